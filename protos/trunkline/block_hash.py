@@ -1,0 +1,34 @@
+"""Block identity: the chained hash by which routers and workers name the KV blocks of a prompt.
+
+`h_i = xxh3_128(h_{i-1} || tokens_i)`, tokens as little-endian uint32, digests big-endian (xxHash's canonical form);
+`h_{-1}` hashes the root: model fingerprint, adapter, adapter version and isolation salt, each length-prefixed.
+xxHash is not collision-resistant, so a hash is only a hint: whoever reuses KV compares the tokens themselves.
+"""
+
+from collections.abc import Sequence
+from struct import pack
+
+from xxhash import xxh3_128_digest
+
+HASH_BYTES = 16  # one digest
+
+
+def root_hash(fingerprint: str, adapter: str = "", adapter_version: str = "", salt: bytes = b"") -> bytes:
+    """The hash before a chain's first block. Length prefixes keep ("ab", "c") and ("a", "bc") apart."""
+    fields = (fingerprint.encode(), adapter.encode(), adapter_version.encode(), salt)
+    return xxh3_128_digest(b"".join(pack("<I", len(field)) + field for field in fields))
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of one full block that follows `parent`."""
+    return xxh3_128_digest(parent + pack(f"<{len(token_ids)}I", *token_ids))
+
+
+def prompt_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """The hashes of a prompt's full blocks, in order. A trailing partial block has none."""
+    hashes: list[bytes] = []
+    parent = root
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        parent = block_hash(parent, token_ids[end - block_size : end])
+        hashes.append(parent)
+    return hashes

@@ -1,0 +1,213 @@
+"""The KV pool: who holds which physical block, and which blocks still carry a reusable prefix.
+
+A block is in one of three states:
+    free    no holder, no identity             at the front of the free list
+    cached  no holder, a node of the tree      behind them, least recently freed first
+    live    one or more holders
+All operations are O(1) per block: the free list is intrusive and doubly linked, so a hit unlinks from its middle.
+
+Why the cached set stays prefix-closed: a sequence frees its tail before its head, so whenever a block is freed, some
+copy of its parent is freed after it or is still live. Taking the least recently freed block first therefore never
+takes the last copy of a parent before its children's.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from trunkline_worker.prefix_tree import Node, PrefixTree
+from trunkline_worker.sequence import Sequence
+
+
+class FreeList:
+    """Blocks without a holder, in the order in which they will be taken. Index `num_blocks` is the sentinel."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._end = num_blocks
+        self._next = [*range(1, num_blocks + 1), 0]
+        self._previous = [num_blocks, *range(num_blocks)]
+        self.size = num_blocks
+
+    def unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before], self._previous[after] = after, before
+        self.size -= 1
+
+    def push_front(self, block: int) -> None:
+        self._link(self._end, block, self._next[self._end])
+
+    def push_back(self, block: int) -> None:
+        self._link(self._previous[self._end], block, self._end)
+
+    def pop_front(self) -> int:
+        block = self._next[self._end]
+        assert block != self._end, "take() without can_take()"
+        self.unlink(block)
+        return block
+
+    def _link(self, before: int, block: int, after: int) -> None:
+        self._next[before] = self._previous[after] = block
+        self._previous[block], self._next[block] = before, after
+        self.size += 1
+
+    def __iter__(self) -> Iterator[int]:
+        block = self._next[self._end]
+        while block != self._end:
+            yield block
+            block = self._next[block]
+
+
+class KVBlocks:
+    """Gives blocks to sequences, takes them back, and remembers what full ones hold."""
+
+    def __init__(self, num_blocks: int, tree: PrefixTree) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = tree.block_size
+        self.tree = tree
+        self._holders = [0] * num_blocks  # reference counts
+        self._node: list[Node | None] = [None] * num_blocks
+        self._free = FreeList(num_blocks)
+        self.num_cached = 0  # without a holder, with an identity
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken: free and cached ones."""
+        return self._free.size
+
+    @property
+    def num_live(self) -> int:
+        return self.num_blocks - self._free.size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    # Matching
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """The longest cached prefix of a sequence as physical blocks, not yet held.
+
+        It covers at most all known tokens but one: the last one must be computed to have something to sample from.
+        """
+        blocks: list[int] = []
+        if not sequence.may_use_cache:
+            return blocks
+        node = sequence.root
+        for index in range((len(sequence.token_ids) - 1) // self.block_size):
+            found = self.tree.find(node, self._tokens(sequence, index), self.digest(sequence, index))
+            if found is None:
+                break
+            blocks.append(found.copies[0])
+            node = found
+        return blocks
+
+    def digest(self, sequence: Sequence, index: int) -> bytes:
+        """The hash of a sequence's full block; computed once."""
+        digests = sequence.digests
+        while len(digests) <= index:
+            parent = digests[-1] if digests else sequence.root.digest
+            digests.append(self.tree.digest(parent, self._tokens(sequence, len(digests))))
+        return digests[index]
+
+    # Taking and giving back
+
+    def can_admit(self, sequence: Sequence, matched: list[int], reserve: int) -> bool:
+        """Whether a sequence's known tokens fit, its matched blocks held, with `reserve` blocks to spare."""
+        revived = sum(1 for block in matched if not self._holders[block])
+        fresh = self.blocks_for(len(sequence.token_ids)) - len(matched)
+        return revived + fresh + reserve <= self._free.size
+
+    def admit(self, sequence: Sequence, matched: list[int]) -> None:
+        """Gives a sequence its matched blocks and fresh ones for the rest of its known tokens."""
+        assert not sequence.block_table, "admitted twice"
+        for block in matched:
+            self._hold(block)
+        node = sequence.root
+        for block in matched:
+            held = self._node[block]
+            assert held is not None and held.parent is node, "a matched block lost its identity"
+            node = held
+        sequence.chain = node
+        sequence.num_published = len(matched)
+        sequence.num_computed = len(matched) * self.block_size
+        fresh = self.blocks_for(len(sequence.token_ids)) - len(matched)
+        sequence.block_table = matched + [self._take() for _ in range(fresh)]
+
+    def can_grow(self, sequence: Sequence) -> bool:
+        """Whether the block table covers all known tokens, or can be made to."""
+        return self.blocks_for(len(sequence.token_ids)) - len(sequence.block_table) <= self._free.size
+
+    def grow(self, sequence: Sequence) -> list[int]:
+        """Extends the block table over all known tokens; returns the new blocks."""
+        missing = self.blocks_for(len(sequence.token_ids)) - len(sequence.block_table)
+        new = [self._take() for _ in range(missing)]
+        sequence.block_table += new
+        return new
+
+    def publish(self, sequence: Sequence) -> None:
+        """Gives an identity to the blocks that have been filled by computing, so that others can share them."""
+        while (sequence.num_published + 1) * self.block_size <= sequence.num_computed:
+            index = sequence.num_published
+            sequence.num_published += 1
+            if sequence.chain is None:  # an earlier block's hash collided: nothing after it can be verified
+                continue
+            block = sequence.block_table[index]
+            tokens = self._tokens(sequence, index)
+            node = self.tree.add_copy(sequence.chain, tokens, self.digest(sequence, index), block)
+            sequence.chain = node
+            self._node[block] = node
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes all blocks of a sequence back, tail first."""
+        for block in reversed(sequence.block_table):
+            self._holders[block] -= 1
+            if self._holders[block]:
+                continue
+            if self._node[block] is None:
+                self._free.push_front(block)
+            else:
+                self._free.push_back(block)
+                self.num_cached += 1
+        sequence.block_table = []
+        sequence.num_published = 0
+        sequence.num_computed = 0
+        sequence.chain = None
+
+    def _hold(self, block: int) -> None:
+        if not self._holders[block]:
+            self._free.unlink(block)
+            self.num_cached -= 1
+        self._holders[block] += 1
+
+    def _take(self) -> int:
+        block = self._free.pop_front()
+        node = self._node[block]
+        if node is not None:
+            self.tree.remove_copy(node, block)
+            self._node[block] = None
+            self.num_cached -= 1
+        self._holders[block] = 1
+        return block
+
+    def _tokens(self, sequence: Sequence, index: int) -> tuple[int, ...]:
+        return tuple(sequence.token_ids[index * self.block_size : (index + 1) * self.block_size])
+
+    # Checking
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts the partition into states, that reference counts equal holders, and prefix closure. O(blocks)."""
+        held = Counter(block for sequence in sequences for block in sequence.block_table)
+        listed = list(self._free)
+        assert len(listed) == len(set(listed)) == self._free.size, "the free list is broken"
+        for block in range(self.num_blocks):
+            assert self._holders[block] == held[block], f"block {block}: {self._holders[block]} counted, {held[block]} hold"
+        assert {block for block in range(self.num_blocks) if not self._holders[block]} == set(listed), "lost blocks"
+        assert self.num_cached == sum(self._node[block] is not None for block in listed), "cached blocks miscounted"
+        copies: dict[int, Node] = {}
+        for digest, node in self.tree.nodes.items():
+            assert node.digest == digest and node.copies, "a node without copies is kept"
+            assert node.parent is not None, "a root is no cached block"
+            assert node.parent.parent is None or self.tree.nodes.get(node.parent.digest) is node.parent, (
+                "the cached set is not prefix-closed"
+            )
+            copies.update((block, node) for block in node.copies)
+        assert copies == {b: n for b, n in enumerate(self._node) if n is not None}, "copies and identities differ"

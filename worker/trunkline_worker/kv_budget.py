@@ -1,0 +1,51 @@
+"""How many KV blocks a worker can afford."""
+
+from pathlib import Path
+
+import torch
+
+GIB = 1 << 30
+
+
+class OutOfMemory(Exception):
+    """The device cannot hold a useful KV pool. One line for a person."""
+
+
+def kv_block_count(
+    *, bytes_per_block: int, free_bytes: int, fraction: float, block_size: int, context_length: int, max_running: int
+) -> int:
+    """Blocks within `fraction` of the free memory, and no more than the running set could ever fill.
+
+    Raises OutOfMemory where not even one sequence of the whole context fits.
+    """
+    affordable = int(free_bytes * fraction) // bytes_per_block
+    per_sequence = -(-context_length // block_size)
+    if affordable < per_sequence:
+        raise OutOfMemory(
+            f"kv_memory_fraction={fraction} of {free_bytes / GIB:.2f} GiB free memory holds {affordable * block_size} "
+            f"tokens, less than one context of {context_length}: lower --context-length, or give --kv-blocks"
+        )
+    return min(affordable, per_sequence * max_running)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free now: of the GPU, or of the machine within its cgroup's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_available_bytes(), _cgroup_headroom_bytes())
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise OutOfMemory("/proc/meminfo does not tell MemAvailable: give --kv-blocks")
+
+
+def _cgroup_headroom_bytes() -> int:
+    """What the container may still take; unlimited where no cgroup says otherwise."""
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if not limit.exists() or not used.exists() or (text := limit.read_text().strip()) == "max":
+        return 1 << 62
+    return max(0, int(text) - int(used.read_text()))

@@ -1,0 +1,86 @@
+"""What the scheduler tells an executor to do in a step, and what it hears back.
+
+Plain, delta-encoded data: an executor keeps a row of state for each sequence it has been told of, and a plan says
+only what changed. That is enough for a rank that shares no memory with the scheduler.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Resolved sampling parameters of one sequence; ranges are those of trunkline.v1.SamplingParams."""
+
+    max_tokens: int  # bounded by context length and KV capacity already
+    seed: int = 0  # 64 bits, already mixed with the choice: see sampling_key.choice_seed
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    end_token_ids: frozenset[int] = frozenset()  # end-of-sequence (unless ignored) and stop tokens
+    logprobs: int | None = None  # None: not asked for; k: the chosen token's and the k likeliest
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """All that an executor needs of a sequence it does not know: a new one, or one back from preemption."""
+
+    sequence_id: int
+    token_ids: list[int]  # prompt, then output so far
+    prompt_len: int
+    block_table: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """A sequence's part in a step: tokens [num_computed, num_computed + num_new) are computed."""
+
+    sequence_id: int
+    generation: int  # grows with each preemption; results of another generation are stale
+    num_computed: int
+    num_new: int
+    new_blocks: list[int]  # appended to the block table known so far (for a SequenceStart: already in it)
+    samples: bool  # the last known token is computed, so the next one is sampled
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Apply `ended`, then `starts`, then compute `steps` as one ragged batch in this order."""
+
+    step_id: int
+    steps: list[SequenceStep]
+    starts: list[SequenceStart] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # finished, aborted or preempted: forget these rows
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(step.num_new for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities (natural, of the unmodified distribution) at one position."""
+
+    token_id: int  # the token that stands there
+    logprob: float
+    rank: int  # 1: the likeliest
+    top: list[tuple[int, float]]  # (token id, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an executor hands back; keys are indices into the plan's `steps`."""
+
+    step_id: int
+    token_ids: list[int | None]  # per entry of steps; None where it does not sample
+    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
+    # Entry j of a list is for prompt position num_computed + 1 + j; positions past the prompt's end are left out.
+    prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)  # why an entry that samples has no token

@@ -1,0 +1,51 @@
+"""From a validated Submit to a sequence of the engine."""
+
+from typing import Any
+
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import Submit
+from trunkline_worker.plan import Sampling
+from trunkline_worker.prefix_tree import PrefixTree
+from trunkline_worker.sampling_key import choice_seed
+from trunkline_worker.sequence import Sequence
+
+
+def sequence_of(submit: Submit, *, tree: PrefixTree, arrival: int, max_total: int, eos: frozenset[int]) -> Sequence:
+    """The sequence that a Submit describes.
+
+    `max_total` bounds prompt and output together: the context length or what the KV pool holds, whichever is less.
+    """
+    prompt = list(submit.prompt_token_ids)
+    return Sequence(
+        sequence_id=submit.handle,
+        token_ids=prompt + list(submit.resume.output_token_ids),
+        prompt_len=len(prompt),
+        sampling=resolve_sampling(submit.sampling, submit.choice, max_total - len(prompt), eos),
+        root=tree.root(submit.cache_salt),
+        arrival=arrival,
+    )
+
+
+def resolve_sampling(params: SamplingParams, choice: int, room: int, eos: frozenset[int]) -> Sampling:
+    """Plain parameters; absent fields take the neutral value (the model's defaults are the router's business)."""
+
+    def given(name: Any, otherwise: Any) -> Any:
+        return getattr(params, name) if params.HasField(name) else otherwise
+
+    stop = frozenset(params.stop_token_ids)
+    return Sampling(
+        max_tokens=min(params.max_tokens, room) if params.HasField("max_tokens") else room,
+        seed=choice_seed(params.seed, choice),
+        temperature=given("temperature", 1.0),
+        top_k=given("top_k", 0),
+        top_p=given("top_p", 1.0),
+        min_p=given("min_p", 0.0),
+        repetition_penalty=given("repetition_penalty", 1.0),
+        presence_penalty=given("presence_penalty", 0.0),
+        frequency_penalty=given("frequency_penalty", 0.0),
+        logit_bias=tuple(sorted(params.logit_bias.items())),
+        min_tokens=params.min_tokens,
+        end_token_ids=stop if params.ignore_eos else stop | eos,
+        logprobs=given("logprobs", None),
+        prompt_logprobs=given("prompt_logprobs", None),
+    )
