@@ -1,7 +1,8 @@
-"""What a step's kernels need to know of its ragged batch."""
+"""What a step's kernels need to know of its ragged batch, and where keys and values lie."""
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -15,16 +16,35 @@ class RaggedBatch:
 
     positions: Tensor  # [num_tokens] int64: position of each new token in its sequence
     slots: Tensor  # [num_tokens] int64: block * block_size + offset, where the token's KV is written
-    query_starts: Tensor  # [num_seqs + 1] int32: sequence i's new tokens are query_starts[i]:query_starts[i + 1]
-    context_lens: Tensor  # [num_seqs] int32
-    block_tables: Tensor  # [num_seqs, max_blocks] int32; entries past a sequence's context are arbitrary
-    query_lens_host: list[int]  # the same on the host, for loops that must not wait for the device
-    context_lens_host: list[int]
+    query_lens: list[int]  # [num_seqs]
+    context_lens: list[int]  # [num_seqs]
+    block_tables: Tensor  # [num_seqs, max_blocks] int64; entries past a sequence's context are arbitrary
+    block_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """One layer's part of the KV pool."""
+    """One layer's part of the KV pool.
 
-    keys: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
-    values: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    One block more than the pool's blocks: the last one is never written and stays zero. Padding reads from it, so
+    whatever a freed block still holds (a NaN of a broken request, say) cannot reach another request.
+    """
+
+    keys: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
+    values: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
+
+    @property
+    def zero_slot(self) -> int:
+        """A slot that reads as zero."""
+        return (self.keys.shape[0] - 1) * self.keys.shape[1]
+
+
+def allocate_kv(
+    *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> list[KVLayer]:
+    """An empty pool."""
+    shape = (num_blocks + 1, block_size, num_kv_heads, head_dim)
+    return [
+        KVLayer(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+        for _ in range(num_layers)
+    ]

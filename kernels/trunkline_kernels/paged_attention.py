@@ -1,0 +1,145 @@
+"""Attention of a ragged batch over paged keys and values, in plain PyTorch: the truth for the Triton kernels.
+
+Source of the paging: vLLM (Kwon et al., SOSP 2023); of mixing chunks and decodes in one step: Sarathi-Serve (Agrawal
+et al., OSDI 2024). On the CPU this twin is also what serves, so it avoids one call per sequence where it can: decodes
+of similar context length form a group that is gathered once and attended to in one call.
+
+What to gather is the same for all layers of one window, so it is planned once per step: `plan_attention`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
+
+# Decodes share a group while the padding to the longest context stays under this share of the group's positions.
+MAX_GROUP_PADDING = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences with one new token each, and contexts of similar length."""
+
+    rows: Tensor  # [group] int64: their rows among the batch's tokens
+    slots: Tensor  # [group * padded_len] int64: the KV slots to read; the zero slot past each context
+    mask: Tensor  # [group, 1, 1, padded_len] float: 0 where there is a key, -inf in the padding
+    padded_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """A sequence with several new tokens."""
+
+    start: int  # its rows are start : start + length
+    length: int
+    slots: Tensor  # [visible_len] int64: the KV slots to read
+    mask: Tensor | None  # [length, visible_len] float; None: plain causal, nothing before the chunk
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How the batch is attended to, for layers of one window."""
+
+    decodes: list[DecodeGroup]
+    chunks: list[PrefillChunk]
+
+
+def plan_attention(batch: RaggedBatch, *, window: int | None, zero_slot: int, dtype: torch.dtype) -> AttentionPlan:
+    """Groups the batch. `window`: a query sees this many last positions, its own included; None: all."""
+    size = batch.block_size
+    decodes: list[tuple[int, int, int]] = []  # (context length, sequence, row)
+    chunks: list[PrefillChunk] = []
+    row = 0
+    for sequence, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+        if query_len == 1:
+            decodes.append((context_len, sequence, row))
+        else:
+            first = context_len - query_len
+            oldest = 0 if window is None else max(0, first - window + 1)
+            positions = torch.arange(oldest, context_len)
+            table = batch.block_tables[sequence]
+            slots = table[positions // size] * size + positions % size
+            mask = None if first == 0 and (window is None or window >= context_len) else _chunk_mask(
+                first, context_len, oldest, window, dtype
+            )
+            chunks.append(PrefillChunk(row, query_len, slots, mask))
+        row += query_len
+    decodes.sort()
+    groups: list[DecodeGroup] = []
+    start = 0
+    while start < len(decodes):
+        end, total = start, 0
+        while end < len(decodes):
+            visible = _visible(decodes[end][0], window)
+            grown = total + visible
+            if visible * (end + 1 - start) > grown * (1 + MAX_GROUP_PADDING) + 2 * size:
+                break
+            total, end = grown, end + 1
+        groups.append(_decode_group(batch, decodes[start:end], window, zero_slot, dtype))
+        start = end
+    return AttentionPlan(groups, chunks)
+
+
+def _visible(context_len: int, window: int | None) -> int:
+    return context_len if window is None else min(context_len, window)
+
+
+def _chunk_mask(first: int, context_len: int, oldest: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    queries = torch.arange(first, context_len)[:, None]
+    keys = torch.arange(oldest, context_len)[None, :]
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+
+def _decode_group(
+    batch: RaggedBatch, members: list[tuple[int, int, int]], window: int | None, zero_slot: int, dtype: torch.dtype
+) -> DecodeGroup:
+    contexts = torch.tensor([context for context, _, _ in members])[:, None]
+    oldest = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
+    padded_len = int((contexts - oldest).max())
+    positions = oldest + torch.arange(padded_len)  # [group, padded_len]
+    padding = positions >= contexts
+    size = batch.block_size
+    tables = batch.block_tables[torch.tensor([sequence for _, sequence, _ in members])]
+    blocks = tables.gather(1, (positions // size).masked_fill_(padding, 0))
+    slots = (blocks * size + positions % size).masked_fill_(padding, zero_slot)
+    mask = torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, float("-inf"))
+    rows = torch.tensor([row for _, _, row in members])
+    return DecodeGroup(rows, slots.flatten(), mask[:, None, None], padded_len)
+
+
+def paged_attention(q: Tensor, kv: KVLayer, plan: AttentionPlan, *, scale: float) -> Tensor:
+    """Causal attention of all new tokens. Their own keys and values must be in the pool already.
+
+    q: [num_tokens, num_heads, head_dim] → [num_tokens, num_heads, head_dim]
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = kv.keys.shape[2]
+    group = num_heads // num_kv_heads
+    keys, values = kv.keys.view(-1, num_kv_heads * head_dim), kv.values.view(-1, num_kv_heads * head_dim)
+    out = torch.empty_like(q)
+    for decode in plan.decodes:
+        count = len(decode.rows)
+        shape = (count, decode.padded_len, num_kv_heads, head_dim)
+        k = keys.index_select(0, decode.slots).view(shape).transpose(1, 2)
+        v = values.index_select(0, decode.slots).view(shape).transpose(1, 2)
+        # The query heads of one KV head become query rows: [count, num_kv_heads, group, head_dim]
+        queries = q[decode.rows].view(count, num_kv_heads, group, head_dim)
+        mask = decode.mask.expand(count, num_kv_heads, group, decode.padded_len)
+        attended = scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=scale)
+        out[decode.rows] = attended.reshape(count, num_heads, head_dim)
+    for chunk in plan.chunks:
+        shape = (1, len(chunk.slots), num_kv_heads, head_dim)
+        k = keys.index_select(0, chunk.slots).view(shape).transpose(1, 2)
+        v = values.index_select(0, chunk.slots).view(shape).transpose(1, 2)
+        queries = q[chunk.start : chunk.start + chunk.length].transpose(0, 1)[None]
+        attended = scaled_dot_product_attention(
+            queries, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scale, enable_gqa=group > 1
+        )
+        out[chunk.start : chunk.start + chunk.length] = attended[0].transpose(0, 1)
+    return out

@@ -1,0 +1,76 @@
+"""Paged attention whose bits do not depend on the batch, for --deterministic: the CPU's batch-invariant twin.
+
+Every product has one fixed shape: 16 query rows, anchored at multiples of 16 positions, against 64 keys, anchored at
+multiples of 64. A query at position p is always row p % 16 of its tile and meets the key tiles in the same order, so
+neither chunking nor neighbours can change how its sums are formed. Online softmax after Milakov and Gimelshein (2018).
+"""
+
+import torch
+from torch import Tensor
+
+from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
+
+QUERY_TILE = 16
+KEY_TILE = 64
+
+
+def tiled_attention(q: Tensor, kv: KVLayer, batch: RaggedBatch, *, window: int | None, scale: float) -> Tensor:
+    """As paged_attention.  q: [num_tokens, num_heads, head_dim] → like q"""
+    out = torch.empty_like(q)
+    row = 0
+    for sequence, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+        first = context_len - query_len
+        slots = _slots(batch, sequence, context_len, kv.zero_slot)
+        for tile in range(first // QUERY_TILE * QUERY_TILE, context_len, QUERY_TILE):
+            start, end = max(tile, first), min(tile + QUERY_TILE, context_len)
+            rows = slice(row + start - first, row + end - first)
+            out[rows] = _query_tile(q[rows], start, tile, kv, slots, window, scale)
+        row += query_len
+    return out
+
+
+def _slots(batch: RaggedBatch, sequence: int, context_len: int, zero_slot: int) -> Tensor:
+    """KV slots of all positions, up to a whole number of key tiles."""
+    positions = torch.arange(-(-context_len // KEY_TILE) * KEY_TILE)
+    padding = positions >= context_len
+    blocks = batch.block_tables[sequence][(positions // batch.block_size).masked_fill_(padding, 0)]
+    return (blocks * batch.block_size + positions % batch.block_size).masked_fill_(padding, zero_slot)
+
+
+def _query_tile(
+    q: Tensor, start: int, tile: int, kv: KVLayer, slots: Tensor, window: int | None, scale: float
+) -> Tensor:
+    """Attention of the queries at positions start.., all within the tile that begins at position `tile`."""
+    num_rows, num_heads, head_dim = q.shape
+    num_kv_heads = kv.keys.shape[2]
+    group = num_heads // num_kv_heads
+    last = start + num_rows - 1
+    queries = q.new_zeros(QUERY_TILE, num_heads, head_dim)
+    queries[start - tile : start - tile + num_rows] = q
+    # [num_kv_heads, group * QUERY_TILE, head_dim], the heads of a group one after the other
+    queries = queries.view(QUERY_TILE, num_kv_heads, group, head_dim).permute(1, 2, 0, 3).float().contiguous()
+    queries = queries.view(num_kv_heads, group * QUERY_TILE, head_dim)
+    positions = torch.arange(tile, tile + QUERY_TILE).repeat(group)[:, None]  # of each row
+    highest = queries.new_full((num_kv_heads, group * QUERY_TILE, 1), float("-inf"))
+    total = torch.zeros_like(highest)
+    summed = torch.zeros_like(queries)
+    begin = 0 if window is None else max(0, start - window + 1) // KEY_TILE * KEY_TILE
+    for key_tile in range(begin, last + 1, KEY_TILE):
+        read = slots[key_tile : key_tile + KEY_TILE]
+        k = kv.keys.view(-1, num_kv_heads, head_dim)[read].transpose(0, 1).float().contiguous()
+        v = kv.values.view(-1, num_kv_heads, head_dim)[read].transpose(0, 1).float().contiguous()
+        key_positions = torch.arange(key_tile, key_tile + KEY_TILE)[None]
+        hidden = key_positions > positions
+        if window is not None:
+            hidden |= key_positions <= positions - window
+        scores = torch.bmm(queries, k.transpose(1, 2)).mul_(scale).masked_fill_(hidden, float("-inf"))
+        raised = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
+        # A row that has seen no key yet stays at -inf; subtracting 0 instead keeps NaN out.
+        anchor = raised.masked_fill(raised == float("-inf"), 0.0)
+        weights = torch.exp(scores - anchor)
+        decay = torch.exp(highest - anchor)
+        total = total * decay + weights.sum(dim=-1, keepdim=True)
+        summed = summed * decay + torch.bmm(weights, v)
+        highest = raised
+    attended = (summed / total).view(num_kv_heads, group, QUERY_TILE, head_dim).permute(2, 0, 1, 3)
+    return attended.reshape(QUERY_TILE, num_heads, head_dim)[start - tile : start - tile + num_rows].to(q.dtype)

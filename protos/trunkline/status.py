@@ -1,0 +1,83 @@
+"""The errors of the contract: one table of situations, and the exception that carries a row of it.
+
+Importing this module does not import grpc: pure code (scheduler, validation) refuses requests with it too.
+"""
+
+from trunkline.v1.generation_pb2 import RequestError
+
+ERROR_DOMAIN = "trunkline.dev"  # the domain of google.rpc.ErrorInfo
+
+# Numbers of google.rpc.Code
+CODE_CANCELLED = 1
+CODE_INVALID_ARGUMENT = 3
+CODE_DEADLINE_EXCEEDED = 4
+CODE_NOT_FOUND = 5
+CODE_PERMISSION_DENIED = 7
+CODE_RESOURCE_EXHAUSTED = 8
+CODE_FAILED_PRECONDITION = 9
+CODE_INTERNAL = 13
+CODE_UNAVAILABLE = 14
+CODE_UNAUTHENTICATED = 16
+
+# Reasons of google.rpc.ErrorInfo
+INVALID_REQUEST = "INVALID_REQUEST"
+CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+UNAUTHENTICATED = "UNAUTHENTICATED"
+FORBIDDEN = "FORBIDDEN"
+OVERLOADED = "OVERLOADED"
+QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+NO_WORKER = "NO_WORKER"
+DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+QUARANTINED = "QUARANTINED"
+INTERNAL = "INTERNAL"
+
+
+class RequestRefused(Exception):
+    """A request ends with this row of the error table instead of an answer.
+
+    `code` is a number of google.rpc.Code, `reason` one of the constants above, `message` a sentence for a person,
+    `field` the offending field (INVALID_ARGUMENT), `retry_delay_ms` when to come back (0: does not apply).
+    """
+
+    def __init__(self, code: int, reason: str, message: str, *, field: str = "", retry_delay_ms: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.field = field
+        self.retry_delay_ms = retry_delay_ms
+
+    def to_proto(self) -> RequestError:
+        return RequestError(
+            code=self.code,
+            reason=self.reason,
+            message=self.message,
+            field=self.field,
+            retry_delay_ms=self.retry_delay_ms,
+        )
+
+    @classmethod
+    def from_proto(cls, error: RequestError) -> "RequestRefused":
+        return cls(
+            error.code, error.reason, error.message, field=error.field, retry_delay_ms=error.retry_delay_ms
+        )
+
+
+def invalid(field: str, message: str) -> RequestRefused:
+    """A bad field: INVALID_ARGUMENT naming it."""
+    return RequestRefused(CODE_INVALID_ARGUMENT, INVALID_REQUEST, f"{field}: {message}", field=field)
+
+
+def context_exceeded(message: str, field: str = "prompt") -> RequestRefused:
+    """More tokens than the model's context or the worker's memory can ever hold."""
+    return RequestRefused(CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, message, field=field)
+
+
+def no_worker(message: str, retry_delay_ms: int = 1000) -> RequestRefused:
+    """Nobody can serve this now; somebody may soon."""
+    return RequestRefused(CODE_UNAVAILABLE, NO_WORKER, message, retry_delay_ms=retry_delay_ms)
+
+
+def deadline_exceeded() -> RequestRefused:
+    return RequestRefused(CODE_DEADLINE_EXCEEDED, DEADLINE_EXCEEDED, "the request's deadline has passed")

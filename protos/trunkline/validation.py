@@ -1,0 +1,68 @@
+"""What a request may say: the ranges of SamplingParams, checked by routers and again by workers."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from trunkline.status import invalid
+from trunkline.v1.generation_pb2 import SamplingParams
+
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+
+# name → (least, most, least itself allowed); as in the comments of SamplingParams
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, 100.0, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "repetition_penalty": (0.0, 10.0, False),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+}
+
+
+def validate_sampling(params: SamplingParams, *, vocab_size: int, prefix: str = "sampling") -> None:
+    """Raises RequestRefused (INVALID_REQUEST) naming the first field that is out of range."""
+    for name, (least, most, closed) in _RANGES.items():
+        if params.HasField(name):  # type: ignore[arg-type]
+            value = getattr(params, name)
+            # Written so that NaN fails too.
+            if not ((value >= least if closed else value > least) and value <= most):
+                raise invalid(f"{prefix}.{name}", f"{value} is not in {'[' if closed else '('}{least:g}, {most:g}]")
+    if params.HasField("max_tokens") and params.max_tokens < 1:
+        raise invalid(f"{prefix}.max_tokens", "must be at least 1")
+    if params.HasField("max_tokens") and params.min_tokens > params.max_tokens:
+        raise invalid(f"{prefix}.min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if params.HasField(name) and getattr(params, name) > MAX_TOP_LOGPROBS:  # type: ignore[arg-type]
+            raise invalid(f"{prefix}.{name}", f"{getattr(params, name)} is more than {MAX_TOP_LOGPROBS}")
+    _validate_stop(params, prefix)
+    _at_most(len(params.stop_token_ids), MAX_STOP_TOKEN_IDS, f"{prefix}.stop_token_ids")
+    validate_token_ids(params.stop_token_ids, vocab_size=vocab_size, field=f"{prefix}.stop_token_ids")
+    _at_most(len(params.logit_bias), MAX_LOGIT_BIAS, f"{prefix}.logit_bias")
+    validate_token_ids(params.logit_bias, vocab_size=vocab_size, field=f"{prefix}.logit_bias")
+    for token_id, bias in params.logit_bias.items():
+        if not -100.0 <= bias <= 100.0 or math.isnan(bias):
+            raise invalid(f"{prefix}.logit_bias", f"the bias {bias} of token {token_id} is not in [-100, 100]")
+
+
+def validate_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) naming the first id that is not in [0, vocab_size)."""
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise invalid(field, f"token id {token_id} at index {index} is not in [0, {vocab_size})")
+
+
+def _validate_stop(params: SamplingParams, prefix: str) -> None:
+    stop: Sequence[str] = params.stop
+    _at_most(len(stop), MAX_STOP_STRINGS, f"{prefix}.stop")
+    for index, text in enumerate(stop):
+        if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
+            raise invalid(f"{prefix}.stop", f"stop string {index} has {len(text.encode())} bytes, not 1 to {MAX_STOP_BYTES}")
+
+
+def _at_most(count: int, most: int, field: str) -> None:
+    if count > most:
+        raise invalid(field, f"{count} entries are more than {most}")

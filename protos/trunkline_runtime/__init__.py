@@ -1,0 +1,1 @@
+"""What every server process shares: settings, logs, traces, error translation, the gRPC server."""

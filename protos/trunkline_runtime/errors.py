@@ -1,0 +1,101 @@
+"""From exceptions to gRPC statuses with google.rpc details, at one seam: a server interceptor."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyProto
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status.rpc_status import to_status
+
+from trunkline.status import CODE_INTERNAL, ERROR_DOMAIN, INTERNAL, RequestRefused
+from trunkline_runtime.log import get_logger
+
+
+def rich_status(refused: RequestRefused) -> Status:
+    """A google.rpc.Status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
+    details: list[Message] = [ErrorInfo(reason=refused.reason, domain=ERROR_DOMAIN)]
+    if refused.field:
+        violation = BadRequest.FieldViolation(field=refused.field, description=refused.message)
+        details.append(BadRequest(field_violations=[violation]))
+    if refused.retry_delay_ms:
+        delay = Duration()
+        delay.FromMilliseconds(refused.retry_delay_ms)
+        details.append(RetryInfo(retry_delay=delay))
+    return Status(code=refused.code, message=refused.message, details=[_pack(detail) for detail in details])
+
+
+def _pack(detail: Message) -> AnyProto:
+    packed = AnyProto()
+    packed.Pack(detail)
+    return packed
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], refused: RequestRefused) -> NoReturn:
+    """Ends the RPC with the refusal's status."""
+    status = to_status(rich_status(refused))
+    await context.abort(status.code, status.details or "", status.trailing_metadata or ())
+    raise AssertionError("abort() does not return")
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """RequestRefused becomes its row of the error table; anything unexpected INTERNAL, logged, without internals."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return handler  # type: ignore[no-any-return]  # unimplemented: grpc answers by itself
+        method = handler_call_details.method
+        kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
+        behaviour = getattr(handler, kind)
+        wrapped = (_stream if handler.response_streaming else _unary)(behaviour, method)
+        make = getattr(grpc, kind + "_rpc_method_handler")
+        made: grpc.RpcMethodHandler[Any, Any] = make(
+            wrapped,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return made
+
+
+Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
+
+
+def _unary(behaviour: Behaviour, method: str) -> Behaviour:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behaviour(request, context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except BaseException as error:
+            await _end(context, method, error)
+
+    return call
+
+
+def _stream(behaviour: Behaviour, method: str) -> Behaviour:
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async for response in behaviour(request, context):
+                yield response
+        except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
+            raise
+        except BaseException as error:
+            await _end(context, method, error)
+
+    return call
+
+
+async def _end(context: grpc.aio.ServicerContext[Any, Any], method: str, error: BaseException) -> NoReturn:
+    if isinstance(error, RequestRefused):
+        await abort_with(context, error)
+    get_logger().error("unexpected error", method=method, exc_info=error)
+    await abort_with(context, RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; the server's log has it"))

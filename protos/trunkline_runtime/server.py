@@ -1,0 +1,103 @@
+"""A gRPC server as every Trunkline process has it: health, reflection, error translation, sane limits."""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from trunkline_runtime.channel import KEEPALIVE_MS, MESSAGE_OPTIONS
+from trunkline_runtime.errors import ErrorInterceptor
+
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+
+class PortInUse(Exception):
+    """Somebody else listens there. One line for a person."""
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raises PortInUse. For a look before a slow start; bind() itself decides."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound: {error.strerror}"
+            raise PortInUse(f"port {port} on {host} {reason}; choose another with --port") from None
+
+
+class GrpcServer:
+    """Services are added to `.grpc`; health and reflection come by themselves. `services` are full names."""
+
+    def __init__(self, host: str, port: int, *, services: Sequence[str]) -> None:
+        self._host = host
+        self._wanted_port = port
+        self._services = tuple(services)
+        self.port = 0  # the bound one, once started
+        self.grpc = grpc.aio.server(
+            interceptors=(ErrorInterceptor(),),
+            options=(
+                *MESSAGE_OPTIONS,
+                ("grpc.so_reuseport", 0),  # a taken port must fail, not be shared in silence
+                ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS * 2),
+            ),
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def start(self) -> None:
+        """Binds and serves: alive, not ready. Raises PortInUse."""
+        if self._wanted_port:
+            check_port_is_free(self._host, self._wanted_port)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            self.port = self.grpc.add_insecure_port(f"{host}:{self._wanted_port}")
+        except RuntimeError:
+            raise PortInUse(f"port {self._wanted_port} on {self._host} is in use; choose another with --port") from None
+        await self.set_ready(False)
+        await self._set(LIVENESS, True)
+        await self.grpc.start()
+
+    async def set_ready(self, ready: bool) -> None:
+        """Readiness, the overall status, and that of each service."""
+        for name in ("", READINESS, *self._services):
+            await self._set(name, ready)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new calls; running ones have `grace_s`."""
+        await self.set_ready(False)
+        await self.grpc.stop(grace_s)
+
+    async def _set(self, name: str, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse
+        await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+
+class Signals:
+    """SIGINT and SIGTERM as events: the first asks to stop, the second to stop at once."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.stop_now = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):
+                loop.add_signal_handler(number, self._notice)
+
+    def _notice(self) -> None:
+        if self.stop.is_set():
+            self.stop_now.set()
+        self.stop.set()

@@ -1,0 +1,78 @@
+"""The real engine — scheduler, blocks, model, sampler — driven in process through its protobuf messages."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest
+from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
+from trunkline.v1.worker_pb2 import Resume, Submit
+from trunkline_worker.engine import Engine
+from trunkline_worker.engine_process import build_engine
+from trunkline_worker.model.loading import load_model
+from trunkline_worker.settings import EngineSettings
+
+DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo" / "tiny-tales"
+
+
+def make_engine(model: Path = DEMO_MODEL, **options: object) -> Engine:
+    """An engine on the CPU in float32; options are EngineSettings' fields."""
+    settings = EngineSettings(model=str(model), **{"dtype": "float32", "device": "cpu", **options})  # type: ignore[arg-type]
+    device = torch.device("cpu")
+    loaded = load_model(
+        model,
+        dtype=settings.dtype,
+        device=device,
+        load_format=settings.load_format,
+        deterministic=settings.deterministic,
+        context_length=settings.context_length,
+    )
+    return build_engine(settings, loaded, device)[0]
+
+
+def make_submit(handle: int, prompt: Iterable[int], *, output: Iterable[int] = (), choice: int = 0, **sampling: object) -> Submit:
+    """A submit as a front would send it."""
+    submit = Submit(handle=handle, choice=choice, prompt_token_ids=list(prompt))
+    submit.sampling.CopyFrom(SamplingParams(**{"seed": 1, "temperature": 0.0, **sampling}))  # type: ignore[arg-type]
+    output = list(output)
+    if output:
+        submit.resume.CopyFrom(Resume(output_token_ids=output))
+    return submit
+
+
+class Collected:
+    """What came out of the engine, by handle."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.outputs: dict[int, list[EngineOutput]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.cached: dict[int, int] = {}
+
+    def add(self, output: EngineOutput) -> None:
+        assert not output.HasField("error"), output.error
+        self.outputs.setdefault(output.handle, []).append(output)
+        self.tokens.setdefault(output.handle, []).extend(output.token_ids)
+        if output.HasField("prompt"):
+            self.cached[output.handle] = output.prompt.cached_tokens
+        if output.finish_reason:
+            self.finished[output.handle] = output.finish_reason
+
+
+def drive(engine: Engine, submits: Iterable[Submit], *, each_step: Callable[[int, Collected], None] | None = None) -> Collected:
+    """Submits everything at once and steps until nothing is left; then no block may be live."""
+    engine.accept(EngineRequest(submits=list(submits)))
+    collected = Collected()
+    steps = 0
+    while engine.has_work:
+        step = engine.step()
+        assert step is not None, "there is work, but no step"
+        for output in step.outputs:
+            collected.add(output)
+        steps += 1
+        if each_step is not None:
+            each_step(steps, collected)
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.blocks.num_live == 0
+    return collected

@@ -1,0 +1,116 @@
+"""Under --deterministic in float32 a request's tokens and log-probabilities do not depend on what else runs.
+
+Bit for bit: the log-probabilities are compared for equality, not closeness, so a difference in the last bit of a
+logit shows even where it does not change the token.
+"""
+
+import random
+from functools import cache
+
+import pytest
+
+from tests.worker.engine_rig import Collected, drive, make_engine, make_submit
+from trunkline.engine.v1.engine_pb2 import EngineRequest
+from trunkline.v1.worker_pb2 import Submit
+
+MAX_TOKENS = 24
+NUM_REQUESTS = 64
+VOCAB = 500  # ids below this exist in the demo model's vocabulary
+
+GREEDY: dict[str, object] = {"temperature": 0.0}
+SEEDED: dict[str, object] = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+
+
+@cache
+def prompts() -> list[list[int]]:
+    """Mixed lengths around block and tile borders; some share a long prefix."""
+    draw = random.Random(7)
+    shared = [draw.randrange(VOCAB) for _ in range(40)]
+    lengths = [1, 15, 16, 17, 31, 32, 33, 48, 100] + [draw.randrange(2, 90) for _ in range(NUM_REQUESTS - 9)]
+    made = [[draw.randrange(VOCAB) for _ in range(length)] for length in lengths]
+    return [[*shared, *prompt] if index % 4 == 3 else prompt for index, prompt in enumerate(made)]
+
+
+def submit(index: int, how: dict[str, object], output: tuple[int, ...] = ()) -> Submit:
+    return make_submit(
+        index + 1, prompts()[index], output=output, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=1, **how
+    )
+
+
+def bits(collected: Collected, index: int) -> list[tuple[int, float, int]]:
+    """Token, log-probability, likeliest token at each output position."""
+    return [
+        (entry.chosen.token_id, entry.chosen.logprob, entry.top[0].token_id)
+        for output in collected.outputs[index + 1]
+        for entry in output.logprobs
+    ]
+
+
+PICKED = (0, 1, 3, 4, 8, 19)  # requests that are also run alone: every kind of length, with and without shared prefix
+
+
+@pytest.fixture(scope="module", params=[GREEDY, SEEDED], ids=["greedy", "seeded"])
+def how(request: pytest.FixtureRequest) -> dict[str, object]:
+    param: dict[str, object] = request.param
+    return param
+
+
+@pytest.fixture(scope="module")
+def alone(how: dict[str, object]) -> dict[int, list[tuple[int, float, int]]]:
+    """The truth: each request by itself in a fresh engine, its prompt in one piece."""
+    found = {}
+    for index in PICKED:
+        engine = make_engine(deterministic=True, kv_blocks=64)
+        found[index] = bits(drive(engine, [submit(index, how)]), index)
+        assert len(found[index]) == MAX_TOKENS
+    return found
+
+
+def check(collected: Collected, alone: dict[int, list[tuple[int, float, int]]]) -> None:
+    for index, expected in alone.items():
+        assert bits(collected, index) == expected, f"request {index} differs"
+
+
+@pytest.mark.parametrize("chunk", [16, 512])
+def test_in_a_batch_of_64_with_the_cache_cold_then_warm(how, alone, chunk) -> None:  # type: ignore[no-untyped-def]
+    engine = make_engine(deterministic=True, kv_blocks=1024, max_step_tokens=max(chunk, 64))
+    everything = [submit(index, how) for index in range(NUM_REQUESTS)]
+    check(drive(engine, everything), alone)
+    warm = drive(engine, everything)
+    assert sum(warm.cached.values()) > 1000, "the second time most prompts are cached"
+    check(warm, alone)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 512])
+def test_whatever_the_chunk_size(how, alone, chunk) -> None:  # type: ignore[no-untyped-def]
+    engine = make_engine(deterministic=True, kv_blocks=256, max_step_tokens=chunk)
+    check(drive(engine, [submit(index, how) for index in PICKED]), alone)
+
+
+def test_when_the_pool_is_so_small_that_requests_are_preempted(how, alone) -> None:  # type: ignore[no-untyped-def]
+    engine = make_engine(deterministic=True, kv_blocks=16, max_step_tokens=64)
+    check(drive(engine, [submit(index, how) for index in PICKED]), alone)
+    assert engine.scheduler.num_preemptions > 0
+
+
+def test_resumed_from_a_ledger_at_any_token(how, alone) -> None:  # type: ignore[no-untyped-def]
+    engine = make_engine(deterministic=True, kv_blocks=512, max_step_tokens=512)
+    index = 3
+    ledger = tuple(token for token, _, _ in alone[index])
+    for length in range(1, MAX_TOKENS):
+        resumed = drive(engine, [submit(index, how, output=ledger[:length])])
+        assert bits(resumed, index) == alone[index][length:], f"resumed after {length} tokens"
+
+
+def test_while_neighbours_are_aborted(how, alone) -> None:  # type: ignore[no-untyped-def]
+    engine = make_engine(deterministic=True, kv_blocks=1024, max_step_tokens=128)
+    neighbours = iter([index for index in range(NUM_REQUESTS) if index not in alone])
+
+    def abort_one(step: int, collected: Collected) -> None:
+        handle = next(neighbours, None)
+        if handle is not None:
+            engine.accept(EngineRequest(abort_handles=[handle + 1]))
+
+    collected = drive(engine, [submit(index, how) for index in range(NUM_REQUESTS)], each_step=abort_one)
+    assert len(collected.finished) < NUM_REQUESTS
+    check(collected, alone)

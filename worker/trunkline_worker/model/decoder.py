@@ -1,0 +1,131 @@
+"""The decoder: embedding, layers of attention and feed-forward, final norm, logits. One for all architectures."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from trunkline_kernels.kv_write import write_kv
+from trunkline_kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
+from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
+from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
+from trunkline_kernels.rotary import apply_rotary
+from trunkline_kernels.row_tiles import map_row_tiles
+from trunkline_kernels.silu_and_mul import silu_and_mul
+from trunkline_kernels.tiled_attention import tiled_attention
+from trunkline_worker.model.spec import DecoderSpec, RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Matrices are [out, in]; absent biases and norms are None."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None  # [head_dim]
+    key_norm: Tensor | None  # [head_dim]
+    output: Tensor  # [hidden, num_heads * head_dim]
+    output_bias: Tensor | None
+    post_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]: gate, up
+    gate_up_bias: Tensor | None
+    down: Tensor  # [hidden, intermediate]
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All of a model's tensors."""
+
+    embedding: Tensor  # [vocab, hidden]
+    layers: list[LayerWeights]
+    final_norm: Tensor  # [hidden]
+    head: Tensor  # [vocab, hidden]; the embedding itself where they are tied
+
+
+class Decoder:
+    """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states."""
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, context_length: int, deterministic: bool) -> None:
+        self.spec = spec
+        self._weights = weights
+        self._deterministic = deterministic
+        self._scale = 1 / math.sqrt(spec.head_dim)
+        cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
+        self._cos, self._sin = cos.to(weights.embedding.device), sin.to(weights.embedding.device)
+
+    def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: list[KVLayer]) -> Tensor:
+        """Hidden states before the final norm; the tokens' keys and values are in `kv` afterwards.
+
+        token_ids: [num_tokens] int64 → [num_tokens, hidden]
+        """
+        residual = self._weights.embedding[token_ids]
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        plans: dict[int | None, AttentionPlan] = {}
+        for layer, weights, window in zip(kv, self._weights.layers, self.spec.windows, strict=True):
+            q, k, v = self._token_wise(lambda *x, w=weights: self._before_attention(w, *x), residual, cos, sin)
+            write_kv(layer, k, v, batch.slots)
+            if self._deterministic:
+                attended = tiled_attention(q, layer, batch, window=window, scale=self._scale)
+            else:
+                if window not in plans:
+                    plans[window] = plan_attention(batch, window=window, zero_slot=layer.zero_slot, dtype=q.dtype)
+                attended = paged_attention(q, layer, plans[window], scale=self._scale)
+            (residual,) = self._token_wise(lambda *x, w=weights: self._after_attention(w, *x), attended, residual)
+        return residual
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""
+        return self._token_wise(self._head, hidden)[0]
+
+    def _token_wise(self, function, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
+        result: tuple[Tensor, ...] = map_row_tiles(function, *inputs) if self._deterministic else function(*inputs)
+        return result
+
+    def _before_attention(
+        self, w: LayerWeights, residual: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[n, hidden] → q [n, num_heads, head_dim], k and v [n, num_kv_heads, head_dim]"""
+        spec = self.spec
+        x = rms_norm(residual, w.input_norm, spec.rms_norm_eps)
+        heads = linear(x, w.qkv, w.qkv_bias).view(len(x), -1, spec.head_dim)
+        q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        if w.query_norm is not None and w.key_norm is not None:
+            q, k = rms_norm(q, w.query_norm, spec.rms_norm_eps), rms_norm(k, w.key_norm, spec.rms_norm_eps)
+        return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
+
+    def _after_attention(self, w: LayerWeights, attended: Tensor, residual: Tensor) -> tuple[Tensor]:
+        """[n, num_heads, head_dim], [n, hidden] → the residual stream after the layer [n, hidden]"""
+        projected = linear(attended.flatten(1), w.output, w.output_bias)
+        x, residual = add_rms_norm(projected, residual, w.post_norm, self.spec.rms_norm_eps)
+        x = silu_and_mul(linear(x, w.gate_up, w.gate_up_bias))
+        return (residual + linear(x, w.down, w.down_bias),)
+
+    def _head(self, hidden: Tensor) -> tuple[Tensor]:
+        x = rms_norm(hidden, self._weights.final_norm, self.spec.rms_norm_eps)
+        return (linear(x, self._weights.head).float(),)
+
+
+def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles: each [context_length, head_dim / 2] float32."""
+    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
+    if rope.kind == "linear":
+        frequencies = frequencies / rope.factor
+    elif rope.kind == "llama3":
+        frequencies = _llama3_frequencies(frequencies, rope)
+    angles = torch.outer(torch.arange(context_length).float(), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def _llama3_frequencies(frequencies: Tensor, rope: RopeSpec) -> Tensor:
+    """Llama 3.1's scaling: long waves are stretched by `factor`, short ones kept, those between blended."""
+    wavelengths = 2 * math.pi / frequencies
+    longest_kept = rope.original_context / rope.high_freq_factor
+    shortest_stretched = rope.original_context / rope.low_freq_factor
+    blend = (rope.original_context / wavelengths - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    scaled = torch.where(wavelengths > shortest_stretched, frequencies / rope.factor, blended)
+    return torch.where(wavelengths < longest_kept, frequencies, scaled)
