@@ -88,7 +88,7 @@ def test_whatever_the_chunk_size(how, alone, chunk) -> None:  # type: ignore[no-
 
 
 def test_when_the_pool_is_so_small_that_requests_are_preempted(how, alone) -> None:  # type: ignore[no-untyped-def]
-    engine = make_engine(deterministic=True, kv_blocks=16, max_step_tokens=64)
+    engine = make_engine(deterministic=True, kv_blocks=9, max_step_tokens=64)
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)
     assert engine.scheduler.num_preemptions > 0
 

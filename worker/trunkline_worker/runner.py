@@ -1,0 +1,109 @@
+"""The executor that computes: builds a step's ragged batch, runs the decoder over it, samples."""
+
+from itertools import accumulate
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch, allocate_kv
+from trunkline_worker.batch_rows import BatchRows, Row
+from trunkline_worker.logprobs import position_logprobs
+from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.plan import PositionLogprobs, SequenceStep, StepPlan, StepResult
+from trunkline_worker.sampler import Sampled, sample
+
+# Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
+LOGPROB_ROWS = 128
+
+
+class TorchExecutor:
+    """Owns the KV pool and the rows; see executor.Executor."""
+
+    def __init__(self, model: LoadedModel, *, num_blocks: int, block_size: int) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._rows = BatchRows()
+        spec = model.spec
+        self._kv: list[KVLayer] = allocate_kv(
+            num_layers=spec.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._hidden = torch.empty(0)  # [num_tokens, hidden] of the step in progress
+        self._step_rows: list[Row] = []
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> None:
+        self._step_rows = rows = self._rows.apply(plan)
+        token_ids, batch = build_batch(plan.steps, rows, self._block_size)
+        self._hidden = self._model.decoder.forward(torch.from_numpy(token_ids), batch, self._kv)
+
+    @torch.inference_mode()
+    def sample(self, plan: StepPlan) -> StepResult:
+        rows = self._step_rows
+        ends = list(accumulate(step.num_new for step in plan.steps))
+        prompt_logprobs = {
+            index: self._prompt_logprobs(step, row, ends[index] - step.num_new)
+            for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True))
+            if row.sampling.prompt_logprobs is not None and row.num_output == 0
+        }
+        sampling = [index for index, step in enumerate(plan.steps) if step.samples]
+        token_ids: list[int | None] = [None] * len(plan.steps)
+        sampled = Sampled([])
+        if sampling:
+            logits = self._model.decoder.logits(self._hidden[[ends[index] - 1 for index in sampling]])
+            sampled = sample(logits, [rows[i] for i in sampling], row_by_row=self._model.deterministic)
+            for index, token_id in zip(sampling, sampled.token_ids, strict=True):
+                token_ids[index] = token_id
+                if token_id is not None:
+                    rows[index].append_token(token_id)
+        self._hidden = torch.empty(0)
+        return StepResult(
+            plan.step_id,
+            token_ids,
+            {sampling[i]: entry for i, entry in sampled.logprobs.items()},
+            prompt_logprobs,
+            {sampling[i]: error for i, error in sampled.errors.items()},
+        )
+
+    def _prompt_logprobs(self, step: SequenceStep, row: Row, first_row: int) -> list[PositionLogprobs]:
+        """The state at position p predicts the prompt's token p + 1."""
+        count = min(step.num_new, row.prompt_len - 1 - step.num_computed)
+        found: list[PositionLogprobs] = []
+        for start in range(0, count, LOGPROB_ROWS):
+            size = min(LOGPROB_ROWS, count - start)
+            logits = self._model.decoder.logits(self._hidden[first_row + start : first_row + start + size])
+            after = step.num_computed + start + 1
+            targets: list[int] = row.tokens[after : after + size].tolist()
+            found += position_logprobs(logits, targets, [row.sampling.prompt_logprobs or 0] * size)
+        return found
+
+
+def build_batch(
+    steps: list[SequenceStep], rows: list[Row], block_size: int
+) -> tuple[NDArray[np.int64], RaggedBatch]:
+    """The step's token ids [num_tokens] and where they go."""
+    block_tables = np.zeros((len(rows), max(row.num_blocks for row in rows)), np.int64)
+    token_ids, positions, sequences = [], [], []
+    for index, (step, row) in enumerate(zip(steps, rows, strict=True)):
+        end = step.num_computed + step.num_new
+        block_tables[index, : row.num_blocks] = row.blocks
+        token_ids.append(row.tokens[step.num_computed : end])
+        positions.append(np.arange(step.num_computed, end))
+        sequences.append(np.full(step.num_new, index))
+    where = np.concatenate(positions)
+    slots = block_tables[np.concatenate(sequences), where // block_size] * block_size + where % block_size
+    batch = RaggedBatch(
+        positions=torch.from_numpy(where),
+        slots=torch.from_numpy(slots),
+        query_lens=[step.num_new for step in steps],
+        context_lens=[step.num_computed + step.num_new for step in steps],
+        block_tables=torch.from_numpy(block_tables),
+        block_size=block_size,
+    )
+    return np.concatenate(token_ids), batch
