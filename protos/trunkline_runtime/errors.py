@@ -47,9 +47,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler  # type: ignore[no-any-return]  # unimplemented: grpc answers by itself
@@ -58,7 +58,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         behaviour = getattr(handler, kind)
         wrapped = (_stream if handler.response_streaming else _unary)(behaviour, method)
         make = getattr(grpc, kind + "_rpc_method_handler")
-        made: grpc.RpcMethodHandler[Any, Any] = make(
+        made: "grpc.RpcMethodHandler[Any, Any]" = make(
             wrapped,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,

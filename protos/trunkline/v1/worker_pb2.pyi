@@ -452,7 +452,7 @@ class CacheEvents(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheEvent]:
-        """At least one."""
+        """Empty where a stride leaves nothing of a step."""
 
     def __init__(
         self,

@@ -1,0 +1,139 @@
+"""The front's end of the socket to its engine process."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineResponse, EngineStep
+from trunkline.v1.worker_pb2 import GetModelResponse, Submit
+from trunkline_runtime.log import get_logger
+from trunkline_worker.frames import FrameReader, frame
+from trunkline_worker.settings import EngineSettings
+
+ENGINE_COMMAND = (sys.executable, "-m", "trunkline_worker.engine_process")
+RECEIVE_BYTES = 1 << 20
+STOP_GRACE_S = 2.0  # an engine that is asked to stop finishes its step in this time, or is killed
+
+
+class EngineStartError(Exception):
+    """The engine could not start. One line for a person."""
+
+
+class EngineLink:
+    """Starts the engine process, sends it work in batches, and hands its steps on.
+
+    on_step: called with each step; on_death: called once if the engine ends without having been asked to.
+    """
+
+    def __init__(
+        self,
+        on_step: Callable[[EngineStep], None],
+        on_death: Callable[[str], None],
+        command: Sequence[str] = ENGINE_COMMAND,
+    ) -> None:
+        self._on_step = on_step
+        self._on_death = on_death
+        self._command = tuple(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._pending = EngineRequest()
+        self._flush_scheduled = False
+        self._stopping = False
+        self._log = get_logger()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self, settings: EngineSettings) -> GetModelResponse:
+        """Spawns the engine; returns what it found out once it is ready. Raises EngineStartError."""
+        ours, theirs = socket.socketpair()
+        os.set_inheritable(theirs.fileno(), True)
+        arguments = ["--socket-fd", str(theirs.fileno()), "--settings", settings.to_json()]
+        # A process group of its own: a Ctrl-C at the terminal reaches the front, which decides.
+        self._process = subprocess.Popen(
+            [*self._command, *arguments], pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=RECEIVE_BYTES)
+        self._frames = FrameReader()
+        while True:
+            for response in await self._receive():
+                kind = response.WhichOneof("item")
+                if kind == "progress":
+                    self._log.info("engine starting", stage=response.progress.stage)
+                elif kind == "failed":
+                    await self.stop()
+                    raise EngineStartError(response.failed.message)
+                elif kind == "ready":
+                    self._reading = asyncio.create_task(self._read_steps())
+                    return response.ready.model
+
+    def submit(self, submit: Submit) -> None:
+        """Work for the engine; sent with everything else of this turn of the event loop."""
+        self._pending.submits.append(submit)
+        self._schedule_flush()
+
+    def abort(self, handle: int) -> None:
+        """Work that nobody waits for any more."""
+        self._pending.abort_handles.append(handle)
+        self._schedule_flush()
+
+    async def stop(self) -> None:
+        """Closes the socket, which ends the engine; kills it if it does not."""
+        self._stopping = True
+        if self._reading is not None:
+            self._reading.cancel()
+        self._writer.close()
+        process = self._process
+        assert process is not None
+        try:
+            await asyncio.to_thread(process.wait, STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.to_thread(process.wait)
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        request, self._pending = self._pending, EngineRequest()
+        if not self._writer.is_closing():
+            self._writer.write(frame(request))
+
+    async def _receive(self) -> list[EngineResponse]:
+        """At least one piece of what the engine says. Raises EngineStartError at its end."""
+        data = await self._reader.read(RECEIVE_BYTES)
+        if not data:
+            raise EngineStartError(f"the engine process ended while starting{await self._exit_status()}")
+        return [EngineResponse.FromString(payload) for payload in self._frames.feed(data)]
+
+    async def _read_steps(self) -> None:
+        try:
+            while data := await self._reader.read(RECEIVE_BYTES):
+                for payload in self._frames.feed(data):
+                    self._on_step(EngineResponse.FromString(payload).step)
+        except ConnectionError as error:
+            self._log.warning("engine socket broke", error=str(error))
+        if not self._stopping:
+            self._on_death(f"the engine process ended{await self._exit_status()}")
+
+    async def _exit_status(self) -> str:
+        assert self._process is not None
+        try:
+            status = await asyncio.to_thread(self._process.wait, STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            return " (it closed its socket and was killed)"
+        return f" (signal {signal.Signals(-status).name})" if status < 0 else f" (exit status {status})"

@@ -1,0 +1,198 @@
+"""The worker's front: everything between the RPCs and the engine process.
+
+It keeps one Choice per unfinished submit, from validation to its last output, whoever submitted it: a session or a
+direct call. Every way for a choice to end goes through `_end`, so none is forgotten.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span, Status, StatusCode
+from tokenizers import Tokenizer
+
+from trunkline.engine.v1.engine_pb2 import EngineStep
+from trunkline.status import RequestRefused, deadline_exceeded, no_worker
+from trunkline.v1.generation_pb2 import FinishReason
+from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample, SequenceOutput, Submit
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import start_span
+from trunkline_worker.cache_mirror import CacheMirror
+from trunkline_worker.engine_link import EngineLink
+from trunkline_worker.output_stream import OutputStream
+from trunkline_worker.submit_validation import max_total_tokens, validate_submit
+
+Deliver = Callable[[SequenceOutput], None]
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One unfinished submit."""
+
+    handle: int  # in the engine
+    caller_handle: int
+    request_id: str
+    stream: OutputStream
+    deliver: Deliver
+    span: Span
+    started_s: float
+    num_prompt: int
+    deadline: asyncio.TimerHandle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How a drain went."""
+
+    finished: int
+    aborted: int
+
+
+class Front:
+    """See the module. `model` is what the engine reported, with the worker's names filled in."""
+
+    def __init__(self, model: GetModelResponse, tokenizer: Tokenizer, mirror: CacheMirror) -> None:
+        self.model = model
+        self.mirror = mirror
+        self.draining = False
+        self.dead = asyncio.Event()  # the engine is gone
+        self._link: EngineLink | None = None
+        self._tokenizer = tokenizer
+        self._eos = frozenset(model.eos_token_ids)
+        self._choices: dict[int, Choice] = {}
+        self._next_handle = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._log = get_logger()
+
+    def connect(self, link: EngineLink) -> None:
+        """Gives the front its engine."""
+        self._link = link
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._choices)
+
+    def submit(self, submit: Submit, deliver: Deliver) -> Choice | None:
+        """Starts a choice; its news go to `deliver`, from this thread, the last one with a finish or an error.
+
+        Returns None where the answer was complete already. Raises RequestRefused.
+        """
+        if self.dead.is_set() or self._link is None:
+            raise no_worker("this worker's engine has ended")
+        if self.draining:
+            raise no_worker("this worker is draining")
+        validate_submit(submit, self.model)
+        stream = OutputStream(submit, self._tokenizer, eos=self._eos, max_total=max_total_tokens(self.model))
+        complete = stream.ledger_output()
+        if complete is not None:
+            deliver(complete)
+            return None
+        self._next_handle += 1
+        choice = Choice(
+            handle=self._next_handle,
+            caller_handle=submit.handle,
+            request_id=submit.request_id,
+            stream=stream,
+            deliver=deliver,
+            span=start_span(
+                "worker.generate",
+                traceparent=submit.traceparent,
+                tracestate=submit.tracestate,
+                attributes={"trunkline.request_id": submit.request_id, "trunkline.worker": self.model.worker_id},
+            ),
+            started_s=time.monotonic(),
+            num_prompt=len(submit.prompt_token_ids),
+        )
+        if submit.HasField("timeout"):
+            after_s = submit.timeout.ToNanoseconds() / 1e9
+            loop = asyncio.get_running_loop()
+            choice.deadline = loop.call_later(after_s, self._break_off, choice, deadline_exceeded())
+        self._choices[choice.handle] = choice
+        self._idle.clear()
+        engine_submit = Submit()
+        engine_submit.CopyFrom(submit)
+        engine_submit.handle = choice.handle
+        self._link.submit(engine_submit)
+        return choice
+
+    def cancel(self, choice: Choice) -> None:
+        """Nobody waits for it any more. Harmless if it has ended."""
+        if choice.handle in self._choices:
+            self._abort_in_engine(choice)
+            self._end(choice, "cancelled")
+
+    def on_step(self, step: EngineStep) -> None:
+        """The news of one engine step."""
+        for output in step.outputs:
+            choice = self._choices.get(output.handle)
+            if choice is None:
+                continue  # cancelled meanwhile
+            result = choice.stream.take(output)
+            if choice.stream.finished and not output.finish_reason:
+                self._abort_in_engine(choice)  # a stop string: the engine does not know
+            choice.deliver(result)
+            if result.HasField("error"):
+                self._end(choice, result.error.reason)
+            elif choice.stream.finished:
+                self._end(choice, FinishReason.Name(choice.stream.finish).removeprefix("FINISH_REASON_").lower())
+        self.mirror.apply(list(step.cache_events))
+        self._publish_load(step.load)
+
+    def on_engine_death(self, reason: str) -> None:
+        """Every stream ends at once."""
+        self._log.error("engine died", reason=reason, choices=len(self._choices))
+        self.dead.set()
+        for choice in list(self._choices.values()):
+            self._break_off(choice, no_worker("the worker's engine ended while it computed this request"))
+
+    async def drain(self, timeout_s: float) -> Drained:
+        """Admits nothing more, waits for what runs, and cuts off what is left. May be called again."""
+        before = len(self._choices)
+        self.draining = True
+        self._publish_load(self.mirror.load)
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            self._log.warning("drain ran out of time", choices=len(self._choices))
+        left = list(self._choices.values())
+        for choice in left:
+            self._break_off(choice, no_worker("this worker is going away"))
+        return Drained(finished=before - len(left), aborted=len(left))
+
+    def _publish_load(self, load: LoadSample) -> None:
+        load.draining = self.draining
+        self.mirror.set_load(load)
+
+    def _break_off(self, choice: Choice, refused: RequestRefused) -> None:
+        """Ends a choice with an error."""
+        if choice.handle not in self._choices:
+            return
+        self._abort_in_engine(choice)
+        choice.deliver(SequenceOutput(handle=choice.caller_handle, error=refused.to_proto()))
+        self._end(choice, refused.reason)
+
+    def _abort_in_engine(self, choice: Choice) -> None:
+        if self._link is not None and not self.dead.is_set():
+            self._link.abort(choice.handle)
+
+    def _end(self, choice: Choice, outcome: str) -> None:
+        """The one way out: nothing of the choice stays behind."""
+        del self._choices[choice.handle]
+        if not self._choices:
+            self._idle.set()
+        if choice.deadline is not None:
+            choice.deadline.cancel()
+        facts = {
+            "prompt_tokens": choice.num_prompt,
+            "cached_tokens": choice.stream.cached_tokens,
+            "output_tokens": choice.stream.num_tokens,
+        }
+        choice.span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
+        choice.span.set_attribute("trunkline.outcome", outcome)
+        if outcome.isupper():  # a reason of the error table
+            choice.span.set_status(Status(StatusCode.ERROR, outcome))
+        choice.span.end()
+        duration_ms = round((time.monotonic() - choice.started_s) * 1e3, 1)
+        self._log.info("choice ended", request_id=choice.request_id, outcome=outcome, duration_ms=duration_ms, **facts)

@@ -1,0 +1,23 @@
+"""Settings of a worker: the front's own, and the engine's."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trunkline_runtime.settings import setting
+from trunkline_worker.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """See EngineSettings for how the worker computes."""
+
+    engine: EngineSettings
+    host: str = setting("127.0.0.1", help="address to listen on")
+    port: int = setting(50061, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
+    served_model_name: str = setting("", help="name that requests use; default: the model directory's base name")
+    worker_id: str = setting("", help="this worker's name in logs, traces and responses; default: host:port")
+    drain_timeout_s: float = setting(30.0, help="time for running requests to finish at SIGTERM or Drain", minimum=0.0)
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or Path(self.engine.model).resolve().name

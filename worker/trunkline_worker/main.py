@@ -1,0 +1,108 @@
+"""`trunkline-worker`: one replica of one model."""
+
+import asyncio
+import secrets
+import sys
+from pathlib import Path
+
+import uvloop
+
+from trunkline.engine.v1.engine_pb2 import EngineStep
+from trunkline.v1.worker_pb2 import DrainResponse
+from trunkline.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from trunkline_runtime.log import configure_logging, get_logger
+from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
+from trunkline_runtime.settings import load_settings
+from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
+from trunkline_worker.cache_mirror import CacheMirror
+from trunkline_worker.engine_link import EngineLink, EngineStartError
+from trunkline_worker.front import Front
+from trunkline_worker.front_settings import WorkerSettings
+from trunkline_worker.model.errors import ModelError
+from trunkline_worker.service import WorkerService
+from trunkline_worker.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+SERVICE = "trunkline.v1.WorkerService"
+STOP_GRACE_S = 1.0  # after draining, for the last messages to leave
+
+EXIT_ENGINE_DIED = 1
+EXIT_CANNOT_START = 2
+
+
+def main() -> None:
+    settings = load_settings(WorkerSettings, sys.argv[1:], prog="trunkline-worker", description=__doc__ or "")
+    worker_id = settings.worker_id or f"{settings.host}:{settings.port}"
+    configure_logging("worker", worker=worker_id)
+    configure_tracing("trunkline-worker")
+    try:
+        if settings.port:
+            check_port_is_free(settings.host, settings.port)  # before the model is loaded, not after
+        files = read_tokenizer_files(Path(settings.engine.model))
+        status = uvloop.run(serve(settings, worker_id, files))
+    except (PortInUse, ModelError, EngineStartError, OSError) as error:
+        print(f"trunkline-worker: {error}", file=sys.stderr)
+        status = EXIT_CANNOT_START
+    shutdown_tracing()
+    sys.exit(status)
+
+
+async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles) -> int:
+    """Serves until a signal or the engine's death; returns the exit status."""
+    log = get_logger()
+    signals = Signals()
+    epoch = secrets.randbits(64)
+    mirror = CacheMirror(epoch)
+    front: Front | None = None
+
+    def on_step(step: EngineStep) -> None:
+        assert front is not None, "a step before the engine was ready"
+        front.on_step(step)
+
+    def on_death(reason: str) -> None:
+        assert front is not None, "a death before the engine was ready"
+        front.on_engine_death(reason)
+
+    link = EngineLink(on_step, on_death)
+    starting = asyncio.create_task(link.start(settings.engine))
+    stopped = asyncio.create_task(signals.stop.wait())
+    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await link.stop()
+        return 0
+    model = starting.result()
+    model.model, model.worker_id, model.epoch = settings.model_name, worker_id, epoch
+    model.tokenizer_digest = files.digest
+    front = Front(model, files.tokenizer, mirror)
+    front.connect(link)
+
+    server = GrpcServer(settings.host, settings.port, services=[SERVICE])
+
+    async def drain(timeout_s: float | None) -> DrainResponse:
+        await server.set_ready(False)
+        drained = await front.drain(settings.drain_timeout_s if timeout_s is None else timeout_s)
+        return DrainResponse(finished=drained.finished, aborted=drained.aborted)
+
+    add_WorkerServiceServicer_to_server(WorkerService(front, files, drain), server.grpc)
+    try:
+        await server.start()
+        await server.set_ready(True)
+        log.info("worker ready", model=model.model, port=server.port, device=model.device, dtype=model.dtype,
+                 kv_blocks=model.kv_blocks, context_length=model.context_length)  # fmt: skip
+        died = asyncio.create_task(front.dead.wait())
+        await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
+        if died.done():
+            return EXIT_ENGINE_DIED
+        log.info("worker stopping", choices=front.num_choices)
+        draining = asyncio.create_task(drain(None))
+        at_once = asyncio.create_task(signals.stop_now.wait())
+        await asyncio.wait({draining, died, at_once}, return_when=asyncio.FIRST_COMPLETED)
+        return EXIT_ENGINE_DIED if died.done() else 0
+    finally:
+        await server.stop(STOP_GRACE_S)
+        await link.stop()
+        log.info("worker stopped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""WorkerService: the RPCs, each a few lines over the front."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from trunkline.status import RequestRefused, deadline_exceeded
+from trunkline.v1.worker_pb2 import (
+    DrainRequest,
+    DrainResponse,
+    GetModelRequest,
+    GetModelResponse,
+    GetTokenizerRequest,
+    GetTokenizerResponse,
+    SessionRequest,
+    SessionResponse,
+    Submit,
+    WatchCacheRequest,
+    WatchCacheResponse,
+    WorkerServiceGenerateRequest,
+    WorkerServiceGenerateResponse,
+)
+from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import trace_context_of
+from trunkline_worker.front import Front
+from trunkline_worker.session import Outbox, Session
+from trunkline_worker.tokenizer_files import TokenizerFiles
+
+TOKENIZER_CHUNK_BYTES = 1 << 20
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerService(WorkerServiceServicer):
+    """`drain` is called with a time in seconds, or None for the worker's own setting."""
+
+    def __init__(
+        self, front: Front, files: TokenizerFiles, drain: Callable[[float | None], Awaitable[DrainResponse]]
+    ) -> None:
+        self._front = front
+        self._files = files
+        self._drain = drain
+
+    async def Session(self, request_iterator: AsyncIterator[SessionRequest], context: Context) -> AsyncIterator[SessionResponse]:  # type: ignore[override]
+        session = Session(self._front)
+        log = get_logger()
+
+        async def read(writer: asyncio.Task[Any] | None) -> None:
+            try:
+                async for request in request_iterator:
+                    if request.HasField("hello"):
+                        log.info("session opened", router=request.hello.router_id)
+                    session.take(request)
+            finally:
+                if writer is not None:
+                    writer.cancel()  # the router is gone, or has nothing more to say
+
+        reading = asyncio.create_task(read(asyncio.current_task()))
+        try:
+            async for response in session.responses():
+                yield response
+        finally:
+            reading.cancel()
+            session.close()
+            log.info("session closed")
+
+    async def Generate(  # type: ignore[override]
+        self, request: WorkerServiceGenerateRequest, context: Context
+    ) -> AsyncIterator[WorkerServiceGenerateResponse]:
+        submit = Submit()
+        submit.CopyFrom(request.submit)
+        submit.traceparent, submit.tracestate = trace_context_of(context.invocation_metadata())
+        submit.ClearField("timeout")
+        remaining_s = context.time_remaining()
+        if remaining_s is not None:
+            if remaining_s <= 0:
+                raise deadline_exceeded()
+            submit.timeout.FromNanoseconds(int(remaining_s * 1e9))
+        outbox = Outbox()
+        choice = self._front.submit(submit, outbox.put)
+        try:
+            while True:
+                for output in await outbox.take():
+                    if output.HasField("error"):
+                        raise RequestRefused.from_proto(output.error)
+                    prompt = output.prompt if output.HasField("prompt") else None
+                    yield WorkerServiceGenerateResponse(chunk=output.chunk, prompt=prompt)
+                    if output.chunk.finish_reason:
+                        return
+        finally:
+            if choice is not None:
+                self._front.cancel(choice)
+
+    async def WatchCache(self, request: WatchCacheRequest, context: Context) -> AsyncIterator[WatchCacheResponse]:  # type: ignore[override]
+        subscription = self._front.mirror.subscribe(request.stride)
+        try:
+            async for item in subscription.items():
+                yield item
+        finally:
+            self._front.mirror.unsubscribe(subscription)
+
+    async def GetModel(self, request: GetModelRequest, context: Context) -> GetModelResponse:  # type: ignore[override]
+        return self._front.model
+
+    async def GetTokenizer(  # type: ignore[override]
+        self, request: GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[GetTokenizerResponse]:
+        for name, data in self._files.contents.items():
+            for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
+                yield GetTokenizerResponse(name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
+
+    async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:  # type: ignore[override]
+        timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
+        # A caller that hangs up does not stop a drain that has begun.
+        return await asyncio.shield(asyncio.ensure_future(self._drain(timeout_s)))

@@ -1,0 +1,47 @@
+"""What a worker checks of a Submit before its engine sees it. A router is not trusted more than a client."""
+
+from trunkline.status import context_exceeded, deadline_exceeded, invalid
+from trunkline.v1.worker_pb2 import GetModelResponse, Submit
+from trunkline.validation import validate_sampling, validate_token_ids
+
+
+def max_total_tokens(model: GetModelResponse) -> int:
+    """Most tokens of prompt and output together."""
+    return min(model.context_length, model.kv_token_capacity)
+
+
+def validate_submit(submit: Submit, model: GetModelResponse) -> None:
+    """Raises RequestRefused with the row of the error table that applies."""
+    if not submit.prompt_token_ids:
+        raise invalid("prompt_token_ids", "the prompt is empty")
+    validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")
+    validate_sampling(submit.sampling, vocab_size=model.vocab_size)
+    if not submit.sampling.HasField("seed"):
+        raise invalid("sampling.seed", "must be set in a submit")
+    check_length(
+        len(submit.prompt_token_ids),
+        submit.sampling.max_tokens if submit.sampling.HasField("max_tokens") else None,
+        context_length=model.context_length,
+        capacity=model.kv_token_capacity,
+    )
+    ledger = submit.resume.output_token_ids
+    validate_token_ids(ledger, vocab_size=model.vocab_size, field="resume.output_token_ids")
+    if len(submit.prompt_token_ids) + len(ledger) > max_total_tokens(model):
+        raise invalid("resume.output_token_ids", f"{len(ledger)} tokens are more than can have been generated")
+    if submit.sampling.HasField("max_tokens") and len(ledger) > submit.sampling.max_tokens:
+        raise invalid("resume.output_token_ids", f"{len(ledger)} tokens are more than max_tokens")
+    if submit.HasField("timeout") and submit.timeout.ToNanoseconds() <= 0:
+        raise deadline_exceeded()
+
+
+def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
+    """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) where prompt and output could never fit."""
+    limit, what = min((context_length, "the context length"), (capacity, "what the KV pool can hold"))
+    if num_prompt >= limit:
+        raise context_exceeded(f"the prompt's {num_prompt} tokens leave no room for output: {what} is {limit} tokens")
+    if max_tokens is not None and num_prompt + max_tokens > limit:
+        raise context_exceeded(
+            f"prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens} tokens, "
+            f"more than {what}: {limit}",
+            field="sampling.max_tokens",
+        )
