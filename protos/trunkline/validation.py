@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from trunkline.status import invalid
+from trunkline.status import context_exceeded, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
@@ -53,6 +53,18 @@ def validate_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str)
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise invalid(field, f"token id {token_id} at index {index} is not in [0, {vocab_size})")
+
+def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
+    """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) where prompt and output could never fit."""
+    limit, what = min((context_length, "the context length"), (capacity, "what the KV pool can hold"))
+    if num_prompt >= limit:
+        raise context_exceeded(f"the prompt's {num_prompt} tokens leave no room for output: {what} is {limit} tokens")
+    if max_tokens is not None and num_prompt + max_tokens > limit:
+        raise context_exceeded(
+            f"prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens} tokens, "
+            f"more than {what}: {limit}",
+            field="sampling.max_tokens",
+        )
 
 
 def _validate_stop(params: SamplingParams, prefix: str) -> None:

@@ -1,0 +1,1 @@
+"""The router: edge, prefix index, routing policy, worker sessions."""

@@ -1,8 +1,8 @@
 """What a worker checks of a Submit before its engine sees it. A router is not trusted more than a client."""
 
-from trunkline.status import context_exceeded, deadline_exceeded, invalid
+from trunkline.status import deadline_exceeded, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
-from trunkline.validation import validate_sampling, validate_token_ids
+from trunkline.validation import check_length, validate_sampling, validate_token_ids
 
 
 def max_total_tokens(model: GetModelResponse) -> int:
@@ -32,16 +32,3 @@ def validate_submit(submit: Submit, model: GetModelResponse) -> None:
         raise invalid("resume.output_token_ids", f"{len(ledger)} tokens are more than max_tokens")
     if submit.HasField("timeout") and submit.timeout.ToNanoseconds() <= 0:
         raise deadline_exceeded()
-
-
-def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
-    """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) where prompt and output could never fit."""
-    limit, what = min((context_length, "the context length"), (capacity, "what the KV pool can hold"))
-    if num_prompt >= limit:
-        raise context_exceeded(f"the prompt's {num_prompt} tokens leave no room for output: {what} is {limit} tokens")
-    if max_tokens is not None and num_prompt + max_tokens > limit:
-        raise context_exceeded(
-            f"prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens} tokens, "
-            f"more than {what}: {limit}",
-            field="sampling.max_tokens",
-        )

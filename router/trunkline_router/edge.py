@@ -1,0 +1,114 @@
+"""From what a client says to what workers are told: checks, defaults, tokens."""
+
+import secrets
+import string
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trunkline.status import invalid
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline.v1.worker_pb2 import GetModelResponse, Submit
+from trunkline.validation import check_length, validate_sampling, validate_token_ids
+from trunkline_router.pool import limits_of
+from trunkline_router.tokenizer import PromptTokenizer
+from trunkline_router.worker_link import Live
+
+MAX_REQUEST_ID = 128
+DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be sent to any worker of its model."""
+
+    request_id: str
+    model: str
+    prompt: list[int]
+    sampling: SamplingParams  # every default filled in, seed included
+    choices: int
+
+    @property
+    def seed(self) -> int:
+        return self.sampling.seed
+
+    def submits(self, timeout_ns: int | None, trace: tuple[str, str]) -> list[Submit]:
+        """One per choice."""
+        submits = []
+        for choice in range(self.choices):
+            submit = Submit(
+                request_id=self.request_id,
+                choice=choice,
+                prompt_token_ids=self.prompt,
+                sampling=self.sampling,
+                traceparent=trace[0],
+                tracestate=trace[1],
+            )
+            if timeout_ns is not None:
+                submit.timeout.FromNanoseconds(timeout_ns)
+            submits.append(submit)
+        return submits
+
+
+def request_id_of(request: GenerateRequest) -> str:
+    """The client's own, checked, or a new one. Raises RequestRefused."""
+    given = request.request_id
+    if not given:
+        return uuid.uuid4().hex
+    if len(given) > MAX_REQUEST_ID or not REQUEST_ID_CHARACTERS.issuperset(given):
+        raise invalid("request_id", f"must be at most {MAX_REQUEST_ID} printable ASCII characters without spaces")
+    return given
+
+
+async def prepare(
+    request: GenerateRequest, request_id: str, model: str, workers: Sequence[Live], *, max_choices: int
+) -> Prepared:
+    """Checks everything the client said; the cheap things first. Raises RequestRefused."""
+    limits = limits_of(workers)
+    validate_sampling(request.sampling, vocab_size=limits.vocab_size)
+    choices = request.n if request.HasField("n") else 1
+    if not 1 <= choices <= max_choices:
+        raise invalid("n", f"{choices} is not in [1, {max_choices}]")
+    prompt = await prompt_tokens(request, workers[0].tokenizer, limits)
+    check_length(
+        len(prompt),
+        request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None,
+        context_length=limits.context_length,
+        capacity=limits.kv_token_capacity,
+    )
+    return Prepared(request_id, model, prompt, resolve_sampling(request.sampling, limits.default_sampling), choices)
+
+
+async def prompt_tokens(
+    request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse
+) -> list[int]:
+    """The prompt's tokens. Raises RequestRefused."""
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise invalid("prompt", "one of text, token_ids and chat must be set")
+    if kind == "token_ids":
+        prompt = list(request.token_ids.ids)
+        validate_token_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
+    elif kind == "text":
+        if not request.text:
+            raise invalid("text", "the prompt is empty")
+        prompt = await tokenizer.encode(request.text)
+    else:
+        prompt = await tokenizer.encode_chat(request.chat)
+    if not prompt:
+        raise invalid(kind, "the prompt has no tokens")
+    return prompt
+
+
+def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    """The client's parameters with the model's defaults in the places it left open, and a seed."""
+    resolved = SamplingParams()
+    resolved.CopyFrom(params)
+    for name in DEFAULTED:
+        if not params.HasField(name) and defaults.HasField(name):  # type: ignore[arg-type]
+            setattr(resolved, name, getattr(defaults, name))
+    if not params.HasField("seed"):
+        resolved.seed = secrets.randbits(63)  # 63: clients in languages without unsigned integers can give it back
+    return resolved

@@ -1,0 +1,83 @@
+"""`trunkline-router`: the edge before the workers."""
+
+import asyncio
+import contextlib
+import sys
+from random import Random
+
+import uvloop
+
+from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.pool import Pools
+from trunkline_router.service import InferenceService
+from trunkline_router.settings import RouterSettings
+from trunkline_router.worker_link import Tokenizers, WorkerLink
+from trunkline_runtime.log import configure_logging, get_logger
+from trunkline_runtime.server import GrpcServer, PortInUse, Signals
+from trunkline_runtime.settings import load_settings
+from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
+
+SERVICE = "trunkline.v1.InferenceService"
+
+EXIT_CANNOT_START = 2
+
+
+def main() -> None:
+    settings = load_settings(RouterSettings, sys.argv[1:], prog="trunkline-router", description=__doc__ or "")
+    router_id = settings.router_id or f"{settings.host}:{settings.port}"
+    configure_logging("router", router=router_id)
+    configure_tracing("trunkline-router")
+    status = 0
+    try:
+        uvloop.run(serve(settings, router_id))
+    except PortInUse as error:
+        print(f"trunkline-router: {error}", file=sys.stderr)
+        status = EXIT_CANNOT_START
+    shutdown_tracing()
+    sys.exit(status)
+
+
+async def serve(settings: RouterSettings, router_id: str) -> None:
+    """Serves until a signal. Raises PortInUse."""
+    log = get_logger()
+    signals = Signals()
+    rng = Random()
+    pools = Pools(rng)
+    server = GrpcServer(settings.host, settings.port, services=[SERVICE])
+    changed = asyncio.Event()
+    tokenizers = Tokenizers()
+    pools.links = [WorkerLink(address, router_id, tokenizers, changed.set, rng) for address in settings.workers]
+    service = InferenceService(pools, max_choices=settings.max_choices)
+    add_InferenceServiceServicer_to_server(service, server.grpc)
+    await server.start()
+    log.info("router listening", port=server.port, workers=list(settings.workers))
+
+    async def follow_readiness() -> None:
+        """Ready while at least one worker is."""
+        while True:
+            await changed.wait()
+            changed.clear()
+            await server.set_ready(bool(pools.models()))
+
+    tasks = [asyncio.create_task(link.run()) for link in pools.links]
+    tasks.append(asyncio.create_task(follow_readiness()))
+    stopped = asyncio.create_task(signals.stop.wait())
+    try:
+        done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # only a bug ends a link or the readiness loop: then it is raised here
+        log.info("router stopping")
+        stopping = asyncio.create_task(server.stop(settings.stop_timeout_s))
+        at_once = asyncio.create_task(signals.stop_now.wait())
+        await asyncio.wait({stopping, at_once}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await server.stop(0)
+        log.info("router stopped")
+
+
+if __name__ == "__main__":
+    main()

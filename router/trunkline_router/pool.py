@@ -1,0 +1,76 @@
+"""The workers of each model, and what a request needs to know of its model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from trunkline.block_hash import prompt_hashes, root_hash
+from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.policy import RoutePlan, choose
+from trunkline_router.worker_link import Live, WorkerLink
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes: the worker, the prompt's hashes as that worker counts them, and why it was chosen."""
+
+    live: Live
+    chain: list[bytes]
+    plan: RoutePlan
+
+
+class Pools:
+    """All workers, by the name of the model they serve."""
+
+    def __init__(self, rng: Random) -> None:
+        self.links: list[WorkerLink] = []
+        self._rng = rng
+        self._known: set[str] = set()  # names seen at least once: NO_WORKER rather than MODEL_NOT_FOUND
+
+    def models(self) -> dict[str, list[Live]]:
+        """Workers that accept requests, by model name."""
+        found: dict[str, list[Live]] = {}
+        for link in self.links:
+            if link.live is not None and link.live.accepts:
+                found.setdefault(link.live.model.model, []).append(link.live)
+        self._known.update(found)
+        return found
+
+    def workers(self, name: str) -> tuple[str, list[Live]]:
+        """The model's name and its ready workers. An empty name means the only model. Raises RequestRefused."""
+        models = self.models()
+        if name in models:
+            return name, models[name]
+        if not name and len(models) == 1:
+            return next(iter(models.items()))
+        if not name and len(models) > 1:
+            raise RequestRefused(
+                CODE_NOT_FOUND, MODEL_NOT_FOUND, f"name a model: {', '.join(sorted(models))}", field="model"
+            )
+        if not models or name in self._known:
+            raise no_worker("no worker is ready" + (f" for model {name}" if name else ""))
+        raise RequestRefused(
+            CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
+        )
+
+    def route(self, name: str, prompt: Sequence[int], salt: bytes, usable: Callable[[Live], bool]) -> Route:
+        """Chooses among the model's workers that are `usable`. Raises RequestRefused."""
+        workers = [live for live in self.workers(name)[1] if usable(live)]
+        if not workers:
+            raise no_worker(f"no worker is left for model {name}")
+        chains: dict[tuple[str, int], list[bytes]] = {}  # workers with other weights or block sizes hash otherwise
+        views = []
+        for live in workers:
+            key = (live.model.fingerprint, live.model.block_size)
+            if key not in chains:
+                chains[key] = prompt_hashes(root_hash(live.model.fingerprint, salt=salt), prompt, live.model.block_size)
+            views.append(live.view(chains[key]))
+        plan = choose(len(prompt), views, workers[0].model.block_size, self._rng)
+        chosen = next(live for live, view in zip(workers, views, strict=True) if view.worker_id == plan.worker_id)
+        return Route(chosen, chains[chosen.model.fingerprint, chosen.model.block_size], plan)
+
+
+def limits_of(workers: Sequence[Live]) -> GetModelResponse:
+    """The model's description; limits that differ among its workers are those of the most capable one."""
+    return max((live.model for live in workers), key=lambda model: min(model.context_length, model.kv_token_capacity))

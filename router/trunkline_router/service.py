@@ -1,0 +1,168 @@
+"""InferenceService: what clients call."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from opentelemetry.trace import Span, Status, StatusCode
+
+from trunkline.status import NO_WORKER, RequestRefused, deadline_exceeded
+from trunkline.v1.generation_pb2 import FinishReason
+from trunkline.v1.inference_pb2 import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    GenerateRequest,
+    GenerateResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+    PromptInfo,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
+from trunkline.validation import validate_token_ids
+from trunkline_router.edge import Prepared, prepare, request_id_of
+from trunkline_router.pool import Pools, Route, limits_of
+from trunkline_router.request_stream import RequestStream
+from trunkline_router.worker_link import Live
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import current_trace_context, request_span, trace_context_of
+
+# A request whose worker is lost before its first output is sent to this many workers in all.
+MAX_TRIES = 2
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceService(InferenceServiceServicer):
+    def __init__(self, pools: Pools, *, max_choices: int) -> None:
+        self._pools = pools
+        self._max_choices = max_choices
+
+    async def Generate(self, request: GenerateRequest, context: Context) -> AsyncIterator[GenerateResponse]:  # type: ignore[override]
+        started_s = time.monotonic()
+        request_id = request_id_of(request)
+        traceparent, tracestate = trace_context_of(context.invocation_metadata())
+        log = get_logger().bind(request_id=request_id)
+        facts: dict[str, Any] = {"outcome": "cancelled"}
+        attributes = {"trunkline.request_id": request_id}
+        with request_span(
+            "router.generate", traceparent=traceparent, tracestate=tracestate, attributes=attributes
+        ) as span:
+            try:
+                model, workers = self._pools.workers(request.model)
+                prepared = await prepare(request, request_id, model, workers, max_choices=self._max_choices)
+                facts |= {"model": model, "prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
+                async for response in self._generate(prepared, context, span, facts):
+                    yield response
+            except RequestRefused as refused:
+                facts["outcome"] = refused.reason
+                span.set_status(Status(StatusCode.ERROR, refused.reason))
+                raise
+            finally:
+                span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
+                log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **facts)
+
+    async def _generate(
+        self, prepared: Prepared, context: Context, span: Span, facts: dict[str, Any]
+    ) -> AsyncIterator[GenerateResponse]:
+        """Sends the request to a worker, and once more to another if that one is lost before any output."""
+        tried: list[Live] = []
+        while True:
+            route = self._pools.route(
+                prepared.model, prepared.prompt, b"", usable=lambda live: all(live is not other for other in tried)
+            )
+            _trace_route(span, route)
+            facts["worker"] = route.live.model.worker_id
+            tried.append(route.live)
+            prompt = PromptInfo(
+                model=prepared.model,
+                worker_id=route.live.model.worker_id,
+                prompt_tokens=len(prepared.prompt),
+                seed=prepared.seed,
+            )
+            stream = RequestStream(prepared.request_id, prepared.choices, prompt)
+            try:
+                async for response in _stream_from(route, prepared, stream, context):
+                    yield response
+            except RequestRefused as refused:
+                if refused.reason != NO_WORKER or stream.has_output or len(tried) >= MAX_TRIES:
+                    raise
+                get_logger().warning("trying another worker", request_id=prepared.request_id, problem=refused.message)
+                continue
+            facts["cached_tokens"] = stream.cached_tokens
+            facts["completion_tokens"] = stream.completion_tokens
+            reasons = [FinishReason.Name(reason) for _, reason in sorted(stream.finish_reasons.items())]
+            facts["outcome"] = ",".join(dict.fromkeys(r.removeprefix("FINISH_REASON_").lower() for r in reasons))
+            return
+
+    async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:  # type: ignore[override]
+        _, workers = self._pools.workers(request.model)
+        tokenizer = workers[0].tokenizer
+        if request.WhichOneof("input") == "chat":
+            return TokenizeResponse(token_ids=await tokenizer.encode_chat(request.chat))
+        ids = await tokenizer.encode(request.text, special_tokens=not request.omit_special_tokens)
+        return TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:  # type: ignore[override]
+        _, workers = self._pools.workers(request.model)
+        validate_token_ids(request.token_ids, vocab_size=limits_of(workers).vocab_size, field="token_ids")
+        ids = list(request.token_ids)
+        text = await workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)
+        return DetokenizeResponse(text=text)
+
+    async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:  # type: ignore[override]
+        models = []
+        for name, workers in sorted(self._pools.models().items()):
+            limits = limits_of(workers)
+            models.append(
+                Model(
+                    name=name,
+                    context_length=limits.context_length,
+                    vocab_size=limits.vocab_size,
+                    has_chat_template=workers[0].tokenizer.has_chat_template,
+                    ready_workers=len(workers),
+                )
+            )
+        return ListModelsResponse(models=models)
+
+
+async def _stream_from(
+    route: Route, prepared: Prepared, stream: RequestStream, context: Context
+) -> AsyncIterator[GenerateResponse]:
+    """The request's responses from one worker. Whichever way this ends, the worker is told and the load is settled."""
+    session = route.live.session
+    remaining_s = context.time_remaining()
+    if remaining_s is not None and remaining_s <= 0:
+        raise deadline_exceeded()
+    timeout_ns = None if remaining_s is None else int(remaining_s * 1e9)
+    submits = prepared.submits(timeout_ns, current_trace_context())
+    uncached = len(prepared.prompt) - route.plan.matched_tokens
+    with route.live.in_flight(choices=prepared.choices, uncached_tokens=uncached, chain=route.chain) as flight:
+        handles = session.submit(submits, [stream.put] * prepared.choices)
+        try:
+            while (response := await stream.take()) is not None:
+                flight.has_started()
+                yield response
+        finally:
+            session.abort(handles)
+
+
+def _trace_route(span: Span, route: Route) -> None:
+    """What was weighed."""
+    span.set_attribute("trunkline.worker", route.live.model.worker_id)
+    span.set_attribute("trunkline.route.matched_tokens", route.plan.matched_tokens)
+    for candidate in route.plan.candidates:
+        view = candidate.view
+        span.add_event(
+            "candidate",
+            {
+                "worker": view.worker_id,
+                "matched_tokens": view.matched_tokens,
+                "queued_tokens": view.queued_tokens,
+                "running": view.running,
+                "cost_tokens": candidate.cost_tokens,
+            },
+        )

@@ -1,0 +1,96 @@
+"""The router's end of a worker's Session stream."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from trunkline.status import no_worker
+from trunkline.v1.worker_pb2 import SequenceOutput, SessionHello, SessionRequest, SessionWelcome, Submit
+
+if TYPE_CHECKING:
+    from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
+
+Sink = Callable[[SequenceOutput], None]
+
+
+class WorkerSession:
+    """Submits and aborts of one turn of the event loop leave in one message; outputs go to their sinks by handle."""
+
+    def __init__(self) -> None:
+        self._sinks: dict[int, Sink] = {}
+        self._next_handle = 0
+        self._pending = SessionRequest()
+        self._wake = asyncio.Event()
+        self._broken = False
+
+    @property
+    def num_open(self) -> int:
+        """Choices without a last output."""
+        return len(self._sinks)
+
+    def submit(self, submits: Iterable[Submit], sinks: Iterable[Sink]) -> list[int]:
+        """Sends choices; each one's news go to its sink, the last with a finish or an error. Returns their handles."""
+        handles = []
+        for submit, sink in zip(submits, sinks, strict=True):
+            self._next_handle += 1
+            submit.handle = self._next_handle
+            handles.append(submit.handle)
+            if self._broken:
+                sink(_lost(submit.handle))
+                continue
+            self._sinks[submit.handle] = sink
+            self._pending.submits.append(submit)
+        self._wake.set()
+        return handles
+
+    def abort(self, handles: Iterable[int]) -> None:
+        """Nobody waits for these any more; those that have ended are left alone."""
+        for handle in handles:
+            if self._sinks.pop(handle, None) is not None:
+                self._pending.abort_handles.append(handle)
+                self._wake.set()
+
+    async def run(self, stub: "WorkerServiceAsyncStub", router_id: str, on_open: Callable[[SessionWelcome], None]) -> None:
+        """Talks to the worker until the stream breaks; then every open choice ends with UNAVAILABLE."""
+        call = stub.Session()
+        writing = asyncio.create_task(self._write(call, router_id))
+        try:
+            async for response in call:
+                if response.HasField("welcome"):
+                    on_open(response.welcome)
+                for output in response.outputs:
+                    self._hand_out(output)
+        finally:
+            writing.cancel()
+            call.cancel()
+            self._break()
+
+    def _hand_out(self, output: SequenceOutput) -> None:
+        ended = output.HasField("error") or output.chunk.finish_reason
+        sink = self._sinks.pop(output.handle, None) if ended else self._sinks.get(output.handle)
+        if sink is not None:  # None: aborted meanwhile
+            sink(output)
+
+    async def _write(self, call: "grpc.aio.StreamStreamCall[Any, Any]", router_id: str) -> None:
+        try:
+            await call.write(SessionRequest(hello=SessionHello(router_id=router_id)))
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                request, self._pending = self._pending, SessionRequest()
+                if request.submits or request.abort_handles:
+                    await call.write(request)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            call.cancel()  # the reader sees the end of the stream and says why
+
+    def _break(self) -> None:
+        self._broken = True
+        sinks, self._sinks = self._sinks, {}
+        for handle, sink in sinks.items():
+            sink(_lost(handle))
+
+
+def _lost(handle: int) -> SequenceOutput:
+    return SequenceOutput(handle=handle, error=no_worker("the worker was lost while it computed this request").to_proto())

@@ -1,0 +1,17 @@
+"""Settings of a router."""
+
+from dataclasses import dataclass
+
+from trunkline_runtime.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """See `trunkline-router --help`."""
+
+    workers: tuple[str, ...] = setting(help="workers as host:port, separated by commas")
+    host: str = setting("127.0.0.1", help="address to listen on")
+    port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
+    router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
+    max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
+    stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)

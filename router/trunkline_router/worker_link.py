@@ -1,0 +1,246 @@
+"""Everything a router has with one worker: channel, model, cache events, session, load. Reconnects by itself."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+import grpc
+
+from trunkline.block_hash import HASH_BYTES
+from trunkline.v1.worker_pb2 import (
+    GetModelRequest,
+    GetModelResponse,
+    GetTokenizerRequest,
+    LoadSample,
+    SessionWelcome,
+    WatchCacheRequest,
+    WatchCacheResponse,
+)
+from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline_router.index import WorkerBlocks
+from trunkline_router.policy import WorkerView
+from trunkline_router.session import WorkerSession
+from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
+from trunkline_runtime.channel import open_channel
+from trunkline_runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
+
+UNARY_TIMEOUT_S = 10.0  # GetModel and the tokenizer's files, from a worker that says it is up
+BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
+
+
+class WatchBroken(Exception):
+    """The event log has a gap, or belongs to another life of the worker: start again from a snapshot."""
+
+
+class Tokenizers:
+    """Tokenizers by digest: workers with equal files share one."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[bytes, PromptTokenizer] = {}
+
+    async def of(self, model: GetModelResponse, stub: "WorkerServiceAsyncStub") -> PromptTokenizer:
+        """The worker's tokenizer, fetched where its digest is new. Raises TokenizerError."""
+        known = self._by_digest.get(model.tokenizer_digest)
+        if known is not None:
+            return known
+        files: dict[str, bytearray] = {}
+        async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=UNARY_TIMEOUT_S):
+            files.setdefault(piece.name, bytearray()).extend(piece.data)
+        tokenizer = await asyncio.to_thread(PromptTokenizer, {name: bytes(data) for name, data in files.items()})
+        self._by_digest[model.tokenizer_digest] = tokenizer
+        return tokenizer
+
+
+@dataclass(slots=True)
+class Live:
+    """A connected worker. Gone with the connection; what comes after is another one."""
+
+    model: GetModelResponse
+    tokenizer: PromptTokenizer
+    session: WorkerSession
+    blocks: WorkerBlocks
+    load: LoadSample
+    # What this router has sent there and not heard the end of:
+    open_choices: int = 0
+    queued_tokens: int = 0  # uncached tokens of requests without a first output
+
+    @property
+    def accepts(self) -> bool:
+        return not self.load.draining
+
+    def view(self, chain: Sequence[bytes]) -> WorkerView:
+        """For the policy. The sample lags behind and counts other routers' requests too: the larger number counts."""
+        return WorkerView(
+            worker_id=self.model.worker_id,
+            matched_tokens=self.blocks.longest_prefix(chain) * self.model.block_size,
+            queued_tokens=max(self.queued_tokens, self.load.waiting_uncached_tokens),
+            running=max(self.open_choices, self.load.running + self.load.waiting),
+        )
+
+    @contextmanager
+    def in_flight(self, *, choices: int, uncached_tokens: int, chain: Sequence[bytes]) -> Iterator["InFlight"]:
+        """Counts a request here from dispatch to its end, whichever way it ends."""
+        flight = InFlight(self, uncached_tokens)
+        self.open_choices += choices
+        self.blocks.expect(chain)
+        try:
+            yield flight
+        finally:
+            flight.has_started()
+            self.open_choices -= choices
+            self.blocks.stop_expecting(chain)
+
+
+class InFlight:
+    """A request's part in its worker's load."""
+
+    def __init__(self, live: Live, uncached_tokens: int) -> None:
+        self._live = live
+        self._queued = uncached_tokens
+        live.queued_tokens += uncached_tokens
+
+    def has_started(self) -> None:
+        """Its prompt is computed, or never will be: it queues no longer. Harmless when repeated."""
+        self._live.queued_tokens -= self._queued
+        self._queued = 0
+
+
+class WorkerLink:
+    """Keeps one worker connected. `live` is there while requests can be sent to it."""
+
+    def __init__(
+        self, address: str, router_id: str, tokenizers: Tokenizers, on_change: Callable[[], None], rng: Random
+    ) -> None:
+        self.address = address
+        self.live: Live | None = None
+        self._router_id = router_id
+        self._tokenizers = tokenizers
+        self._on_change = on_change
+        self._rng = rng
+        self._log = get_logger()
+
+    async def run(self) -> None:
+        """Connects, and again whenever the connection ends; forever."""
+        backoff_s = BACKOFF_FIRST_S
+        last_problem = ""
+        while True:
+            problem = "closed by the worker"
+            was_live = False
+            try:
+                async with open_channel(self.address) as channel:
+                    await self._serve(channel)
+            except grpc.aio.AioRpcError as error:
+                problem = f"{error.code().name}: {error.details()}"
+            except (WatchBroken, TokenizerError, TimeoutError) as error:
+                problem = str(error) or type(error).__name__
+            finally:
+                was_live = self.live is not None
+                if was_live:
+                    self.live = None
+                    self._on_change()
+            if was_live or problem != last_problem:  # one line per change, not per try
+                self._log.warning("worker not connected", address=self.address, problem=problem)
+            last_problem = problem
+            backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
+            await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.0))
+
+    async def _serve(self, channel: grpc.aio.Channel) -> None:
+        """One connection: returns or raises when it is over."""
+        stub: "WorkerServiceAsyncStub" = WorkerServiceStub(channel)
+        model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
+        tokenizer = await self._tokenizers.of(model, stub)
+        live = Live(model, tokenizer, WorkerSession(), WorkerBlocks(), LoadSample())
+        opened, synced = asyncio.Event(), asyncio.Event()
+
+        def on_open(welcome: SessionWelcome) -> None:
+            if welcome.epoch != model.epoch:
+                raise WatchBroken("the worker was restarted while connecting")
+            opened.set()
+
+        session = asyncio.create_task(live.session.run(stub, self._router_id, on_open))
+        watch = asyncio.create_task(self._watch(stub, live, synced))
+        ready = asyncio.create_task(self._announce(live, opened, synced))
+        try:
+            done, _ = await asyncio.wait({session, watch}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (session, watch, ready):
+                task.cancel()
+            await asyncio.gather(session, watch, ready, return_exceptions=True)
+
+    async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:
+        for condition in conditions:
+            await condition.wait()
+        self.live = live
+        self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
+                       blocks=len(live.blocks))  # fmt: skip
+        self._on_change()
+
+    async def _watch(self, stub: "WorkerServiceAsyncStub", live: Live, synced: asyncio.Event) -> None:
+        """Follows the worker's cache. A gap starts a new subscription; a new epoch ends the connection."""
+        while True:
+            follower = CacheFollower(live.blocks, live.model.epoch)
+            call = stub.WatchCache(WatchCacheRequest(stride=1))
+            try:
+                async for item in call:
+                    if item.WhichOneof("item") == "load":
+                        accepts = live.accepts
+                        live.load = item.load
+                        if live.accepts != accepts:
+                            self._on_change()
+                    elif not follower.take(item):
+                        break
+                    if follower.synced:
+                        synced.set()
+                else:
+                    return
+            finally:
+                call.cancel()
+            self._log.warning("cache events have a gap", address=self.address)
+
+
+class CacheFollower:
+    """Applies a WatchCache stream to what is known of a worker. Pure."""
+
+    def __init__(self, blocks: WorkerBlocks, epoch: int) -> None:
+        self._blocks = blocks
+        self._epoch = epoch
+        self._sequence: int | None = None  # of the last item; None before a snapshot is complete
+
+    @property
+    def synced(self) -> bool:
+        return self._sequence is not None
+
+    def take(self, item: WatchCacheResponse) -> bool:
+        """Takes a snapshot part or events in; False where something is missing. Raises WatchBroken on a new epoch."""
+        if item.epoch != self._epoch:
+            raise WatchBroken("the worker was restarted")
+        if item.WhichOneof("item") == "snapshot":
+            if item.snapshot.first:
+                self._blocks.clear()
+            self._blocks.store(split_digests(item.snapshot.block_hashes))
+            self._sequence = item.sequence if item.snapshot.last else None
+            return True
+        if self._sequence is None or item.sequence != self._sequence + 1:
+            return False
+        self._sequence = item.sequence
+        for event in item.events.events:
+            kind = event.WhichOneof("kind")
+            if kind == "stored":
+                self._blocks.store(split_digests(event.stored.block_hashes))
+            elif kind == "removed":
+                self._blocks.remove(split_digests(event.removed.block_hashes))
+            elif kind == "cleared":
+                self._blocks.clear()
+        return True
+
+
+def split_digests(joined: bytes) -> list[bytes]:
+    return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
