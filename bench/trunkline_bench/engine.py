@@ -71,7 +71,9 @@ def best_static_batch_size(model: Path, dtype: str, threads: int, requests: list
         size: tok_s(measure(Job("transformers", str(model), dtype, threads, size, requests)))
         for size in STATIC_BATCH_SIZES
     }
-    print("  static batch size → tok/s: " + ", ".join(f"{size}: {rate:.0f}" for size, rate in rates.items()), flush=True)
+    print(
+        "  static batch size → tok/s: " + ", ".join(f"{size}: {rate:.0f}" for size, rate in rates.items()), flush=True
+    )
     return max(rates, key=lambda size: rates[size])
 
 
@@ -152,7 +154,10 @@ def main() -> None:
                 vocab_size=config["vocab_size"],
                 seed=0,
             )
-            print(f"{model.name}: {sum(len(r.prompt) for r in requests)} prompt tokens, {sum(r.output_tokens for r in requests)} output tokens", flush=True)
+            print(
+                f"{model.name}: {sum(len(r.prompt) for r in requests)} prompt tokens, {sum(r.output_tokens for r in requests)} output tokens",
+                flush=True,
+            )
             static = best_static_batch_size(model, arguments.dtype, threads, requests[:128])
             rows.append(compare(model, arguments.dtype, threads, requests, CONCURRENCY, static, arguments.repeats))
             rows.append(compare(model, arguments.dtype, threads, requests[:12], 1, 1, arguments.repeats))
@@ -160,13 +165,16 @@ def main() -> None:
     facts = {
         "date": date,
         "machine": f"{cpu_name()}, {threads} cores",
-        "versions": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")) + f", Python {platform.python_version()}",
+        "versions": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+        + f", Python {platform.python_version()}",
         "workload": f"{arguments.requests} requests drawn from {arguments.trace.name}, both lengths × {arguments.scale}, random prompts; medians of {arguments.repeats} runs in turns, each in a fresh process",
         "command": f"make bench-engine (python -m trunkline_bench.engine --requests {arguments.requests} --scale {arguments.scale} --repeats {arguments.repeats} --dtype {arguments.dtype})",
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
     stem = arguments.output / f"engine-{arguments.dtype}-{date}"
-    stem.with_suffix(".json").write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    stem.with_suffix(".json").write_text(
+        json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )
     stem.with_suffix(".md").write_text(text := markdown(rows, facts))
     print(text)
 

@@ -56,7 +56,9 @@ def run_engine(job: Job) -> Callable[[], int]:
     def submit(handle: int) -> None:
         request = job.requests[handle]
         sampling = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True, seed=0)
-        engine.accept(EngineRequest(submits=[Submit(handle=handle, prompt_token_ids=request.prompt, sampling=sampling)]))
+        engine.accept(
+            EngineRequest(submits=[Submit(handle=handle, prompt_token_ids=request.prompt, sampling=sampling)])
+        )
 
     def run() -> int:
         upcoming = iter(range(len(job.requests)))

@@ -37,7 +37,10 @@ def write_random_llama(directory: Path, config: dict[str, object] = RANDOM_22M, 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * 0.02
 
-    weights = {"model.embed_tokens.weight": matrix(sizes["vocab_size"], hidden), "model.norm.weight": torch.ones(hidden)}
+    weights = {
+        "model.embed_tokens.weight": matrix(sizes["vocab_size"], hidden),
+        "model.norm.weight": torch.ones(hidden),
+    }
     for layer in range(sizes["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         weights[prefix + "input_layernorm.weight"] = torch.ones(hidden)

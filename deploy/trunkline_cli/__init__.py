@@ -1,0 +1,1 @@
+"""The `trunkline` command, and the launcher of a local cluster."""

@@ -62,8 +62,10 @@ def plan_attention(batch: RaggedBatch, *, window: int | None, zero_slot: int, dt
             positions = torch.arange(oldest, context_len)
             table = batch.block_tables[sequence]
             slots = table[positions // size] * size + positions % size
-            mask = None if first == 0 and (window is None or window >= context_len) else _chunk_mask(
-                first, context_len, oldest, window, dtype
+            mask = (
+                None
+                if first == 0 and (window is None or window >= context_len)
+                else _chunk_mask(first, context_len, oldest, window, dtype)
             )
             chunks.append(PrefillChunk(row, query_len, slots, mask))
         row += query_len

@@ -40,7 +40,14 @@ class KVLayer:
 
 
 def allocate_kv(
-    *, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    *,
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> list[KVLayer]:
     """An empty pool."""
     shape = (num_blocks + 1, block_size, num_kv_heads, head_dim)

@@ -1,0 +1,25 @@
+"""Trunkline's contract, and a small client.
+
+Importing the package loads neither grpc nor anything else: `trunkline.Client` and the errors come on first use, so
+that `trunkline.block_hash` can be used where there is no grpc.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trunkline.client import Client as Client
+    from trunkline.errors import TrunklineError as TrunklineError
+
+__all__ = ["Client", "TrunklineError"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Client":
+        from trunkline.client import Client
+
+        return Client
+    if name == "TrunklineError":
+        from trunkline.errors import TrunklineError
+
+        return TrunklineError
+    raise AttributeError(f"module 'trunkline' has no attribute {name!r}")

@@ -59,9 +59,7 @@ class RequestRefused(Exception):
 
     @classmethod
     def from_proto(cls, error: RequestError) -> "RequestRefused":
-        return cls(
-            error.code, error.reason, error.message, field=error.field, retry_delay_ms=error.retry_delay_ms
-        )
+        return cls(error.code, error.reason, error.message, field=error.field, retry_delay_ms=error.retry_delay_ms)
 
 
 def invalid(field: str, message: str) -> RequestRefused:

@@ -54,6 +54,7 @@ def validate_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str)
         if not 0 <= token_id < vocab_size:
             raise invalid(field, f"token id {token_id} at index {index} is not in [0, {vocab_size})")
 
+
 def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
     """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) where prompt and output could never fit."""
     limit, what = min((context_length, "the context length"), (capacity, "what the KV pool can hold"))
@@ -72,7 +73,9 @@ def _validate_stop(params: SamplingParams, prefix: str) -> None:
     _at_most(len(stop), MAX_STOP_STRINGS, f"{prefix}.stop")
     for index, text in enumerate(stop):
         if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
-            raise invalid(f"{prefix}.stop", f"stop string {index} has {len(text.encode())} bytes, not 1 to {MAX_STOP_BYTES}")
+            raise invalid(
+                f"{prefix}.stop", f"stop string {index} has {len(text.encode())} bytes, not 1 to {MAX_STOP_BYTES}"
+            )
 
 
 def _at_most(count: int, most: int, field: str) -> None:

@@ -54,11 +54,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler  # type: ignore[no-any-return]  # unimplemented: grpc answers by itself
         method = handler_call_details.method
-        kind = ("stream" if handler.request_streaming else "unary") + ("_stream" if handler.response_streaming else "_unary")
+        kind = ("stream" if handler.request_streaming else "unary") + (
+            "_stream" if handler.response_streaming else "_unary"
+        )
         behaviour = getattr(handler, kind)
         wrapped = (_stream if handler.response_streaming else _unary)(behaviour, method)
         make = getattr(grpc, kind + "_rpc_method_handler")
-        made: "grpc.RpcMethodHandler[Any, Any]" = make(
+        made: grpc.RpcMethodHandler[Any, Any] = make(
             wrapped,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,

@@ -18,7 +18,9 @@ _TRACER_NAME = "trunkline"
 
 def configure_tracing(service_name: str) -> None:
     """Exports spans where the standard OTEL_* variables say so; otherwise spans only carry the trace on."""
-    provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service_name)}))
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service_name)})
+    )
     exporter = _exporter()
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -84,5 +86,7 @@ def current_trace_context() -> tuple[str, str]:
 
 def trace_context_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
     """(traceparent, tracestate) in gRPC metadata; empty where there is none."""
-    found = {key: value for key, value in metadata or () if key in ("traceparent", "tracestate") and isinstance(value, str)}
+    found = {
+        key: value for key, value in metadata or () if key in ("traceparent", "tracestate") and isinstance(value, str)
+    }
     return found.get("traceparent", ""), found.get("tracestate", "")

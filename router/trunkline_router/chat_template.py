@@ -28,7 +28,7 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)  # noqa: DTZ005 - as HF
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:

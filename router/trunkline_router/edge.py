@@ -81,9 +81,7 @@ async def prepare(
     return Prepared(request_id, model, prompt, resolve_sampling(request.sampling, limits.default_sampling), choices)
 
 
-async def prompt_tokens(
-    request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse
-) -> list[int]:
+async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse) -> list[int]:
     """The prompt's tokens. Raises RequestRefused."""
     kind = request.WhichOneof("prompt")
     if kind is None:

@@ -45,7 +45,9 @@ def choose(num_prompt: int, views: Sequence[WorkerView], block_size: int, rng: R
     Workers within less than one block of the best are equals, and one of them is drawn: unrelated requests spread.
     """
     candidates = tuple(
-        Candidate(view, num_prompt - view.matched_tokens + view.queued_tokens + TOKENS_PER_RUNNING_CHOICE * view.running)
+        Candidate(
+            view, num_prompt - view.matched_tokens + view.queued_tokens + TOKENS_PER_RUNNING_CHOICE * view.running
+        )
         for view in views
     )
     best = min(candidate.cost_tokens for candidate in candidates)

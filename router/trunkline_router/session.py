@@ -52,7 +52,9 @@ class WorkerSession:
                 self._pending.abort_handles.append(handle)
                 self._wake.set()
 
-    async def run(self, stub: "WorkerServiceAsyncStub", router_id: str, on_open: Callable[[SessionWelcome], None]) -> None:
+    async def run(
+        self, stub: "WorkerServiceAsyncStub", router_id: str, on_open: Callable[[SessionWelcome], None]
+    ) -> None:
         """Talks to the worker until the stream breaks; then every open choice ends with UNAVAILABLE."""
         call = stub.Session()
         writing = asyncio.create_task(self._write(call, router_id))
@@ -93,4 +95,6 @@ class WorkerSession:
 
 
 def _lost(handle: int) -> SequenceOutput:
-    return SequenceOutput(handle=handle, error=no_worker("the worker was lost while it computed this request").to_proto())
+    return SequenceOutput(
+        handle=handle, error=no_worker("the worker was lost while it computed this request").to_proto()
+    )

@@ -65,7 +65,9 @@ class PromptTokenizer:
     def _missing_special_ids(self, config: dict[str, Any]) -> tuple[list[int], list[int]]:
         """BOS and EOS where tokenizer_config.json asks for them and tokenizer.json's own processor leaves them out."""
         ids = self._encode("a", True)
-        bos, eos = (self._tokenizer.token_to_id(_content(config.get(name)) or "") for name in ("bos_token", "eos_token"))
+        bos, eos = (
+            self._tokenizer.token_to_id(_content(config.get(name)) or "") for name in ("bos_token", "eos_token")
+        )
         prefix = [bos] if config.get("add_bos_token") and bos is not None and ids[:1] != [bos] else []
         suffix = [eos] if config.get("add_eos_token") and eos is not None and ids[-1:] != [eos] else []
         return prefix, suffix
@@ -80,7 +82,9 @@ def _content(token: Any) -> str | None:
 
 def _read_template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[ChatTemplate | None, str]:
     """The template and, where there is one that cannot be used, why."""
-    source: Any = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else config.get("chat_template")
+    source: Any = (
+        files["chat_template.jinja"].decode() if "chat_template.jinja" in files else config.get("chat_template")
+    )
     if isinstance(source, list):  # several named ones
         source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
     if not isinstance(source, str):

@@ -152,7 +152,7 @@ class WorkerLink:
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
         """One connection: returns or raises when it is over."""
-        stub: "WorkerServiceAsyncStub" = WorkerServiceStub(channel)
+        stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         tokenizer = await self._tokenizers.of(model, stub)
         live = Live(model, tokenizer, WorkerSession(), WorkerBlocks(), LoadSample())

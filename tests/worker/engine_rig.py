@@ -31,7 +31,9 @@ def make_engine(model: Path = DEMO_MODEL, **options: object) -> Engine:
     return build_engine(settings, loaded, device)[0]
 
 
-def make_submit(handle: int, prompt: Iterable[int], *, output: Iterable[int] = (), choice: int = 0, **sampling: object) -> Submit:
+def make_submit(
+    handle: int, prompt: Iterable[int], *, output: Iterable[int] = (), choice: int = 0, **sampling: object
+) -> Submit:
     """A submit as a front would send it."""
     submit = Submit(handle=handle, choice=choice, prompt_token_ids=list(prompt))
     submit.sampling.CopyFrom(SamplingParams(**{"seed": 1, "temperature": 0.0, **sampling}))  # type: ignore[arg-type]
@@ -60,7 +62,9 @@ class Collected:
             self.finished[output.handle] = output.finish_reason
 
 
-def drive(engine: Engine, submits: Iterable[Submit], *, each_step: Callable[[int, Collected], None] | None = None) -> Collected:
+def drive(
+    engine: Engine, submits: Iterable[Submit], *, each_step: Callable[[int, Collected], None] | None = None
+) -> Collected:
     """Submits everything at once and steps until nothing is left; then no block may be live."""
     engine.accept(EngineRequest(submits=list(submits)))
     collected = Collected()

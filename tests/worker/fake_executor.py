@@ -24,7 +24,10 @@ class HistoryExecutor:
         for start in plan.starts:
             assert start.sequence_id not in self._rows, "started twice"
             self._rows[start.sequence_id] = (
-                list(start.token_ids), list(start.block_table), start.prompt_len, start.sampling
+                list(start.token_ids),
+                list(start.block_table),
+                start.prompt_len,
+                start.sampling,
             )
         for step in plan.steps:
             tokens, table, _, _ = self._rows[step.sequence_id]

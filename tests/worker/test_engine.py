@@ -36,7 +36,9 @@ def test_choices_of_one_seed_differ_and_repeat(engine: Engine) -> None:
 def test_max_tokens_and_the_context_bound_the_output(engine: Engine) -> None:
     limit = engine.limits.max_total_tokens
     long_prompt = [60] * (limit - 3)
-    done = drive(engine, [make_submit(1, PROMPT, max_tokens=5, ignore_eos=True), make_submit(2, long_prompt, ignore_eos=True)])
+    done = drive(
+        engine, [make_submit(1, PROMPT, max_tokens=5, ignore_eos=True), make_submit(2, long_prompt, ignore_eos=True)]
+    )
     assert [len(tokens) for tokens in done.tokens.values()] == [5, 3]
     assert set(done.finished.values()) == {FinishReason.FINISH_REASON_LENGTH}
 
@@ -52,7 +54,9 @@ def test_stop_token_ids_end_the_output_with_the_token(engine: Engine) -> None:
 
 def test_min_tokens_puts_the_end_off(engine: Engine) -> None:
     free = drive(engine, [make_submit(1, PROMPT, max_tokens=12, ignore_eos=True)]).tokens[1]
-    done = drive(engine, [make_submit(1, PROMPT, max_tokens=12, ignore_eos=True, stop_token_ids=[free[0]], min_tokens=6)])
+    done = drive(
+        engine, [make_submit(1, PROMPT, max_tokens=12, ignore_eos=True, stop_token_ids=[free[0]], min_tokens=6)]
+    )
     assert len(done.tokens[1]) > 6
     assert free[0] not in done.tokens[1][:6]
 
@@ -84,7 +88,9 @@ def test_logprobs_are_normalised_ordered_and_contain_the_greedy_token(engine: En
 @pytest.mark.parametrize("chunk", [7, 64])
 def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(chunk: int) -> None:
     whole = drive(make_engine(kv_blocks=64), [make_submit(1, PROMPT, max_tokens=1, prompt_logprobs=2)])
-    parts = drive(make_engine(kv_blocks=64, max_step_tokens=chunk), [make_submit(1, PROMPT, max_tokens=1, prompt_logprobs=2)])
+    parts = drive(
+        make_engine(kv_blocks=64, max_step_tokens=chunk), [make_submit(1, PROMPT, max_tokens=1, prompt_logprobs=2)]
+    )
     entries = whole.outputs[1][0].prompt.logprobs
     assert len(entries) == len(PROMPT) and not entries[0].HasField("chosen")
     assert [entry.chosen.token_id for entry in entries[1:]] == PROMPT[1:]
@@ -113,7 +119,9 @@ def test_a_full_queue_refuses_with_a_time_to_come_back_and_disturbs_nobody() -> 
 def test_ragged_batches_give_the_tokens_of_lone_runs() -> None:
     draw = random.Random(3)
     prompts = [[draw.randrange(500) for _ in range(draw.randrange(1, 70))] for _ in range(12)]
-    lone = [drive(make_engine(kv_blocks=64), [make_submit(1, p, max_tokens=8, ignore_eos=True)]).tokens[1] for p in prompts]
+    lone = [
+        drive(make_engine(kv_blocks=64), [make_submit(1, p, max_tokens=8, ignore_eos=True)]).tokens[1] for p in prompts
+    ]
     batch = drive(
         make_engine(kv_blocks=256, max_step_tokens=48),
         [make_submit(n + 1, p, max_tokens=8, ignore_eos=True) for n, p in enumerate(prompts)],

@@ -199,7 +199,9 @@ class KVBlocks:
         listed = list(self._free)
         assert len(listed) == len(set(listed)) == self._free.size, "the free list is broken"
         for block in range(self.num_blocks):
-            assert self._holders[block] == held[block], f"block {block}: {self._holders[block]} counted, {held[block]} hold"
+            assert self._holders[block] == held[block], (
+                f"block {block}: {self._holders[block]} counted, {held[block]} hold"
+            )
         assert {block for block in range(self.num_blocks) if not self._holders[block]} == set(listed), "lost blocks"
         assert self.num_cached == sum(self._node[block] is not None for block in listed), "cached blocks miscounted"
         copies: dict[int, Node] = {}

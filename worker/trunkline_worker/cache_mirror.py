@@ -154,7 +154,9 @@ class CacheMirror:
                 chosen = [d for d in digests if stored_now[d] % stride == stride - 1]
                 if chosen:
                     first = depth + (stride - 1 - depth) % stride
-                    stored = BlocksStored(block_hashes=b"".join(chosen), parent_hash=event.stored.parent_hash, depth=first)
+                    stored = BlocksStored(
+                        block_hashes=b"".join(chosen), parent_hash=event.stored.parent_hash, depth=first
+                    )
                     kept.append(CacheEvent(stored=stored, tier=event.tier))
             elif kind == "removed":
                 depths = {d: stored_now.get(d, self._depth.get(d, 0)) for d in _digests(event.removed.block_hashes)}

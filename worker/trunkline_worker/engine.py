@@ -167,7 +167,9 @@ def _output(news: SequenceNews) -> EngineOutput:
     if news.finish is not None:
         output.finish_reason = _FINISH[news.finish]
     if news.prompt is not None:
-        output.prompt.CopyFrom(PromptReport(prompt_tokens=news.prompt.num_tokens, cached_tokens=news.prompt.cached_tokens))
+        output.prompt.CopyFrom(
+            PromptReport(prompt_tokens=news.prompt.num_tokens, cached_tokens=news.prompt.cached_tokens)
+        )
         if news.prompt.logprobs is not None:
             # Nothing predicts the first prompt token: its entry is empty.
             output.prompt.logprobs.extend([TokenLogprobs(), *map(_logprobs, news.prompt.logprobs)])

@@ -16,9 +16,7 @@ def position_logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) 
     ranks = (logprobs > chosen).sum(dim=-1) + 1
     most = max(num_top)
     values, ids = logprobs.topk(most, dim=-1) if most else (logprobs[:, :0], logprobs[:, :0].long())
-    columns = zip(
-        token_ids, chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), num_top, strict=True
-    )
+    columns = zip(token_ids, chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), num_top, strict=True)
     return [
         PositionLogprobs(token_id, logprob, rank, list(zip(row_ids, row_values, strict=True))[:count])
         for token_id, logprob, rank, row_ids, row_values, count in columns

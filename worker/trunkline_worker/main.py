@@ -42,6 +42,8 @@ def main() -> None:
     except (PortInUse, ModelError, EngineStartError, OSError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
+    if status == EXIT_ENGINE_DIED:
+        print("trunkline-worker: the engine process died; see the log", file=sys.stderr)
     shutdown_tracing()
     sys.exit(status)
 

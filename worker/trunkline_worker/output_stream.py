@@ -29,9 +29,7 @@ class OutputStream:
         self._max_tokens = min(params.max_tokens, room) if params.HasField("max_tokens") else room
         stop_ids = frozenset(params.stop_token_ids)
         self._end_ids = stop_ids if params.ignore_eos else stop_ids | eos
-        self._detokenizer = Detokenizer(
-            tokenizer, submit.prompt_token_ids, keep_special=params.keep_special_tokens
-        )
+        self._detokenizer = Detokenizer(tokenizer, submit.prompt_token_ids, keep_special=params.keep_special_tokens)
         self._stops = StopSearch(params.stop, include_stop=params.include_stop)
         self.num_tokens = 0
         self.cached_tokens = 0
@@ -120,10 +118,14 @@ class OutputStream:
         for index, token_id in enumerate(ledger):
             text += self._advance(token_id)
             if self.finished and index + 1 < len(ledger):
-                raise invalid("resume.output_token_ids", f"the output had ended after {index + 1} of {len(ledger)} tokens")
+                raise invalid(
+                    "resume.output_token_ids", f"the output had ended after {index + 1} of {len(ledger)} tokens"
+                )
         encoded, sent = text.encode(), submit.resume.text_bytes_sent
         if sent > len(encoded):
-            raise invalid("resume.text_bytes_sent", f"{sent} is more than the {len(encoded)} bytes that the tokens make")
+            raise invalid(
+                "resume.text_bytes_sent", f"{sent} is more than the {len(encoded)} bytes that the tokens make"
+            )
         try:
             self._unsent = encoded[sent:].decode()
         except UnicodeDecodeError:

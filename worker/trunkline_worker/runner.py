@@ -84,9 +84,7 @@ class TorchExecutor:
         return found
 
 
-def build_batch(
-    steps: list[SequenceStep], rows: list[Row], block_size: int
-) -> tuple[NDArray[np.int64], RaggedBatch]:
+def build_batch(steps: list[SequenceStep], rows: list[Row], block_size: int) -> tuple[NDArray[np.int64], RaggedBatch]:
     """The step's token ids [num_tokens] and where they go."""
     block_tables = np.zeros((len(rows), max(row.num_blocks for row in rows)), np.int64)
     token_ids, positions, sequences = [], [], []

@@ -105,9 +105,7 @@ def _draw(logits: Tensor, highest: Tensor, rows: list[Row], drawn: list[int]) ->
     return _argmax_segments(scores, ids.numpy(), starts)
 
 
-def _argmax_segments(
-    scores: NDArray[np.float64], ids: NDArray[np.int64], starts: NDArray[np.int64]
-) -> list[int]:
+def _argmax_segments(scores: NDArray[np.float64], ids: NDArray[np.int64], starts: NDArray[np.int64]) -> list[int]:
     ends = [*starts[1:], len(scores)]
     return [int(ids[start + int(scores[start:end].argmax())]) for start, end in zip(starts, ends, strict=True)]
 

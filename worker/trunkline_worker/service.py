@@ -44,7 +44,9 @@ class WorkerService(WorkerServiceServicer):
         self._files = files
         self._drain = drain
 
-    async def Session(self, request_iterator: AsyncIterator[SessionRequest], context: Context) -> AsyncIterator[SessionResponse]:  # type: ignore[override]
+    async def Session(
+        self, request_iterator: AsyncIterator[SessionRequest], context: Context
+    ) -> AsyncIterator[SessionResponse]:  # type: ignore[override]
         session = Session(self._front)
         log = get_logger()
 

@@ -28,7 +28,10 @@ class EngineSettings:
     block_size: int = _setting(16, "tokens per KV block", minimum=1, maximum=256)
     kv_blocks: int | None = _setting(None, "blocks of the KV pool; default: found from free memory", minimum=1)
     kv_memory_fraction: float = _setting(
-        0.25, "share of the free memory that the KV pool may take, where kv_blocks is not given", minimum=0.01, maximum=0.95
+        0.25,
+        "share of the free memory that the KV pool may take, where kv_blocks is not given",
+        minimum=0.01,
+        maximum=0.95,
     )
     max_step_tokens: int = _setting(2048, "most tokens computed in one step", minimum=1)
     max_running_requests: int = _setting(256, "most choices that run at once", minimum=1)

@@ -68,7 +68,9 @@ class Checkpoint:
         """Raises ModelError for tensors that no part of the model asked for: the config describes another model."""
         left = sorted(name for name in self._unread if not name.endswith(ignore))
         if left:
-            raise ModelError(f"{self._file_of[left[0]]}: unexpected tensor {left[0]} ({len(left)} in all): not this architecture")
+            raise ModelError(
+                f"{self._file_of[left[0]]}: unexpected tensor {left[0]} ({len(left)} in all): not this architecture"
+            )
 
 
 def weight_files(directory: Path) -> list[Path]:

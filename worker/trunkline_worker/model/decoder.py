@@ -125,7 +125,9 @@ def _llama3_frequencies(frequencies: Tensor, rope: RopeSpec) -> Tensor:
     wavelengths = 2 * math.pi / frequencies
     longest_kept = rope.original_context / rope.high_freq_factor
     shortest_stretched = rope.original_context / rope.low_freq_factor
-    blend = (rope.original_context / wavelengths - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = (rope.original_context / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
     blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
     scaled = torch.where(wavelengths > shortest_stretched, frequencies / rope.factor, blended)
     return torch.where(wavelengths < longest_kept, frequencies, scaled)

@@ -1,0 +1,78 @@
+# Everything starts here: `make serve` runs a cluster, `make test` checks it. Both set up what they need.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= deploy/demo/tiny-tales
+NAME ?=
+WORKERS ?= 2
+PORT ?= 50051
+WORKER_PORT ?= 50061
+ARGS ?=
+BUF ?= @bufbuild/buf@1.75.0
+
+BIN := $(VENV)/bin
+SERVE_STAMP := $(VENV)/.installed-serve
+DEV_STAMP := $(VENV)/.installed-dev
+PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
+
+.PHONY: help serve test test-slow lint protos demo-model bench-engine clean
+
+help:
+	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
+	@echo 'make test | test-slow | lint | protos | demo-model | bench-engine | clean'
+
+serve: $(SERVE_STAMP)
+	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' $(ARGS)
+
+test: $(DEV_STAMP)
+	@$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(DEV_STAMP)
+	@$(BIN)/python -m pytest -m slow --timeout 1800
+
+lint: $(DEV_STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@deploy/lint/stub_drift.sh $(BIN)
+	@deploy/lint/buf.sh $(BUF)
+
+protos: $(DEV_STAMP)
+	@deploy/lint/generate_stubs.sh $(BIN) protos
+
+demo-model: $(DEV_STAMP)
+	@$(BIN)/python deploy/demo/train.py
+
+bench-engine: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.engine $(ARGS)
+
+clean:
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+	  || { echo 'make: needs Python 3.11 to 3.13 as $(PYTHON); choose one with PYTHON=...' >&2; exit 1; }
+	@echo 'make: creating the virtual environment $(VENV)'
+	@$(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo 'make: $(PYTHON) cannot make a virtual environment: is its venv module installed, and is there disk space?' >&2; exit 1; }
+
+# One line per step and pip's own progress; pins for everything are in constraints.txt.
+define install
+	@echo 'make: installing trunkline[$(1)] and its dependencies (the first time this takes minutes)'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[$(1)]' 2>&1 \
+	  | { grep --line-buffered -E '^(Collecting|Downloading|Installing|Building|Successfully|ERROR|error)' || true; } \
+	  || { echo 'make: the installation failed: see the ERROR above (network? disk space?)' >&2; exit 1; }
+	@touch $@
+endef
+
+$(SERVE_STAMP): $(BIN)/python pyproject.toml constraints.txt
+	$(call install,router$(COMMA)worker$(COMMA)cli)
+
+$(DEV_STAMP): $(BIN)/python pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch $(SERVE_STAMP)
+
+COMMA := ,

@@ -1,0 +1,90 @@
+"""One process of a local cluster: started by its console script, watched, stopped with all it has started."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+KEPT_LINES = 20  # of what a child printed last, to report when it dies
+PR_SET_PDEATHSIG = 1  # Linux prctl(2): a signal when the parent dies
+
+# Resolved before any fork: the child may only make a system call between fork and exec.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+
+def script(name: str) -> str:
+    """A console script of this installation: beside the interpreter, else on PATH."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else name
+
+
+def _die_with_parent() -> None:
+    if _PRCTL is not None:
+        _PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Child:
+    """A running process. Its output goes to our standard error, each line under its name."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.process = process
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.started_s = asyncio.get_running_loop().time()
+        self._relaying = asyncio.create_task(self._relay())
+
+    @classmethod
+    async def start(cls, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> "Child":
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # a group of its own: Ctrl-C reaches the launcher, which stops children in order
+            preexec_fn=_die_with_parent,
+            limit=1 << 20,
+        )
+        return cls(name, process)
+
+    @property
+    def last_line(self) -> str:
+        return self.last_lines[-1] if self.last_lines else "it printed nothing"
+
+    async def wait(self) -> int:
+        """The exit status, once it has ended and all it printed is relayed."""
+        status = await self.process.wait()
+        await asyncio.wait({self._relaying}, timeout=1.0)
+        return status
+
+    def ask_to_stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill_group(self) -> None:
+        """What is left of it and of all that it started in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def _relay(self) -> None:
+        assert self.process.stdout is not None
+        while True:
+            try:
+                line = await self.process.stdout.readline()
+            except ValueError:
+                continue  # a line longer than the limit: dropped
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self.last_lines.append(text)
+            print(f"[{self.name}] {text}", file=sys.stderr, flush=True)
+
+
+def describe_status(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

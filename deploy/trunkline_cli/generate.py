@@ -1,0 +1,96 @@
+"""`trunkline generate` and `trunkline models`."""
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from trunkline.client import Client, Prompt
+from trunkline.errors import TrunklineError
+
+# Flags that are passed on as they are, when given: name → type
+SAMPLING: dict[str, type] = {
+    "max_tokens": int,
+    "min_tokens": int,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "seed": int,
+    "logprobs": int,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="text to continue; with --chat, the user's message; - reads standard input")
+    parser.add_argument("--server", default="127.0.0.1:50051", help="router, host:port (default: %(default)s)")
+    parser.add_argument("--model", default="", help="served model name; not needed where there is one")
+    parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
+    parser.add_argument("--system", help="with --chat: a system message before it")
+    parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument("--json", action="store_true", help="print responses as JSON lines")
+    parser.add_argument("--n", type=int, help="number of choices")
+    parser.add_argument("--stop", action="append", default=[], help="stop string; may be given several times")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence")
+    parser.add_argument("--timeout-s", type=float, help="deadline")
+    for name, kind in SAMPLING.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=kind)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        asyncio.run(_generate(arguments))
+    except (TrunklineError, ValueError) as error:
+        print(f"trunkline generate: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _generate(arguments: argparse.Namespace) -> None:
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt: Prompt = text
+    if arguments.chat:
+        system = [("system", arguments.system)] if arguments.system else []
+        prompt = [*system, ("user", text)]
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in SAMPLING}
+    options = {name: value for name, value in options.items() if value is not None}
+    options |= {"n": arguments.n, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos}
+    async with Client(arguments.server, model=arguments.model) as client:
+        if arguments.json:
+            last = None
+            async for piece in client.generate(prompt, timeout_s=arguments.timeout_s, **options):
+                if piece.response is not last:
+                    last = piece.response
+                    print(json.dumps(MessageToDict(last, preserving_proto_field_name=True)), flush=True)
+        elif arguments.stream and (arguments.n or 1) == 1:
+            if not arguments.chat:
+                print(text, end="", flush=True)
+            async for piece in client.generate(prompt, timeout_s=arguments.timeout_s, **options):
+                print(piece.text, end="", flush=True)
+            print()
+        else:
+            done = await client.complete(prompt, timeout_s=arguments.timeout_s, **options)
+            for choice in done.choices:
+                print(choice.text if arguments.chat else text + choice.text)
+
+
+def list_models(arguments: argparse.Namespace) -> int:
+    async def show() -> None:
+        async with Client(arguments.server) as client:
+            for model in await client.list_models():
+                print(f"{model.name}\tcontext {model.context_length}\tworkers {model.ready_workers}")
+
+    try:
+        asyncio.run(show())
+    except TrunklineError as error:
+        print(f"trunkline models: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,70 @@
+"""The `trunkline` command."""
+
+import argparse
+import os
+import sys
+
+from trunkline_cli import generate, launcher
+from trunkline_cli.child import script
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if arguments[:1] in (["router"], ["worker"]):
+        command = script(f"trunkline-{arguments[0]}")
+        os.execvp(command, [command, *arguments[1:]])
+    parser = argparse.ArgumentParser(prog="trunkline", description="An LLM serving cluster.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    generate.add_arguments(commands.add_parser("generate", help="generate text from a prompt"))
+    models = commands.add_parser("models", help="list the served models")
+    models.add_argument("--server", default="127.0.0.1:50051", help="router, host:port (default: %(default)s)")
+    add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
+    commands.add_parser("router", help="run a router (trunkline router --help)")
+    commands.add_parser("worker", help="run a worker (trunkline worker --help)")
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest and parsed.command != "serve":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    sys.exit(run(parsed, tuple(rest)))
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Further flags are handed to every worker: see trunkline worker --help."
+    parser.add_argument("--model", required=True, help="directory in Hugging Face layout, or hub id")
+    parser.add_argument("--name", default="", help="served model name; default: the directory's base name")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=50051, help="the router's (default: %(default)s)")
+    parser.add_argument("--worker-port", type=int, default=50061, help="the first worker's (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads per worker; default: the cores, shared out")
+
+
+def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
+    if parsed.command == "generate":
+        return generate.run(parsed)
+    if parsed.command == "models":
+        return generate.list_models(parsed)
+    if parsed.workers < 1:
+        print(f"trunkline serve: --workers={parsed.workers} is out of range; allowed: 1 or more", file=sys.stderr)
+        return 2
+    try:
+        model = launcher.find_model(parsed.model)
+    except launcher.LaunchError as error:
+        print(f"trunkline serve: {error}", file=sys.stderr)
+        return 1
+    name = parsed.name or os.path.basename(os.path.normpath(parsed.model))
+    return launcher.serve(
+        launcher.ClusterPlan(
+            model=model,
+            name=name,
+            workers=parsed.workers,
+            host=parsed.host,
+            port=parsed.port,
+            worker_port=parsed.worker_port,
+            worker_arguments=rest,
+            threads=parsed.threads,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The Python client.
+
+async with Client("127.0.0.1:50051") as client:
+    async for piece in client.generate("Once upon a time", max_tokens=64):
+        print(piece.text, end="", flush=True)
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from google.protobuf.message import Message
+
+from trunkline.errors import error_of
+from trunkline.v1.generation_pb2 import FinishReason, SamplingParams, TokenLogprobs
+from trunkline.v1.inference_pb2 import (
+    ChatMessage,
+    ChatMessages,
+    DetokenizeRequest,
+    GenerateRequest,
+    GenerateResponse,
+    ListModelsRequest,
+    Model,
+    PromptInfo,
+    TokenIds,
+    TokenizeRequest,
+    Usage,
+)
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+
+# Text, token ids, or a conversation as (role, content) pairs or {"role": …, "content": …} mappings.
+Prompt = str | Sequence[int] | Sequence[tuple[str, str]] | Sequence[Mapping[str, str]]
+
+MAX_MESSAGE_BYTES = 64 << 20
+KEEPALIVE_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New output of one choice."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: str | None  # "stop", "length" or "abort" on the choice's last piece
+    response: GenerateResponse  # that it came with: prompt, usage, request id
+
+
+@dataclass(slots=True)
+class Choice:
+    """A choice's whole output."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    request_id: str
+    choices: list[Choice]
+    prompt: PromptInfo
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text
+
+
+class Client:
+    """A connection to a router. Use it as an async context manager, or close() it. Errors: trunkline.errors."""
+
+    def __init__(self, address: str = "127.0.0.1:50051", *, model: str = "") -> None:
+        self._model = model
+        self._channel = grpc.aio.insecure_channel(
+            address,
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ),
+        )
+        self._stub: Any = InferenceServiceStub(self._channel)  # grpc.aio's stub type exists in the stub file only
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        *,
+        model: str | None = None,
+        n: int | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        **sampling: Any,
+    ) -> AsyncIterator[Piece]:
+        """Streams the output as it comes; leaving the loop cancels the request.
+
+        `sampling`: the fields of SamplingParams, such as max_tokens=64, temperature=0.0, stop=["\\n"].
+        """
+        request = GenerateRequest(
+            model=self._model if model is None else model,
+            sampling=SamplingParams(**sampling),
+            n=n,
+            request_id=request_id,
+        )
+        _set_prompt(request, prompt)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=_trace_metadata())
+        try:
+            async for response in call:
+                for chunk in response.chunks:
+                    yield Piece(
+                        chunk.index,
+                        chunk.text,
+                        list(chunk.token_ids),
+                        list(chunk.logprobs),
+                        _finish_name(chunk.finish_reason),
+                        response,
+                    )
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        finally:
+            call.cancel()
+
+    async def complete(self, prompt: Prompt, **options: Any) -> Completion:
+        """The whole answer at once; options as of generate()."""
+        choices: dict[int, Choice] = {}
+        request_id, info, usage = "", PromptInfo(), Usage()
+        async for piece in self.generate(prompt, **options):
+            choice = choices.setdefault(piece.index, Choice())
+            choice.text += piece.text
+            choice.token_ids += piece.token_ids
+            choice.logprobs += piece.logprobs
+            choice.finish_reason = piece.finish_reason or choice.finish_reason
+            request_id = piece.response.request_id
+            if piece.response.HasField("prompt"):
+                info = piece.response.prompt
+            if piece.response.HasField("usage"):
+                usage = piece.response.usage
+        return Completion(request_id, [choices[index] for index in sorted(choices)], info, usage)
+
+    async def tokenize(
+        self,
+        text: str | Sequence[Mapping[str, str]] | Sequence[tuple[str, str]],
+        *,
+        special_tokens: bool = True,
+        model: str | None = None,
+    ) -> list[int]:
+        """The tokens of text, or of a conversation rendered with the model's chat template."""
+        request = TokenizeRequest(model=self._model if model is None else model, omit_special_tokens=not special_tokens)
+        if isinstance(text, str):
+            request.text = text
+        else:
+            request.chat.CopyFrom(_chat(text))
+        return list((await self._call("Tokenize", request)).token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, keep_special_tokens: bool = False, model: str | None = None
+    ) -> str:
+        request = DetokenizeRequest(
+            model=self._model if model is None else model,
+            token_ids=token_ids,
+            keep_special_tokens=keep_special_tokens,
+        )
+        text: str = (await self._call("Detokenize", request)).text
+        return text
+
+    async def list_models(self) -> list[Model]:
+        """The models with a ready worker."""
+        return list((await self._call("ListModels", ListModelsRequest())).models)
+
+    async def _call(self, method: str, request: Message) -> Any:
+        try:
+            return await getattr(self._stub, method)(request, metadata=_trace_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+
+
+def _set_prompt(request: GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif all(isinstance(item, int) for item in prompt):
+        request.token_ids.CopyFrom(TokenIds(ids=prompt))  # type: ignore[arg-type]
+    else:
+        request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]
+
+
+def _chat(messages: Sequence[Mapping[str, str]] | Sequence[tuple[str, str]]) -> ChatMessages:
+    pairs = [(m["role"], m["content"]) if isinstance(m, Mapping) else m for m in messages]
+    return ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in pairs])
+
+
+def _finish_name(reason: FinishReason) -> str | None:
+    return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() if reason else None
+
+
+def _trace_metadata() -> tuple[tuple[str, str], ...]:
+    """W3C trace context of the caller's span, where the caller uses OpenTelemetry."""
+    try:
+        from opentelemetry import propagate
+    except ImportError:
+        return ()
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return tuple(carrier.items())

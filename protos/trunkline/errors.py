@@ -1,0 +1,114 @@
+"""What a client can catch.
+
+TrunklineError
+├── InvalidRequest            a field is wrong: .field names it
+│   └── ContextLengthExceeded
+├── ModelNotFound
+├── NotAllowed                no, wrong or insufficient credentials
+├── TryAgain                  .retry_after_s says when
+│   ├── Overloaded            the queue is full, or a quota is used up
+│   └── NoWorker              nobody can serve it now
+├── DeadlineExceeded
+├── Quarantined
+└── InternalError
+"""
+
+import grpc
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from grpc_status.rpc_status import from_call
+
+from trunkline import status
+
+
+class TrunklineError(Exception):
+    """A request was refused or broke off. `reason` is that of the error table; empty if no server answered."""
+
+    def __init__(self, message: str, *, reason: str = "", field: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(TrunklineError):
+    pass
+
+
+class ContextLengthExceeded(InvalidRequest):
+    pass
+
+
+class ModelNotFound(TrunklineError):
+    pass
+
+
+class NotAllowed(TrunklineError):
+    pass
+
+
+class TryAgain(TrunklineError):
+    pass
+
+
+class Overloaded(TryAgain):
+    pass
+
+
+class NoWorker(TryAgain):
+    pass
+
+
+class DeadlineExceeded(TrunklineError):
+    pass
+
+
+class Quarantined(TrunklineError):
+    pass
+
+
+class InternalError(TrunklineError):
+    pass
+
+
+_BY_REASON: dict[str, type[TrunklineError]] = {
+    status.INVALID_REQUEST: InvalidRequest,
+    status.CONTEXT_LENGTH_EXCEEDED: ContextLengthExceeded,
+    status.MODEL_NOT_FOUND: ModelNotFound,
+    status.UNAUTHENTICATED: NotAllowed,
+    status.FORBIDDEN: NotAllowed,
+    status.OVERLOADED: Overloaded,
+    status.QUOTA_EXCEEDED: Overloaded,
+    status.NO_WORKER: NoWorker,
+    status.DEADLINE_EXCEEDED: DeadlineExceeded,
+    status.QUARANTINED: Quarantined,
+    status.INTERNAL: InternalError,
+}
+
+# Where a status comes without details: from grpc itself, or a proxy.
+_BY_CODE: dict[grpc.StatusCode, type[TrunklineError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: ModelNotFound,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: NoWorker,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.FAILED_PRECONDITION: Quarantined,
+    grpc.StatusCode.INTERNAL: InternalError,
+}
+
+
+def error_of(call: grpc.aio.AioRpcError) -> TrunklineError:
+    """The exception for a failed call."""
+    reason, field, retry_after_s = "", "", None
+    details = from_call(call)  # type: ignore[arg-type]  # reads code, details and trailing metadata only
+    for packed in details.details if details is not None else ():
+        info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
+        if packed.Unpack(info):
+            reason = info.reason
+        elif packed.Unpack(bad) and bad.field_violations:
+            field = bad.field_violations[0].field
+        elif packed.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    kind = _BY_REASON.get(reason) or _BY_CODE.get(call.code(), TrunklineError)
+    return kind(call.details() or call.code().name, reason=reason, field=field, retry_after_s=retry_after_s)
