@@ -98,7 +98,7 @@ def compare(
         max(m.peak_rss_mib for m in other),
         1 - needed / other[0].tokens_computed,
     )
-    print(f"  {concurrency} at once: {row.ratio:.2f} × static ({row})", flush=True)
+    print(f"  {concurrency} at once: {row.ratio:.2f} x static ({row})", flush=True)
     return row
 
 
@@ -108,13 +108,15 @@ def markdown(rows: list[Comparison], facts: dict[str, str]) -> str:
         "",
         *(f"- {name}: {value}" for name, value in facts.items()),
         "",
-        "| model | dtype | at once | requests | engine tok/s | static tok/s (batch size) | ratio | static padding | peak memory engine / static, MiB |",
+        "| model | dtype | at once | requests | engine tok/s | static tok/s (batch size) | ratio | static padding "
+        "| peak memory engine / static, MiB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         engine, static = statistics.median(row.engine_tok_s), statistics.median(row.static_tok_s)
         lines.append(
-            f"| {row.model} | {row.dtype} | {row.concurrency} | {row.requests} | {engine:.0f} | {static:.0f} ({row.static_batch_size}) "
+            f"| {row.model} | {row.dtype} | {row.concurrency} | {row.requests} | {engine:.0f} "
+            f"| {static:.0f} ({row.static_batch_size}) "
             f"| {row.ratio:.2f} | {row.padding_share:.0%} | {row.engine_peak_mib:.0f} / {row.static_peak_mib:.0f} |"
         )
     return "\n".join(lines) + "\n"
@@ -155,7 +157,8 @@ def main() -> None:
                 seed=0,
             )
             print(
-                f"{model.name}: {sum(len(r.prompt) for r in requests)} prompt tokens, {sum(r.output_tokens for r in requests)} output tokens",
+                f"{model.name}: {sum(len(r.prompt) for r in requests)} prompt tokens, "
+                f"{sum(r.output_tokens for r in requests)} output tokens",
                 flush=True,
             )
             static = best_static_batch_size(model, arguments.dtype, threads, requests[:128])
@@ -167,8 +170,10 @@ def main() -> None:
         "machine": f"{cpu_name()}, {threads} cores",
         "versions": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
         + f", Python {platform.python_version()}",
-        "workload": f"{arguments.requests} requests drawn from {arguments.trace.name}, both lengths × {arguments.scale}, random prompts; medians of {arguments.repeats} runs in turns, each in a fresh process",
-        "command": f"make bench-engine (python -m trunkline_bench.engine --requests {arguments.requests} --scale {arguments.scale} --repeats {arguments.repeats} --dtype {arguments.dtype})",
+        "workload": f"{arguments.requests} requests of {arguments.trace.name}, both lengths x {arguments.scale}, "
+        f"random prompts; medians of {arguments.repeats} runs in turns, each in a fresh process",
+        "command": f"make bench-engine ARGS='--requests {arguments.requests} --scale {arguments.scale} "
+        f"--repeats {arguments.repeats} --dtype {arguments.dtype}'",
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
     stem = arguments.output / f"engine-{arguments.dtype}-{date}"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,8 +72,8 @@ def run_engine(job: Job) -> Callable[[], int]:
             for output in step.outputs:
                 assert not output.HasField("error"), output.error
                 generated += len(output.token_ids)
-                if output.finish_reason and (handle := next(upcoming, None)) is not None:
-                    submit(handle)
+                if output.finish_reason and (following := next(upcoming, None)) is not None:
+                    submit(following)
         assert generated == sum(request.output_tokens for request in job.requests)
         return sum(len(request.prompt) + request.output_tokens - 1 for request in job.requests)
 
@@ -83,7 +84,8 @@ def run_transformers(job: Job) -> Callable[[], int]:
     """Static batching: batches in order of arrival, left-padded, each running until its longest output is done."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype)).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype))
+    model.train(False)
 
     def run() -> int:
         computed = 0
@@ -105,6 +107,7 @@ def run_transformers(job: Job) -> Callable[[], int]:
                     min_new_tokens=most,
                     pad_token_id=0,
                 )
+            assert isinstance(out, torch.Tensor)
             assert out.shape == (len(batch), width + most)
             computed += len(batch) * (width + most - 1)
         return computed

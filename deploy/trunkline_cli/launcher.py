@@ -153,11 +153,10 @@ class Cluster:
     def _announce(self) -> None:
         plan = self._plan
         server = "" if (plan.host, plan.port) == ("127.0.0.1", 50051) else f" --server {plan.host}:{plan.port}"
-        command = os.path.relpath(script("trunkline")) if os.sep in script("trunkline") else "trunkline"
-        print(
-            f'\nServing {plan.name} with {plan.workers} workers. Try:\n\n    {command} generate "Once upon a time" --stream{server}\n',
-            flush=True,
-        )
+        found = script("trunkline")
+        command = os.path.relpath(found) if os.sep in found else found
+        print(f"\nServing {plan.name} with {plan.workers} workers. Try:\n")
+        print(f'    {command} generate "Once upon a time" --stream{server}\n', flush=True)
 
 
 def say(text: str) -> None:

@@ -120,7 +120,7 @@ def paged_attention(q: Tensor, kv: KVLayer, plan: AttentionPlan, *, scale: float
 
     q: [num_tokens, num_heads, head_dim] → [num_tokens, num_heads, head_dim]
     """
-    num_tokens, num_heads, head_dim = q.shape
+    _, num_heads, head_dim = q.shape
     num_kv_heads = kv.keys.shape[2]
     group = num_heads // num_kv_heads
     keys, values = kv.keys.view(-1, num_kv_heads * head_dim), kv.values.view(-1, num_kv_heads * head_dim)

@@ -207,7 +207,7 @@ def _chat(messages: Sequence[Mapping[str, str]] | Sequence[tuple[str, str]]) -> 
     return ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in pairs])
 
 
-def _finish_name(reason: FinishReason) -> str | None:
+def _finish_name(reason: "FinishReason.ValueType") -> str | None:
     return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() if reason else None
 
 

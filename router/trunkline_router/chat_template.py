@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trunkline.status import invalid
@@ -21,11 +22,21 @@ MAX_RENDERED_BYTES = 16 << 20  # a template that writes more than this in answer
 CHUNKS_PER_CHECK = 256
 
 
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what an assistant said, for training; here it is only let through."""
+
+    tags = {"generation"}  # noqa: RUF012  # the base class's attribute
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     """A compiled template. Raises ValueError where the source does not compile."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
@@ -53,7 +64,7 @@ class ChatTemplate:
                 if size > MAX_RENDERED_BYTES:
                     raise invalid(FIELD, f"the rendered conversation is longer than {MAX_RENDERED_BYTES} characters")
                 parts.append(part)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:
             raise invalid(FIELD, f"the model's chat template refuses the conversation: {error}") from None
         text = "".join(parts)
         return _cut_after_final(text, messages[-1]["content"]) if chat.continue_final_message else text

@@ -34,6 +34,11 @@ class Prepared:
     def seed(self) -> int:
         return self.sampling.seed
 
+    def fits(self, model: GetModelResponse) -> bool:
+        """Whether a worker with these limits can answer it. Workers of one model may differ in memory."""
+        wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else 1
+        return len(self.prompt) + wanted <= min(model.context_length, model.kv_token_capacity)
+
     def submits(self, timeout_ns: int | None, trace: tuple[str, str]) -> list[Submit]:
         """One per choice."""
         submits = []

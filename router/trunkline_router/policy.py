@@ -34,6 +34,7 @@ class Candidate:
 class RoutePlan:
     """The decision and what it was made of."""
 
+    chosen: int  # index into `candidates`: names may repeat where workers are set up carelessly
     worker_id: str
     matched_tokens: int
     candidates: tuple[Candidate, ...]
@@ -51,6 +52,7 @@ def choose(num_prompt: int, views: Sequence[WorkerView], block_size: int, rng: R
         for view in views
     )
     best = min(candidate.cost_tokens for candidate in candidates)
-    equals = [candidate for candidate in candidates if candidate.cost_tokens < best + block_size]
+    equals = [index for index, candidate in enumerate(candidates) if candidate.cost_tokens < best + block_size]
     chosen = rng.choice(equals)
-    return RoutePlan(chosen.view.worker_id, chosen.view.matched_tokens, candidates)
+    view = candidates[chosen].view
+    return RoutePlan(chosen, view.worker_id, view.matched_tokens, candidates)

@@ -67,7 +67,7 @@ class Pools:
                 chains[key] = prompt_hashes(root_hash(live.model.fingerprint, salt=salt), prompt, live.model.block_size)
             views.append(live.view(chains[key]))
         plan = choose(len(prompt), views, workers[0].model.block_size, self._rng)
-        chosen = next(live for live, view in zip(workers, views, strict=True) if view.worker_id == plan.worker_id)
+        chosen = workers[plan.chosen]
         return Route(chosen, chains[chosen.model.fingerprint, chosen.model.block_size], plan)
 
 

@@ -25,7 +25,7 @@ class RequestStream:
         self._error: RequestRefused | None = None
         self._wake = asyncio.Event()
         self.completion_tokens = 0
-        self.finish_reasons: dict[int, FinishReason] = {}
+        self.finish_reasons: dict[int, FinishReason.ValueType] = {}
 
     @property
     def has_output(self) -> bool:

@@ -1,5 +1,6 @@
 """InferenceService: what clients call."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -7,7 +8,15 @@ from typing import Any
 import grpc
 from opentelemetry.trace import Span, Status, StatusCode
 
-from trunkline.status import NO_WORKER, RequestRefused, deadline_exceeded
+from trunkline.status import (
+    CODE_INTERNAL,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    NO_WORKER,
+    RequestRefused,
+    deadline_exceeded,
+    invalid,
+)
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
@@ -41,7 +50,7 @@ class InferenceService(InferenceServiceServicer):
         self._pools = pools
         self._max_choices = max_choices
 
-    async def Generate(self, request: GenerateRequest, context: Context) -> AsyncIterator[GenerateResponse]:  # type: ignore[override]
+    async def Generate(self, request: GenerateRequest, context: Context) -> AsyncIterator[GenerateResponse]:
         started_s = time.monotonic()
         request_id = request_id_of(request)
         traceparent, tracestate = trace_context_of(context.invocation_metadata())
@@ -61,6 +70,16 @@ class InferenceService(InferenceServiceServicer):
                 facts["outcome"] = refused.reason
                 span.set_status(Status(StatusCode.ERROR, refused.reason))
                 raise
+            except Exception as error:
+                facts["outcome"] = INTERNAL
+                log.error("unexpected error", exc_info=error)
+                message = f"an internal error; the server's log has it under request {request_id}"
+                raise RequestRefused(CODE_INTERNAL, INTERNAL, message) from None
+            except (asyncio.CancelledError, GeneratorExit):
+                remaining_s = context.time_remaining()
+                if remaining_s is not None and remaining_s <= 0:
+                    facts["outcome"] = DEADLINE_EXCEEDED
+                raise
             finally:
                 span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
                 log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **facts)
@@ -72,7 +91,10 @@ class InferenceService(InferenceServiceServicer):
         tried: list[Live] = []
         while True:
             route = self._pools.route(
-                prepared.model, prepared.prompt, b"", usable=lambda live: all(live is not other for other in tried)
+                prepared.model,
+                prepared.prompt,
+                b"",
+                usable=lambda live: prepared.fits(live.model) and all(live is not other for other in tried),
             )
             _trace_route(span, route)
             facts["worker"] = route.live.model.worker_id
@@ -98,22 +120,25 @@ class InferenceService(InferenceServiceServicer):
             facts["outcome"] = ",".join(dict.fromkeys(r.removeprefix("FINISH_REASON_").lower() for r in reasons))
             return
 
-    async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:  # type: ignore[override]
+    async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         _, workers = self._pools.workers(request.model)
         tokenizer = workers[0].tokenizer
-        if request.WhichOneof("input") == "chat":
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise invalid("input", "one of text and chat must be set")
+        if kind == "chat":
             return TokenizeResponse(token_ids=await tokenizer.encode_chat(request.chat))
         ids = await tokenizer.encode(request.text, special_tokens=not request.omit_special_tokens)
         return TokenizeResponse(token_ids=ids)
 
-    async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:  # type: ignore[override]
+    async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
         _, workers = self._pools.workers(request.model)
         validate_token_ids(request.token_ids, vocab_size=limits_of(workers).vocab_size, field="token_ids")
         ids = list(request.token_ids)
         text = await workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)
         return DetokenizeResponse(text=text)
 
-    async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:  # type: ignore[override]
+    async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
         models = []
         for name, workers in sorted(self._pools.models().items()):
             limits = limits_of(workers)

@@ -33,7 +33,8 @@ class HistoryExecutor:
             tokens, table, _, _ = self._rows[step.sequence_id]
             table += step.new_blocks
             end = step.num_computed + step.num_new
-            assert step.num_new > 0 and step.samples == (end == len(tokens))
+            assert step.num_new > 0
+            assert step.samples == (end == len(tokens))
             for position in range(step.num_computed, end):
                 self._store[self._slot(table, position)] = tokens[position]
         for step in plan.steps:

@@ -79,9 +79,11 @@ def test_logprobs_are_normalised_ordered_and_contain_the_greedy_token(engine: En
     entries = [entry for output in done.outputs[1] for entry in output.logprobs]
     assert [entry.chosen.token_id for entry in entries] == done.tokens[1]
     for entry in entries:
-        assert entry.chosen.rank == 1 and entry.top[0] == entry.chosen
+        assert entry.chosen.rank == 1
+        assert entry.top[0] == entry.chosen
         values = [item.logprob for item in entry.top]
-        assert values == sorted(values, reverse=True) and len(values) == 20
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 20
         assert sum(map(math.exp, values)) <= 1 + 1e-5
 
 
@@ -92,7 +94,8 @@ def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(chunk: int) -> Non
         make_engine(kv_blocks=64, max_step_tokens=chunk), [make_submit(1, PROMPT, max_tokens=1, prompt_logprobs=2)]
     )
     entries = whole.outputs[1][0].prompt.logprobs
-    assert len(entries) == len(PROMPT) and not entries[0].HasField("chosen")
+    assert len(entries) == len(PROMPT)
+    assert not entries[0].HasField("chosen")
     assert [entry.chosen.token_id for entry in entries[1:]] == PROMPT[1:]
     again = parts.outputs[1][0].prompt.logprobs
     assert [e.chosen.logprob for e in again] == pytest.approx([e.chosen.logprob for e in entries], abs=1e-4)
@@ -111,7 +114,8 @@ def test_a_full_queue_refuses_with_a_time_to_come_back_and_disturbs_nobody() -> 
                 refused[output.handle] = output.error
             if output.finish_reason:
                 finished.add(output.handle)
-    assert set(refused) == {3, 4} and finished == {1, 2}
+    assert set(refused) == {3, 4}
+    assert finished == {1, 2}
     assert {error.reason for error in refused.values()} == {"OVERLOADED"}
     assert all(error.retry_delay_ms > 0 for error in refused.values())
 

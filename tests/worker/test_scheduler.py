@@ -24,7 +24,8 @@ def test_pitfall_1_a_wholly_cached_prompt_still_computes_a_token(length: int) ->
         rig.run()
     assert rig.outputs[1] == rig.outputs[2] == reference(prompt, 5)
     assert rig.cached[2] == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
-    assert rig.sequences[2].cached_tokens is not None and rig.sequences[2].cached_tokens < length
+    assert rig.sequences[2].cached_tokens is not None
+    assert rig.sequences[2].cached_tokens < length
 
 
 def test_pitfall_2_tokens_are_counted_after_the_cache_match() -> None:
@@ -105,7 +106,8 @@ def test_pitfall_6_nothing_is_live_after_everything_has_ended() -> None:
 def test_pitfall_7_a_chunk_that_is_not_the_last_emits_no_token() -> None:
     rig = Rig(max_step_tokens=4)
     rig.submit(list(range(10)), max_tokens=3)
-    assert rig.step() == [] and rig.step() == []
+    assert rig.step() == []
+    assert rig.step() == []
     assert len(rig.step()) == 1
     assert [plan.num_tokens for plan in rig.plans] == [4, 4, 2]
 

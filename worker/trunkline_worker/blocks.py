@@ -39,7 +39,7 @@ class FreeList:
         self._link(self._previous[self._end], block, self._end)
 
     def pop_front(self) -> int:
-        block = self._next[self._end]
+        block: int = self._next[self._end]
         assert block != self._end, "take() without can_take()"
         self.unlink(block)
         return block
@@ -124,7 +124,8 @@ class KVBlocks:
         node = sequence.root
         for block in matched:
             held = self._node[block]
-            assert held is not None and held.parent is node, "a matched block lost its identity"
+            assert held is not None, "a matched block lost its identity"
+            assert held.parent is node, "a matched block follows another one"
             node = held
         sequence.chain = node
         sequence.num_published = len(matched)
@@ -206,7 +207,8 @@ class KVBlocks:
         assert self.num_cached == sum(self._node[block] is not None for block in listed), "cached blocks miscounted"
         copies: dict[int, Node] = {}
         for digest, node in self.tree.nodes.items():
-            assert node.digest == digest and node.copies, "a node without copies is kept"
+            assert node.digest == digest, "a node is filed under another digest"
+            assert node.copies, "a node without copies is kept"
             assert node.parent is not None, "a root is no cached block"
             assert node.parent.parent is None or self.tree.nodes.get(node.parent.digest) is node.parent, (
                 "the cached set is not prefix-closed"

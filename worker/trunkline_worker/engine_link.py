@@ -57,7 +57,8 @@ class EngineLink:
         os.set_inheritable(theirs.fileno(), True)
         arguments = ["--socket-fd", str(theirs.fileno()), "--settings", settings.to_json()]
         # A process group of its own: a Ctrl-C at the terminal reaches the front, which decides.
-        self._process = subprocess.Popen(
+        # The spawn itself takes a millisecond, and nothing is served yet.
+        self._process = subprocess.Popen(  # noqa: ASYNC220
             [*self._command, *arguments], pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL
         )
         theirs.close()

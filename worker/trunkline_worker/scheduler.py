@@ -140,7 +140,8 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceNews]:
         """Takes in what a step computed. Results for sequences that are gone or were preempted are dropped."""
-        assert plan is self._in_flight and result.step_id == plan.step_id, "commit in order"
+        assert plan is self._in_flight, "commit in order"
+        assert result.step_id == plan.step_id, "the result is of another step"
         self._in_flight = None
         for gone in self._release_after:
             self.blocks.release(gone)

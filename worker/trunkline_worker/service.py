@@ -46,7 +46,7 @@ class WorkerService(WorkerServiceServicer):
 
     async def Session(
         self, request_iterator: AsyncIterator[SessionRequest], context: Context
-    ) -> AsyncIterator[SessionResponse]:  # type: ignore[override]
+    ) -> AsyncIterator[SessionResponse]:
         session = Session(self._front)
         log = get_logger()
 
@@ -69,7 +69,7 @@ class WorkerService(WorkerServiceServicer):
             session.close()
             log.info("session closed")
 
-    async def Generate(  # type: ignore[override]
+    async def Generate(
         self, request: WorkerServiceGenerateRequest, context: Context
     ) -> AsyncIterator[WorkerServiceGenerateResponse]:
         submit = Submit()
@@ -96,7 +96,7 @@ class WorkerService(WorkerServiceServicer):
             if choice is not None:
                 self._front.cancel(choice)
 
-    async def WatchCache(self, request: WatchCacheRequest, context: Context) -> AsyncIterator[WatchCacheResponse]:  # type: ignore[override]
+    async def WatchCache(self, request: WatchCacheRequest, context: Context) -> AsyncIterator[WatchCacheResponse]:
         subscription = self._front.mirror.subscribe(request.stride)
         try:
             async for item in subscription.items():
@@ -104,17 +104,15 @@ class WorkerService(WorkerServiceServicer):
         finally:
             self._front.mirror.unsubscribe(subscription)
 
-    async def GetModel(self, request: GetModelRequest, context: Context) -> GetModelResponse:  # type: ignore[override]
+    async def GetModel(self, request: GetModelRequest, context: Context) -> GetModelResponse:
         return self._front.model
 
-    async def GetTokenizer(  # type: ignore[override]
-        self, request: GetTokenizerRequest, context: Context
-    ) -> AsyncIterator[GetTokenizerResponse]:
+    async def GetTokenizer(self, request: GetTokenizerRequest, context: Context) -> AsyncIterator[GetTokenizerResponse]:
         for name, data in self._files.contents.items():
             for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
                 yield GetTokenizerResponse(name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
 
-    async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:  # type: ignore[override]
+    async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:
         timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
         # A caller that hangs up does not stop a drain that has begun.
         return await asyncio.shield(asyncio.ensure_future(self._drain(timeout_s)))

@@ -92,7 +92,7 @@ class Decoder:
         spec = self.spec
         x = rms_norm(residual, w.input_norm, spec.rms_norm_eps)
         heads = linear(x, w.qkv, w.qkv_bias).view(len(x), -1, spec.head_dim)
-        q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if w.query_norm is not None and w.key_norm is not None:
             q, k = rms_norm(q, w.query_norm, spec.rms_norm_eps), rms_norm(k, w.key_norm, spec.rms_norm_eps)
         return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v

@@ -96,7 +96,7 @@ def build_weights(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, f
 
     def fused(names: list[str], sizes: list[int], *rest: int) -> Tensor:
         target = torch.empty(sum(sizes), *rest, dtype=dtype, device=device)
-        for part, name in zip(target.split(sizes), names, strict=True):
+        for part, name in zip(torch.split(target, sizes), names, strict=True):
             fill(part, name)
         return target
 

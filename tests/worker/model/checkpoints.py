@@ -1,0 +1,81 @@
+"""Tiny random checkpoints of every architecture, written by transformers, which is also the truth for them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 97
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+
+@dataclass(frozen=True)
+class Variant:
+    config: type
+    model: type
+    changes: dict[str, Any]
+
+
+VARIANTS = {
+    "llama2": Variant(LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 6}),
+    "llama2-gqa-tied": Variant(LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "llama-biases": Variant(LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "llama3-scaled-rope": Variant(LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear-rope": Variant(LlamaConfig, LlamaForCausalLM, {"rope_parameters": LINEAR_ROPE}),
+    "mistral-window": Variant(MistralConfig, MistralForCausalLM, {"sliding_window": 9, "head_dim": 16}),
+    "mistral-no-window": Variant(MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": Variant(Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen2-window": Variant(
+        Qwen2Config, Qwen2ForCausalLM, {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    ),
+    "qwen3": Variant(Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-biases": Variant(Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "attention_bias": True}),
+}
+
+
+def write_checkpoint(name: str, directory: Path, **save: Any) -> Any:
+    """Writes a checkpoint; returns the transformers model that it holds."""
+    variant = VARIANTS[name]
+    torch.manual_seed(sum(map(ord, name)))
+    model = variant.model(variant.config(**{**SIZES, **variant.changes})).float()
+    model.train(False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Far from the small initial values, so that every bias and norm shows in the logits.
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory, **save)
+    return model

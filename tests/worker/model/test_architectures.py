@@ -1,0 +1,99 @@
+"""Every architecture against transformers: logits and greedy tokens, in ragged batches over paged KV."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.engine_rig import drive, make_engine, make_submit
+from tests.worker.model.checkpoints import VARIANTS, VOCAB, write_checkpoint
+from trunkline_kernels.ragged_batch import RaggedBatch, allocate_kv
+from trunkline_worker.model.loading import load_model
+
+GREEDY_STEPS = 64
+
+
+def prompts() -> list[list[int]]:
+    draw = random.Random(5)
+    return [[draw.randrange(3, VOCAB) for _ in range(length)] for length in (1, 3, 16, 17, 40, 55)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.inference_mode()
+def test_logits_equal_transformers_in_a_ragged_batch_of_chunks(name: str, deterministic: bool, tmp_path: Path) -> None:
+    truth = write_checkpoint(name, tmp_path)
+    model = load_model(tmp_path, device=torch.device("cpu"), deterministic=deterministic)
+    spec, size = model.spec, 4
+    kv = allocate_kv(
+        num_layers=spec.num_layers,
+        num_blocks=100,
+        block_size=size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    sequences = prompts()
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    tables = order[: len(sequences) * 16].view(len(sequences), 16)
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    computed = [0] * len(sequences)
+    chunks = random.Random(1)
+    while any(done < len(tokens) for done, tokens in zip(computed, sequences, strict=True)):
+        active = [i for i, tokens in enumerate(sequences) if computed[i] < len(tokens)]
+        news = [min(len(sequences[i]) - computed[i], chunks.choice((1, 2, 5, 23))) for i in active]
+        positions = torch.cat([torch.arange(computed[i], computed[i] + n) for i, n in zip(active, news, strict=True)])
+        owners = torch.repeat_interleave(torch.tensor(active), torch.tensor(news))
+        batch = RaggedBatch(
+            positions=positions,
+            slots=tables[owners, positions // size] * size + positions % size,
+            query_lens=news,
+            context_lens=[computed[i] + n for i, n in zip(active, news, strict=True)],
+            block_tables=tables[active],
+            block_size=size,
+        )
+        token_ids = torch.tensor([sequences[int(i)][int(p)] for i, p in zip(owners, positions, strict=True)])
+        rows = model.decoder.logits(model.decoder.forward(token_ids, batch, kv))
+        for i, part in zip(active, rows.split(news), strict=True):
+            logits[i].append(part)
+            computed[i] += len(part)
+    for tokens, parts in zip(sequences, logits, strict=True):
+        expected = truth(torch.tensor([tokens])).logits[0]
+        torch.testing.assert_close(torch.cat(parts), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_greedy_tokens_equal_transformers_for_64_steps(name: str, tmp_path: Path) -> None:
+    truth = write_checkpoint(name, tmp_path)
+    engine = make_engine(tmp_path, kv_blocks=128, block_size=8, max_step_tokens=32)
+    submits = [
+        make_submit(i + 1, tokens, max_tokens=GREEDY_STEPS, ignore_eos=True) for i, tokens in enumerate(prompts())
+    ]
+    done = drive(engine, submits)
+    for i, tokens in enumerate(prompts()):
+        with torch.inference_mode():
+            out = truth.generate(
+                torch.tensor([tokens]),
+                attention_mask=torch.ones(1, len(tokens), dtype=torch.long),
+                do_sample=False,
+                max_new_tokens=GREEDY_STEPS,
+                min_new_tokens=GREEDY_STEPS,
+                pad_token_id=0,
+                eos_token_id=VOCAB + 1,
+            )
+        assert done.tokens[i + 1] == out[0, len(tokens) :].tolist(), f"prompt of {len(tokens)} tokens"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_close_to_float32(dtype: str, tmp_path: Path) -> None:
+    write_checkpoint("llama2-gqa-tied", tmp_path)
+    tokens = prompts()[4]
+
+    def logprobs(kind: str) -> list[float]:
+        engine = make_engine(tmp_path, dtype=kind, kv_blocks=32)
+        done = drive(engine, [make_submit(1, tokens, max_tokens=1, prompt_logprobs=0)])
+        return [entry.chosen.logprob for entry in done.outputs[1][0].prompt.logprobs[1:]]
+
+    assert logprobs(dtype) == pytest.approx(logprobs("float32"), abs=0.25)

@@ -1,0 +1,161 @@
+"""Model directories: what loads, and the one clear line for what does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.engine_rig import DEMO_MODEL
+from tests.worker.model.checkpoints import write_checkpoint
+from trunkline_worker.model.errors import ModelError
+from trunkline_worker.model.loading import LoadedModel, load_model
+from trunkline_worker.model.spec import parse_spec
+
+
+def load(directory: Path, **options: object) -> LoadedModel:
+    return load_model(directory, device=torch.device("cpu"), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    write_checkpoint("llama2", tmp_path)
+    return tmp_path
+
+
+def change_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def problem(directory: Path, **options: object) -> str:
+    with pytest.raises(ModelError) as caught:
+        load(directory, **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_shards_make_the_same_model_as_one_file(tmp_path: Path) -> None:
+    write_checkpoint("qwen3", tmp_path / "one")
+    write_checkpoint("qwen3", tmp_path / "many", max_shard_size="20KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one, many = load(tmp_path / "one"), load(tmp_path / "many")
+    for a, b in zip(one.decoder._weights.layers, many.decoder._weights.layers, strict=True):
+        assert torch.equal(a.qkv, b.qkv)
+        assert torch.equal(a.gate_up, b.gate_up)
+
+
+def test_an_unsupported_architecture_is_named(checkpoint: Path) -> None:
+    change_config(checkpoint, architectures=["GPT2LMHeadModel"])
+    assert "GPT2LMHeadModel is not supported; supported: LlamaForCausalLM" in problem(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act gelu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads 4"),
+        ({"vocab_size": "many"}, "config.json"),
+    ],
+)
+def test_what_the_decoder_cannot_do_is_named(checkpoint: Path, changes: dict[str, object], named: str) -> None:
+    change_config(checkpoint, **changes)
+    assert named in problem(checkpoint)
+
+
+def test_a_missing_entry_of_the_config_is_named() -> None:
+    with pytest.raises(KeyError, match="num_attention_heads"):
+        parse_spec({"architectures": ["LlamaForCausalLM"]})
+
+
+def test_a_truncated_file_is_named(checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "model.safetensors is damaged or cut short" in problem(checkpoint)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_checkpoint("llama2", tmp_path, max_shard_size="20KB")
+    next(iter(tmp_path.glob("model-00002-*"))).unlink()
+    assert "model-00002" in problem(tmp_path)
+
+
+def test_a_shard_outside_the_directory_is_refused(tmp_path: Path) -> None:
+    write_checkpoint("llama2", tmp_path, max_shard_size="20KB")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("model-00002", "../model-00002"))
+    assert "missing" in problem(tmp_path)
+
+
+def test_a_tensor_of_another_shape_or_name_is_named(checkpoint: Path) -> None:
+    change_config(checkpoint, intermediate_size=96)
+    assert "mlp.gate_proj.weight has shape [80, 48], config.json says [96, 48]" in problem(checkpoint)
+    change_config(checkpoint, intermediate_size=80, num_hidden_layers=2)
+    assert "unexpected tensor model.layers.2" in problem(checkpoint)
+    change_config(checkpoint, num_hidden_layers=4)
+    assert "lacks the tensor model.layers.3" in problem(checkpoint)
+
+
+def test_pickled_weights_are_refused_by_name(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    assert "refusing pickled weights" in problem(checkpoint)
+    assert "pytorch_model.bin" in problem(checkpoint)
+
+
+def test_a_directory_without_weights_or_config_is_named(tmp_path: Path) -> None:
+    assert "config.json is missing" in problem(tmp_path)
+    assert "is not a directory" in problem(tmp_path / "nowhere")
+    write_checkpoint("llama2", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    assert "holds no model.safetensors" in problem(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json cannot be read" in problem(tmp_path)
+
+
+def test_dummy_weights_need_a_config_only_and_repeat(tmp_path: Path) -> None:
+    write_checkpoint("qwen2", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    one, two = load(tmp_path, load_format="dummy"), load(tmp_path, load_format="dummy")
+    assert torch.equal(one.decoder._weights.head, two.decoder._weights.head)
+    assert one.fingerprint == two.fingerprint
+
+
+def test_the_fingerprint_tells_weights_dtype_and_config_apart(checkpoint: Path) -> None:
+    seen = {load(checkpoint).fingerprint, load(checkpoint, dtype="bfloat16").fingerprint}
+    assert load(checkpoint).fingerprint in seen
+    change_config(checkpoint, rms_norm_eps=1e-6)
+    seen.add(load(checkpoint).fingerprint)
+    file = checkpoint / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    seen.add(load(checkpoint).fingerprint)
+    assert len(seen) == 4
+
+
+def test_generation_defaults_come_from_generation_config(checkpoint: Path) -> None:
+    settings = {"eos_token_id": [2, 7], "do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40}
+    (checkpoint / "generation_config.json").write_text(json.dumps(settings))
+    model = load(checkpoint)
+    assert model.eos_token_ids == {2, 7}
+    assert model.default_sampling.temperature == pytest.approx(0.6)
+    assert model.default_sampling.top_k == 40
+    (checkpoint / "generation_config.json").unlink()
+    assert load(checkpoint).eos_token_ids == {2}
+
+
+def test_a_context_longer_than_the_models_is_refused(checkpoint: Path) -> None:
+    assert "256" in problem(checkpoint, context_length=257)
+    assert load(checkpoint, context_length=100).context_length == 100
+
+
+def test_the_demo_model_is_small_and_has_what_users_expect() -> None:
+    model = load(DEMO_MODEL)
+    assert sum(file.stat().st_size for file in DEMO_MODEL.iterdir()) <= 8 << 20
+    assert model.spec.head_dim == 64
+    assert model.context_length >= 1024
+    for name in ("README.md", "samples.md", "training.json", "chat_template.jinja", "tokenizer.json"):
+        assert (DEMO_MODEL / name).is_file()
