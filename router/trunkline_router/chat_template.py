@@ -19,7 +19,10 @@ from trunkline.v1.inference_pb2 import ChatMessages
 FIELD = "chat"
 MAX_MESSAGES = 4096
 MAX_RENDERED_BYTES = 16 << 20  # a template that writes more than this in answer to a conversation is broken
-CHUNKS_PER_CHECK = 256
+# What a template can raise about a conversation that it was not written for.
+RENDER_ERRORS = (
+    TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError,
+)  # fmt: skip
 
 
 class _GenerationTag(Extension):
@@ -36,7 +39,9 @@ class ChatTemplate:
     """A compiled template. Raises ValueError where the source does not compile."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
@@ -64,7 +69,7 @@ class ChatTemplate:
                 if size > MAX_RENDERED_BYTES:
                     raise invalid(FIELD, f"the rendered conversation is longer than {MAX_RENDERED_BYTES} characters")
                 parts.append(part)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:
+        except RENDER_ERRORS as error:
             raise invalid(FIELD, f"the model's chat template refuses the conversation: {error}") from None
         text = "".join(parts)
         return _cut_after_final(text, messages[-1]["content"]) if chat.continue_final_message else text

@@ -6,6 +6,8 @@ A hash is a hint: if the index is wrong, a request is computed where it need not
 from collections import Counter
 from collections.abc import Sequence
 
+FREED_AT_ONCE = 8192  # entries; about half a millisecond
+
 
 class WorkerBlocks:
     """Hashes of the blocks that one worker holds, or is about to hold.
@@ -16,6 +18,7 @@ class WorkerBlocks:
 
     def __init__(self) -> None:
         self._held: set[bytes] = set()
+        self._retired: list[set[bytes]] = []  # forgotten, but not freed yet
         self._expected: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
@@ -26,13 +29,27 @@ class WorkerBlocks:
 
     def store(self, digests: Sequence[bytes]) -> None:
         self._held.update(digests)
+        self.free_some()
 
     def remove(self, digests: Sequence[bytes]) -> None:
         self._held.difference_update(digests)
 
     def clear(self) -> None:
-        """Forgets what was reported. A new set, so that dropping a million entries costs this turn nothing extra."""
+        """Forgets what was reported, at once; freeing a million entries takes a while and is left to free_some()."""
+        if self._held:
+            self._retired.append(self._held)
         self._held = set()
+
+    def free_some(self) -> bool:
+        """Frees a slice of what was forgotten; whether more of it is left. Called from time to time by whoever can."""
+        if not self._retired:
+            return False
+        doomed = self._retired[-1]
+        for _ in range(min(FREED_AT_ONCE, len(doomed))):
+            doomed.pop()
+        if not doomed:
+            self._retired.pop()
+        return bool(self._retired)
 
     def expect(self, digests: Sequence[bytes]) -> None:
         self._expected.update(digests)

@@ -10,7 +10,7 @@ import uvloop
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.pool import Pools
 from trunkline_router.service import InferenceService
-from trunkline_router.settings import RouterSettings
+from trunkline_router.settings import RouterSettings, address_problem
 from trunkline_router.worker_link import Tokenizers, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
@@ -24,6 +24,10 @@ EXIT_CANNOT_START = 2
 
 def main() -> None:
     settings = load_settings(RouterSettings, sys.argv[1:], prog="trunkline-router", description=__doc__ or "")
+    problem = address_problem(settings.workers)
+    if problem is not None:
+        print(f"trunkline-router: {problem}", file=sys.stderr)
+        sys.exit(EXIT_CANNOT_START)
     router_id = settings.router_id or f"{settings.host}:{settings.port}"
     configure_logging("router", router=router_id)
     configure_tracing("trunkline-router")
@@ -46,7 +50,9 @@ async def serve(settings: RouterSettings, router_id: str) -> None:
     server = GrpcServer(settings.host, settings.port, services=[SERVICE])
     changed = asyncio.Event()
     tokenizers = Tokenizers()
-    pools.links = [WorkerLink(address, router_id, tokenizers, changed.set, rng) for address in settings.workers]
+    pools.links = [
+        WorkerLink(address, router_id, tokenizers, changed.set, rng) for address in dict.fromkeys(settings.workers)
+    ]
     service = InferenceService(pools, max_choices=settings.max_choices)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
@@ -59,14 +65,15 @@ async def serve(settings: RouterSettings, router_id: str) -> None:
             changed.clear()
             await server.set_ready(bool(pools.models()))
 
-    tasks = [asyncio.create_task(link.run()) for link in pools.links]
-    tasks.append(asyncio.create_task(follow_readiness()))
+    following = asyncio.create_task(follow_readiness())
+    tasks = [following, *(asyncio.create_task(link.run()) for link in pools.links)]
     stopped = asyncio.create_task(signals.stop.wait())
     try:
         done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # only a bug ends a link or the readiness loop: then it is raised here
         log.info("router stopping")
+        following.cancel()  # from here on it is not ready, whatever its workers do
         stopping = asyncio.create_task(server.stop(settings.stop_timeout_s))
         at_once = asyncio.create_task(signals.stop_now.wait())
         await asyncio.wait({stopping, at_once}, return_when=asyncio.FIRST_COMPLETED)

@@ -12,6 +12,41 @@ from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 from trunkline.v1.worker_pb2 import SequenceOutput
 
 
+class _Unsent:
+    """What one choice has produced since the client last took something.
+
+    The first chunk is passed on as it came. Only when a second one joins it is it copied: by then the client is slow,
+    and the step's whole message, of which the chunk is a part, should not be kept in memory for it.
+    """
+
+    __slots__ = ("_chunk", "_texts")
+
+    def __init__(self, chunk: OutputChunk) -> None:
+        self._chunk = chunk
+        self._texts: list[str] | None = None  # joined in the end: strings that grow in a message are never freed
+
+    def extend(self, chunk: OutputChunk) -> None:
+        """The choice's next chunk, contiguous with what is there."""
+        if self._texts is None:
+            first, self._chunk = self._chunk, OutputChunk()
+            self._chunk.CopyFrom(first)
+            self._texts = [first.text]
+        mine = self._chunk
+        self._texts.append(chunk.text)
+        mine.token_ids.extend(chunk.token_ids)
+        mine.logprobs.extend(chunk.logprobs)
+        mine.finish_reason = chunk.finish_reason
+        if chunk.WhichOneof("matched") == "stop_token_id":
+            mine.stop_token_id = chunk.stop_token_id
+        elif chunk.WhichOneof("matched") == "stop_string":
+            mine.stop_string = chunk.stop_string
+
+    def merged(self) -> OutputChunk:
+        if self._texts is not None:
+            self._chunk.text = "".join(self._texts)
+        return self._chunk
+
+
 class RequestStream:
     """`prompt` is filled in by the first choice's report; until it is there, nothing goes out."""
 
@@ -21,7 +56,7 @@ class RequestStream:
         self._prompt = prompt
         self._prompt_known = False
         self._prompt_sent = False
-        self._chunks: dict[int, OutputChunk] = {}  # by choice, not sent yet
+        self._chunks: dict[int, _Unsent] = {}  # by choice
         self._error: RequestRefused | None = None
         self._wake = asyncio.Event()
         self.completion_tokens = 0
@@ -41,8 +76,8 @@ class RequestStream:
         if output.HasField("error"):
             self._error = self._error or RequestRefused.from_proto(output.error)
         else:
-            if output.HasField("prompt") and output.chunk.index == 0:
-                self._take_prompt(output.prompt)
+            if output.chunk.index == 0 and not self._prompt_known:
+                self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
             self._take_chunk(output.chunk)
         self._wake.set()
 
@@ -55,7 +90,9 @@ class RequestStream:
             await self._wake.wait()
         if self._error is not None:
             raise self._error
-        response = GenerateResponse(request_id=self._request_id, chunks=self._chunks.values())
+        response = GenerateResponse(
+            request_id=self._request_id, chunks=[unsent.merged() for unsent in self._chunks.values()]
+        )
         self._chunks = {}
         if not self._prompt_sent:
             self._prompt_sent = True
@@ -82,14 +119,6 @@ class RequestStream:
             self.finish_reasons[chunk.index] = chunk.finish_reason
         waiting = self._chunks.get(chunk.index)
         if waiting is None:
-            self._chunks[chunk.index] = chunk
-            return
-        text = waiting.text + chunk.text
-        waiting.token_ids.extend(chunk.token_ids)
-        waiting.logprobs.extend(chunk.logprobs)
-        waiting.finish_reason = chunk.finish_reason
-        if chunk.WhichOneof("matched") == "stop_token_id":
-            waiting.stop_token_id = chunk.stop_token_id
-        elif chunk.WhichOneof("matched") == "stop_string":
-            waiting.stop_string = chunk.stop_string
-        waiting.text = text
+            self._chunks[chunk.index] = _Unsent(chunk)
+        else:
+            waiting.extend(chunk)

@@ -1,5 +1,6 @@
 """Settings of a router."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline_runtime.settings import setting
@@ -15,3 +16,14 @@ class RouterSettings:
     router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
+
+
+def address_problem(workers: Sequence[str]) -> str | None:
+    """What is wrong with --workers, in one line; None where nothing is."""
+    if not workers:
+        return "--workers names nobody; allowed: host:port, separated by commas"
+    for address in workers:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+            return f"--workers={address} is not host:port; allowed: host:port with a port of 1 to 65535"
+    return None

@@ -43,18 +43,20 @@ class Tokenizers:
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, PromptTokenizer] = {}
+        self._fetching = asyncio.Lock()  # a pool starts together: the first worker's files serve the others
 
     async def of(self, model: GetModelResponse, stub: "WorkerServiceAsyncStub") -> PromptTokenizer:
         """The worker's tokenizer, fetched where its digest is new. Raises TokenizerError."""
-        known = self._by_digest.get(model.tokenizer_digest)
-        if known is not None:
-            return known
-        files: dict[str, bytearray] = {}
-        async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=UNARY_TIMEOUT_S):
-            files.setdefault(piece.name, bytearray()).extend(piece.data)
-        tokenizer = await asyncio.to_thread(PromptTokenizer, {name: bytes(data) for name, data in files.items()})
-        self._by_digest[model.tokenizer_digest] = tokenizer
-        return tokenizer
+        async with self._fetching:
+            known = self._by_digest.get(model.tokenizer_digest)
+            if known is not None:
+                return known
+            files: dict[str, bytearray] = {}
+            async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=UNARY_TIMEOUT_S):
+                files.setdefault(piece.name, bytearray()).extend(piece.data)
+            tokenizer = await asyncio.to_thread(PromptTokenizer, {name: bytes(data) for name, data in files.items()})
+            self._by_digest[model.tokenizer_digest] = tokenizer
+            return tokenizer
 
 
 @dataclass(slots=True)
@@ -119,6 +121,7 @@ class WorkerLink:
     ) -> None:
         self.address = address
         self.live: Live | None = None
+        self._was_live = False  # in the present connection
         self._router_id = router_id
         self._tokenizers = tokenizers
         self._on_change = on_change
@@ -139,10 +142,12 @@ class WorkerLink:
                 problem = f"{error.code().name}: {error.details()}"
             except (WatchBroken, TokenizerError, TimeoutError) as error:
                 problem = str(error) or type(error).__name__
+            except Exception as error:  # one worker's nonsense must not end the router for all the others
+                problem = f"unexpected {type(error).__name__}"
+                self._log.error("unexpected error", address=self.address, exc_info=error)
             finally:
-                was_live = self.live is not None
+                was_live, self._was_live = self._was_live, False
                 if was_live:
-                    self.live = None
                     self._on_change()
             if was_live or problem != last_problem:  # one line per change, not per try
                 self._log.warning("worker not connected", address=self.address, problem=problem)
@@ -169,23 +174,32 @@ class WorkerLink:
         try:
             done, _ = await asyncio.wait({session, watch}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
+                if not task.cancelled():  # a stream that broke while it was written to
+                    task.result()
         finally:
+            self.live = None  # before anything else runs: nobody may choose a worker that is gone
             for task in (session, watch, ready):
                 task.cancel()
             await asyncio.gather(session, watch, ready, return_exceptions=True)
+            live.blocks.clear()
+            while live.blocks.free_some():
+                await asyncio.sleep(0)
 
     async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:
         for condition in conditions:
             await condition.wait()
         self.live = live
+        self._was_live = True
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip
         self._on_change()
 
     async def _watch(self, stub: "WorkerServiceAsyncStub", live: Live, synced: asyncio.Event) -> None:
-        """Follows the worker's cache. A gap starts a new subscription; a new epoch ends the connection."""
+        """Follows the worker's cache. A gap or a broken stream starts a new subscription, while requests go on and
+        what is known stays in use until the new snapshot comes. A new epoch ends the connection.
+        """
         while True:
+            problem = "cache events ended"
             follower = CacheFollower(live.blocks, live.model.epoch)
             call = stub.WatchCache(WatchCacheRequest(stride=1))
             try:
@@ -196,14 +210,17 @@ class WorkerLink:
                         if live.accepts != accepts:
                             self._on_change()
                     elif not follower.take(item):
+                        problem = "cache events have a gap"
                         break
                     if follower.synced:
                         synced.set()
-                else:
-                    return
+            except grpc.aio.AioRpcError as error:
+                problem = f"cache events broke off: {error.code().name}"
             finally:
                 call.cancel()
-            self._log.warning("cache events have a gap", address=self.address)
+            # Where the whole worker is gone, its session has ended too and this task is cancelled here.
+            await asyncio.sleep(BACKOFF_FIRST_S * self._rng.uniform(0.5, 1.0))
+            self._log.warning("subscribing anew", address=self.address, problem=problem)
 
 
 class CacheFollower:

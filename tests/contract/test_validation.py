@@ -1,0 +1,77 @@
+"""What a request may say, and how it is told that it may not."""
+
+import math
+
+import pytest
+
+from trunkline.status import CODE_INVALID_ARGUMENT, RequestRefused
+from trunkline.v1.generation_pb2 import RequestError, SamplingParams
+from trunkline.validation import check_length, validate_sampling, validate_token_ids
+
+BAD = [
+    ({"temperature": math.nan}, "sampling.temperature"),
+    ({"temperature": -0.1}, "sampling.temperature"),
+    ({"temperature": math.inf}, "sampling.temperature"),
+    ({"top_p": 0.0}, "sampling.top_p"),
+    ({"top_p": 1.1}, "sampling.top_p"),
+    ({"top_p": math.nan}, "sampling.top_p"),
+    ({"min_p": -0.1}, "sampling.min_p"),
+    ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+    ({"presence_penalty": 2.5}, "sampling.presence_penalty"),
+    ({"frequency_penalty": math.nan}, "sampling.frequency_penalty"),
+    ({"max_tokens": 0}, "sampling.max_tokens"),
+    ({"max_tokens": 2, "min_tokens": 3}, "sampling.min_tokens"),
+    ({"logprobs": 21}, "sampling.logprobs"),
+    ({"prompt_logprobs": 1000}, "sampling.prompt_logprobs"),
+    ({"stop": [""]}, "sampling.stop"),
+    ({"stop": ["x" * 1025]}, "sampling.stop"),
+    ({"stop": ["x"] * 17}, "sampling.stop"),
+    ({"stop_token_ids": [100]}, "sampling.stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "sampling.stop_token_ids"),
+    ({"stop_token_ids": [1] * 129}, "sampling.stop_token_ids"),
+    ({"logit_bias": {100: 1.0}}, "sampling.logit_bias"),
+    ({"logit_bias": {1: math.nan}}, "sampling.logit_bias"),
+    ({"logit_bias": {1: 101.0}}, "sampling.logit_bias"),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), BAD, ids=[str(fields)[:40] for fields, _ in BAD])
+def test_a_field_out_of_range_is_refused_by_name(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        validate_sampling(SamplingParams(**fields), vocab_size=100)  # type: ignore[arg-type]
+    refused = caught.value
+    assert (refused.code, refused.reason, refused.field) == (CODE_INVALID_ARGUMENT, "INVALID_REQUEST", named)
+
+
+def test_limits_themselves_are_allowed() -> None:
+    edge = SamplingParams(
+        temperature=0, top_p=1, min_p=1, repetition_penalty=10, presence_penalty=-2, max_tokens=1, min_tokens=1,
+        logprobs=20, stop=["x" * 1024] * 16, stop_token_ids=[0, 99], logit_bias={0: -100.0, 99: 100.0},
+    )  # fmt: skip
+    validate_sampling(edge, vocab_size=100)
+    validate_sampling(SamplingParams(), vocab_size=100)
+
+
+def test_the_first_bad_token_is_named_with_its_place() -> None:
+    with pytest.raises(RequestRefused, match=r"token id -5 at index 2 is not in \[0, 100\)"):
+        validate_token_ids([1, 2, -5, 100], vocab_size=100, field="token_ids")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "fits"), [(9, 1, True), (9, 2, False), (10, None, False), (9, None, True), (8, 2, True)]
+)
+def test_length_counts_prompt_and_output_together(prompt: int, max_tokens: int | None, fits: bool) -> None:
+    if fits:
+        check_length(prompt, max_tokens, context_length=10, capacity=64)
+        return
+    with pytest.raises(RequestRefused) as caught:
+        check_length(prompt, max_tokens, context_length=10, capacity=64)
+    assert caught.value.reason == "CONTEXT_LENGTH_EXCEEDED"
+    with pytest.raises(RequestRefused, match="KV pool"):
+        check_length(prompt, max_tokens, context_length=64, capacity=10)
+
+
+def test_a_refusal_survives_the_wire() -> None:
+    refused = RequestRefused(8, "OVERLOADED", "full", field="x", retry_delay_ms=5)
+    again = RequestRefused.from_proto(RequestError.FromString(refused.to_proto().SerializeToString()))
+    assert vars(again) == vars(refused)

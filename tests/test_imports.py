@@ -1,0 +1,83 @@
+"""The layers: who may import whom (docs/architecture.md)."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+OURS = {
+    "trunkline": "protos",
+    "trunkline_runtime": "protos",
+    "trunkline_kernels": "kernels",
+    "trunkline_worker": "worker",
+    "trunkline_router": "router",
+    "trunkline_bench": "bench",
+    "trunkline_cli": "deploy",
+}
+CONTRACT = {"grpc", "grpc_status", "google", "xxhash"}
+RUNTIME = CONTRACT | {"structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
+
+# package → what it may import beside the standard library and itself
+MAY: dict[str, set[str]] = {
+    "trunkline": CONTRACT | {"opentelemetry"},
+    "trunkline_runtime": RUNTIME | {"trunkline"},
+    "trunkline_kernels": {"torch", "triton"},
+    "trunkline_worker": RUNTIME
+    | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
+    "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "tokenizers", "jinja2", "redis"},
+    "trunkline_bench": {*OURS, "torch", "numpy", "transformers", "safetensors", "grpc"},
+    "trunkline_cli": CONTRACT | {"trunkline", "grpc_health", "huggingface_hub"},
+}
+
+# Parts that are pure, or that run where little is installed: module → what it must not reach, even indirectly
+PURE = {"torch", "grpc", "trunkline_runtime", "structlog", "opentelemetry"}
+ENGINE = {"grpc", "trunkline_runtime", "structlog", "opentelemetry", "redis", "uvloop", "transformers"}
+MUST_NOT_REACH: dict[str, set[str]] = {
+    "trunkline.block_hash": {"grpc", "google", "torch"},
+    "trunkline.validation": {"grpc", "torch"},
+    "trunkline_worker.scheduler": PURE,
+    "trunkline_worker.blocks": PURE,
+    "trunkline_worker.prefix_tree": PURE,
+    "trunkline_worker.sequence": PURE,
+    "trunkline_worker.plan": PURE,
+    "trunkline_worker.engine": PURE,
+    "trunkline_worker.engine_process": ENGINE,
+    "trunkline_kernels.paged_attention": ENGINE,
+    "trunkline_router.index": PURE | {"redis"},
+    "trunkline_router.policy": PURE | {"redis"},
+    "trunkline_router.main": {"torch", "trunkline_worker", "triton", "transformers"},
+    "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router"},
+}
+
+
+def imported(file: Path) -> set[str]:
+    """Top-level names that a file imports anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names.add((node.module or "").split(".")[0])
+    return names - set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_a_package_imports_only_what_its_layer_may(package: str) -> None:
+    folder = REPOSITORY / OURS[package] / package
+    files = [file for file in folder.rglob("*.py") if "_pb2" not in file.name]
+    assert files
+    for file in files:
+        extra = imported(file) - MAY[package] - {package}
+        assert not extra, f"{file.relative_to(REPOSITORY)} imports {', '.join(sorted(extra))}"
+
+
+@pytest.mark.parametrize("module", MUST_NOT_REACH)
+def test_a_pure_module_reaches_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not MUST_NOT_REACH[module] & set(loaded)
