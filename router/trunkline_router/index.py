@@ -61,6 +61,11 @@ class WorkerBlocks:
             else:
                 self._expected[digest] -= 1
 
+    @property
+    def num_expected(self) -> int:
+        """Blocks that requests on their way will leave there."""
+        return len(self._expected)
+
     def longest_prefix(self, chain: Sequence[bytes]) -> int:
         """How many leading blocks of a chain of hashes are held.
 

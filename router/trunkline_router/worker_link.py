@@ -182,7 +182,7 @@ class WorkerLink:
                 task.cancel()
             await asyncio.gather(session, watch, ready, return_exceptions=True)
             live.blocks.clear()
-            while live.blocks.free_some():
+            for _ in iter(live.blocks.free_some, False):
                 await asyncio.sleep(0)
 
     async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:

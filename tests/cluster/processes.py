@@ -1,0 +1,186 @@
+"""A cluster of real processes on free ports: what the end-to-end tests talk to."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from trunkline.v1.inference_pb2 import ListModelsRequest
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+
+START_S = 60.0
+STOP_S = 10.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def script(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+class Process:
+    """A running command; what it prints is kept."""
+
+    def __init__(self, *command: str, environment: dict[str, str] | None = None) -> None:
+        self.popen = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self.lines: list[str] = []
+        self._printed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            with self._printed:
+                self.lines.append(line.rstrip())
+                self._printed.notify_all()
+
+    def wait_for(self, pattern: str, timeout_s: float = START_S) -> str:
+        """The first printed line that matches."""
+
+        def find() -> str | None:
+            return next((line for line in self.lines if re.search(pattern, line)), None)
+
+        with self._printed:
+            self._printed.wait_for(find, timeout_s)
+        found = find()
+        assert found is not None, f"never printed {pattern!r}:\n" + "\n".join(self.lines[-20:])
+        return found
+
+    def wait(self, timeout_s: float = STOP_S) -> int:
+        """The exit status, everything printed read."""
+        status = self.popen.wait(timeout_s)
+        self._reader.join(STOP_S)
+        return status
+
+    def stop(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.terminate()
+            try:
+                self.popen.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.popen.pid, signal.SIGKILL)
+        self.wait()
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
+
+class Worker:
+    """A `trunkline-worker`, ready."""
+
+    def __init__(self, model: Path, *arguments: str, port: int = 0, environment: dict[str, str] | None = None) -> None:
+        self.port = port or free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.process = Process(
+            script("trunkline-worker"),
+            f"--model={model}",
+            f"--port={self.port}",
+            "--threads=1",
+            "--device=cpu",
+            *arguments,
+            environment=environment,
+        )
+        self.channel = grpc.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self.stub: Any = WorkerServiceStub(self.channel)
+
+    def wait_ready(self) -> "Worker":
+        self.process.wait_for("worker ready")
+        return self
+
+    def engine_pid(self) -> int:
+        """The worker's only child."""
+        children = Path(f"/proc/{self.process.popen.pid}/task/{self.process.popen.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def health(self, service: str) -> int:
+        answer = health_pb2_grpc.HealthStub(self.channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        status: int = answer.status
+        return status
+
+    def load(self) -> Any:
+        """The newest load sample."""
+        from trunkline.v1.worker_pb2 import WatchCacheRequest
+
+        call = self.stub.WatchCache(WatchCacheRequest(), timeout=10)
+        try:
+            return next(item.load for item in call if item.WhichOneof("item") == "load")
+        finally:
+            call.cancel()
+
+    def stop(self) -> None:
+        self.channel.close()
+        self.process.stop()
+
+
+class Cluster:
+    """A router before workers, all ready."""
+
+    def __init__(self, router: Process, address: str, workers: list[Worker]) -> None:
+        self.router = router
+        self.address = address
+        self.workers = workers
+        self.channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self.stub: Any = InferenceServiceStub(self.channel)
+
+    def worker(self, worker_id: str) -> Worker:
+        return next(worker for worker in self.workers if worker.address == worker_id)
+
+    def wait_ready(self, count: int) -> None:
+        def ready() -> bool:
+            models = self.stub.ListModels(ListModelsRequest(), wait_for_ready=True, timeout=START_S).models
+            return sum(model.ready_workers for model in models) == count
+
+        wait_until(ready, "all workers are connected")
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
+    """Polls what another process does; the time-out is for failures only."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        threading.Event().wait(0.02)
+
+
+@contextmanager
+def running_cluster(model: Path, *arguments: str, workers: int = 2, environment: dict[str, str] | None = None) -> Iterator[Cluster]:
+    """`arguments` and `environment` are for the workers and, the latter, for the router too."""
+    with ExitStack() as stack:
+        started = [Worker(model, *arguments, environment=environment) for _ in range(workers)]
+        for worker in started:
+            stack.callback(worker.stop)
+        port = free_port()
+        addresses = ",".join(worker.address for worker in started)
+        router = Process(
+            script("trunkline-router"), f"--workers={addresses}", f"--port={port}", environment=environment
+        )
+        stack.callback(router.stop)
+        router.wait_for("router listening")
+        cluster = Cluster(router, f"127.0.0.1:{port}", started)
+        stack.callback(cluster.channel.close)
+        cluster.wait_ready(workers)
+        yield cluster

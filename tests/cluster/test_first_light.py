@@ -1,0 +1,21 @@
+"""A real text through client, router and worker."""
+
+from pathlib import Path
+
+from tests.cluster.processes import running_cluster
+from trunkline import Client
+
+
+async def test_stories260k_greedy_from_bos_equals_the_published_text(shared: Path) -> None:
+    published = (shared / "README.md").read_text().replace("⏎", "\n")
+    with running_cluster(shared / "models" / "stories260k") as cluster:
+        async with Client(cluster.address) as client:
+            done = await client.complete([1], max_tokens=200, temperature=0.0)
+            assert done.text in published
+            assert done.text.startswith("Once upon a time, there was a little girl named Lily.")
+            assert done.text.endswith("Lily didn't want to help her mom, so she")
+            assert len(done.choices[0].token_ids) == 200
+            assert done.usage.completion_tokens == 200
+            streamed = [piece async for piece in client.generate([1], max_tokens=200, temperature=0.0)]
+            assert "".join(piece.text for piece in streamed) == done.text
+            assert len(streamed) > 20, "it came in pieces"

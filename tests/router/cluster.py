@@ -1,0 +1,132 @@
+"""A router in this process before fake workers, and a client's view of it: all over real gRPC on free ports."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+from typing import Any
+
+import grpc
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from grpc_status.rpc_status import from_call
+
+from tests.router.fake_worker import FakeWorker
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.pool import Pools
+from trunkline_router.service import InferenceService
+from trunkline_router.worker_link import Live, Tokenizers, WorkerLink
+from trunkline_runtime.channel import open_channel
+from trunkline_runtime.server import GrpcServer
+
+SERVICE = "trunkline.v1.InferenceService"
+PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test waits this long
+
+
+class Cluster:
+    """`stub` calls the router; `live(i)` is what the router knows of worker i."""
+
+    def __init__(self, links: list[WorkerLink], stub: Any, port: int) -> None:
+        self.links = links
+        self.stub = stub
+        self.port = port
+
+    def live(self, index: int) -> Live:
+        live = self.links[index].live
+        assert live is not None
+        return live
+
+    async def until_workers(self, *ready: bool) -> None:
+        """Waits until exactly these workers are connected."""
+        await until(lambda: tuple(link.live is not None for link in self.links) == ready)
+
+    def generate(self, prompt: Any, *, timeout_s: float | None = PATIENCE_S, **fields: Any) -> Any:
+        """The call; a prompt is text or token ids."""
+        kind: dict[str, Any] = {"text": prompt} if isinstance(prompt, str) else {"token_ids": TokenIds(ids=prompt)}
+        return self.stub.Generate(GenerateRequest(**kind, **fields), timeout=timeout_s)
+
+    async def answer(self, prompt: Any, **fields: Any) -> list[GenerateResponse]:
+        return [response async for response in self.generate(prompt, **fields)]
+
+    def assert_idle(self) -> None:
+        """No trace of any request is left: a count that missed its end would keep a worker from being chosen."""
+        for link in self.links:
+            if link.live is not None:
+                assert (link.live.open_choices, link.live.queued_tokens) == (0, 0)
+                assert link.live.session.num_open == 0
+                assert not link.live.blocks.num_expected
+
+
+@asynccontextmanager
+async def cluster(*workers: FakeWorker, max_choices: int = 4, seed: int = 0) -> AsyncIterator[Cluster]:
+    """Starts everything, waits until all workers are ready, and ends everything; checks that nothing is left over."""
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.die)
+        rng = Random(seed)
+        tokenizers = Tokenizers()
+        links = [WorkerLink(worker.address, "router-1", tokenizers, _ignore, rng) for worker in workers]
+        pools = Pools(rng)
+        pools.links = links
+        server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
+        add_InferenceServiceServicer_to_server(InferenceService(pools, max_choices=max_choices), server.grpc)
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        tasks = [asyncio.create_task(link.run()) for link in links]
+        stack.push_async_callback(_cancel, tasks)
+        channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
+        made = Cluster(links, InferenceServiceStub(channel), server.port)
+        await made.until_workers(*(True for _ in workers))
+        yield made
+        await until(lambda: all(link.live is None or not link.live.open_choices for link in links))
+        made.assert_idle()
+
+
+def _ignore() -> None:
+    """Whoever asks for readiness here looks at the links."""
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that another task is about to do."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  # what is waited for has no event of its own
+            await asyncio.sleep(0.002)
+
+
+class Refusal:
+    """The status that a call ended with."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        self.code = error.code()
+        self.message = error.details() or ""
+        self.reason = self.field = ""
+        self.retry_s: float | None = None
+        status = from_call(error)
+        for detail in status.details if status is not None else ():
+            info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
+            if detail.Unpack(info):
+                self.reason = info.reason
+            elif detail.Unpack(bad):
+                self.field = bad.field_violations[0].field
+            elif detail.Unpack(retry):
+                self.retry_s = retry.retry_delay.ToNanoseconds() / 1e9
+
+
+async def refusal(call: Any) -> Refusal:
+    """How a call that must not succeed ends."""
+    try:
+        if isinstance(call, grpc.aio.UnaryStreamCall):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return Refusal(error)
+    raise AssertionError("the call succeeded")

@@ -1,0 +1,244 @@
+"""A worker without a model: a real gRPC server with a tiny prefix cache, whose tokens the test hands out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
+from trunkline.block_hash import prompt_hashes, root_hash
+from trunkline.status import RequestRefused, no_worker
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
+from trunkline.v1.worker_pb2 import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheEvent,
+    CacheEvents,
+    CacheSnapshot,
+    GetModelResponse,
+    GetTokenizerResponse,
+    LoadSample,
+    SequenceOutput,
+    SessionResponse,
+    SessionWelcome,
+    Submit,
+    WatchCacheResponse,
+)
+from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from trunkline_runtime.errors import ErrorInterceptor
+
+BLOCK = 4
+END = object()
+
+
+@dataclass(slots=True)
+class FakeChoice:
+    """A submit that arrived. The test says what becomes of it."""
+
+    worker: "FakeWorker"
+    session: "asyncio.Queue[Any]"
+    submit: Submit
+    cached_tokens: int
+    sent: int = 0
+    text: str = ""
+
+    def tokens(self, count: int, *, finish: bool = False, text: str | None = None) -> None:
+        """Sends `count` tokens as one step's news."""
+        new_text = "x" * count if text is None else text
+        chunk = OutputChunk(
+            index=self.submit.choice,
+            first_token_index=self.sent,
+            token_ids=range(self.sent, self.sent + count),
+            text=new_text,
+            text_offset=len(self.text.encode()),
+            finish_reason=FinishReason.FINISH_REASON_LENGTH if finish else FinishReason.FINISH_REASON_UNSPECIFIED,
+        )
+        output = SequenceOutput(handle=self.submit.handle, chunk=chunk)
+        if self.sent == 0:
+            prompt = self.submit.prompt_token_ids
+            output.prompt.CopyFrom(PromptReport(prompt_tokens=len(prompt), cached_tokens=self.cached_tokens))
+            self.worker.cache_prompt(prompt)
+        self.sent += count
+        self.text += new_text
+        if finish:
+            self.worker.forget(self)
+        self.session.put_nowait(SessionResponse(outputs=[output]))
+
+    def fail(self, refused: RequestRefused) -> None:
+        self.worker.forget(self)
+        output = SequenceOutput(handle=self.submit.handle, error=refused.to_proto())
+        self.session.put_nowait(SessionResponse(outputs=[output]))
+
+
+@dataclass
+class FakeWorker(WorkerServiceServicer):
+    """`answer` is how many tokens each choice gets at once; None leaves that to the test, through `arrived`."""
+
+    worker_id: str
+    model: str = "tiny"
+    answer: int | None = 3
+    epoch: int = 1
+    fingerprint: str = "weights-1"
+    context_length: int = 4096
+    kv_token_capacity: int = 4096
+    block_size: int = BLOCK
+    files: dict[str, bytes] = field(default_factory=tokenizer_files)
+    default_sampling: SamplingParams = field(default_factory=SamplingParams)
+    cached: set[bytes] = field(default_factory=set)
+    sequence: int = 0
+    port: int = 0
+    # What happened:
+    submits: list[Submit] = field(default_factory=list)
+    aborted: list[Submit] = field(default_factory=list)
+    snapshots: int = 0
+    tokenizer_calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.arrived: asyncio.Queue[FakeChoice] = asyncio.Queue()
+        self.abort_seen = asyncio.Event()
+        self._running: dict[tuple[int, int], FakeChoice] = {}  # by session and handle
+        self._sessions: set[asyncio.Queue[Any]] = set()
+        self._watches: set[asyncio.Queue[Any]] = set()
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    async def start(self) -> "FakeWorker":
+        self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=(("grpc.so_reuseport", 0),))
+        add_WorkerServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+        return self
+
+    async def die(self) -> None:
+        """Its streams break at once."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(None)
+
+    # The cache
+
+    def hashes(self, prompt: Iterable[int]) -> list[bytes]:
+        return prompt_hashes(root_hash(self.fingerprint), list(prompt), self.block_size)
+
+    def cache_prompt(self, prompt: Iterable[int]) -> None:
+        """As after computing it: its blocks are held, and subscribers hear of it."""
+        new = [digest for digest in self.hashes(prompt) if digest not in self.cached]
+        self.cached.update(new)
+        if new:
+            self._tell(CacheEvent(stored=BlocksStored(block_hashes=b"".join(new))))
+
+    def evict(self, prompt: Iterable[int]) -> None:
+        gone = self.hashes(prompt)
+        self.cached.difference_update(gone)
+        self._tell(CacheEvent(removed=BlocksRemoved(block_hashes=b"".join(gone))))
+
+    def lose_an_event(self) -> None:
+        """The next event follows a gap."""
+        self.sequence += 1
+
+    def end_watches(self) -> None:
+        for watch in self._watches:
+            watch.put_nowait(END)
+
+    def send_load(self, **sample: Any) -> None:
+        for watch in self._watches:
+            watch.put_nowait(WatchCacheResponse(epoch=self.epoch, sequence=self.sequence, load=LoadSample(**sample)))
+
+    def _tell(self, *events: CacheEvent) -> None:
+        self.sequence += 1
+        item = WatchCacheResponse(epoch=self.epoch, sequence=self.sequence, events=CacheEvents(events=events))
+        for watch in self._watches:
+            watch.put_nowait(item)
+
+    # The service
+
+    def forget(self, choice: FakeChoice) -> None:
+        self._running.pop((id(choice.session), choice.submit.handle), None)
+
+    async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[SessionResponse]:
+        outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._sessions.add(outbox)
+        reading = asyncio.create_task(self._read(request_iterator, outbox))
+        try:
+            yield SessionResponse(welcome=SessionWelcome(worker_id=self.worker_id, epoch=self.epoch))
+            while (item := await outbox.get()) is not END:
+                yield item
+        finally:
+            reading.cancel()
+            self._sessions.discard(outbox)
+            for key in [key for key in self._running if key[0] == id(outbox)]:
+                del self._running[key]
+
+    async def _read(self, requests: AsyncIterator[Any], outbox: "asyncio.Queue[Any]") -> None:
+        async for request in requests:
+            for submit in request.submits:
+                self._take(submit, outbox)
+            for handle in request.abort_handles:
+                choice = self._running.pop((id(outbox), handle), None)
+                if choice is not None:
+                    self.aborted.append(choice.submit)
+                    self.abort_seen.set()
+
+    def _take(self, submit: Submit, outbox: "asyncio.Queue[Any]") -> None:
+        self.submits.append(submit)
+        held = 0
+        for digest in self.hashes(submit.prompt_token_ids):
+            if digest not in self.cached:
+                break
+            held += 1
+        cached_tokens = min(held * self.block_size, len(submit.prompt_token_ids) - 1)
+        choice = FakeChoice(self, outbox, submit, cached_tokens)
+        self._running[id(outbox), submit.handle] = choice
+        if self.answer is None:
+            self.arrived.put_nowait(choice)
+        else:
+            choice.tokens(self.answer, finish=True)
+
+    async def WatchCache(self, request: Any, context: Any) -> AsyncIterator[WatchCacheResponse]:
+        watch: asyncio.Queue[Any] = asyncio.Queue()
+        self.snapshots += 1
+        parts = [sorted(self.cached)[::2], sorted(self.cached)[1::2]]
+        at = self.sequence
+        self._watches.add(watch)
+        try:
+            for index, part in enumerate(parts):
+                snapshot = CacheSnapshot(block_hashes=b"".join(part), first=index == 0, last=index == len(parts) - 1)
+                yield WatchCacheResponse(epoch=self.epoch, sequence=at, snapshot=snapshot)
+            while (item := await watch.get()) is not END:
+                yield item
+        finally:
+            self._watches.discard(watch)
+
+    async def GetModel(self, request: Any, context: Any) -> GetModelResponse:
+        return GetModelResponse(
+            model=self.model,
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            fingerprint=self.fingerprint,
+            architecture="FakeForCausalLM",
+            vocab_size=VOCAB_SIZE,
+            context_length=self.context_length,
+            kv_token_capacity=self.kv_token_capacity,
+            block_size=self.block_size,
+            eos_token_ids=[EOS],
+            default_sampling=self.default_sampling,
+            tokenizer_digest=b"digest of the files",
+        )
+
+    async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[GetTokenizerResponse]:
+        self.tokenizer_calls += 1
+        for name, data in self.files.items():
+            for start in range(0, len(data), 1000):
+                yield GetTokenizerResponse(name=name, data=data[start : start + 1000])
+
+
+WORKER_DRAINS = no_worker("the worker drains")

@@ -1,0 +1,258 @@
+"""One request through a real router: what goes to the worker, what comes back to the client."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from tests.router.cluster import cluster, refusal, until
+from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
+from tests.router.relay import Relay
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
+from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline_runtime.channel import open_channel
+
+PROMPT = list(range(10, 30))
+
+
+async def test_the_first_response_describes_the_prompt_and_the_last_one_the_usage() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate(PROMPT, request_id="r1", sampling=SamplingParams(seed=7))
+        worker_side = await worker.arrived.get()
+        worker_side.tokens(1)
+        first = await call.read()
+        worker_side.tokens(2, finish=True)
+        last = await call.read()
+        assert await call.read() is grpc.aio.EOF
+    assert first.request_id == last.request_id == "r1"
+    assert (first.prompt.model, first.prompt.worker_id, first.prompt.prompt_tokens) == ("tiny", "a", 20)
+    assert first.prompt.seed == 7
+    assert not first.HasField("usage")
+    assert not last.HasField("prompt")
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (20, 3)
+    assert [c.first_token_index for r in (first, last) for c in r.chunks] == [0, 1]
+    assert last.chunks[0].finish_reason == FinishReason.FINISH_REASON_LENGTH
+
+
+async def test_text_is_tokenized_with_the_models_special_tokens() -> None:
+    worker = FakeWorker("a")
+    async with cluster(worker) as router:
+        await router.answer("hi")
+        tokens = (await router.stub.Tokenize(TokenizeRequest(text="hi"))).token_ids
+        bare = (await router.stub.Tokenize(TokenizeRequest(text="hi", omit_special_tokens=True))).token_ids
+    assert worker.submits[0].prompt_token_ids == tokens
+    assert tokens == [1, *bare]
+
+
+async def test_chat_is_rendered_and_its_special_tokens_are_not_added_twice() -> None:
+    worker = FakeWorker("a")
+    chat = ChatMessages(messages=[ChatMessage(role="user", content="hi")])
+    async with cluster(worker) as router:
+        call = router.stub.Generate(GenerateRequest(chat=chat))
+        _ = [r async for r in call]
+        tokens = (await router.stub.Tokenize(TokenizeRequest(chat=chat))).token_ids
+        text = (await router.stub.Tokenize(TokenizeRequest(text="user:hi", omit_special_tokens=True))).token_ids
+    assert worker.submits[0].prompt_token_ids == tokens
+    assert list(tokens[: len(text) + 2]) == [1, *text, 2]
+
+
+async def test_long_text_is_tokenized_like_short_text() -> None:
+    worker = FakeWorker("a", context_length=20_000, kv_token_capacity=20_000)
+    async with cluster(worker) as router:
+        await router.answer("word " * 2000)
+    assert len(worker.submits[0].prompt_token_ids) == 10_001
+
+
+async def test_open_parameters_take_the_models_defaults_and_given_ones_stay() -> None:
+    worker = FakeWorker("a", default_sampling=SamplingParams(temperature=0.6, top_p=0.9, top_k=20))
+    async with cluster(worker) as router:
+        responses = await router.answer(PROMPT, sampling=SamplingParams(temperature=0.0))
+    sampling = worker.submits[0].sampling
+    assert sampling.temperature == 0.0
+    assert sampling.top_p == pytest.approx(0.9)
+    assert sampling.top_k == 20
+    assert sampling.HasField("seed")
+    assert responses[0].prompt.seed == sampling.seed
+
+
+async def test_every_choice_is_submitted_to_one_worker_with_one_seed_and_its_own_number() -> None:
+    a, b = FakeWorker("a"), FakeWorker("b")
+    async with cluster(a, b) as router:
+        responses = await router.answer(PROMPT, n=3)
+    submits = a.submits + b.submits
+    assert not (a.submits and b.submits)
+    assert [submit.choice for submit in submits] == [0, 1, 2]
+    assert len({submit.sampling.seed for submit in submits}) == 1
+    assert responses[-1].usage.completion_tokens == 9
+    assert sorted({chunk.index for response in responses for chunk in response.chunks}) == [0, 1, 2]
+
+
+async def test_the_choices_of_a_request_that_fails_in_one_choice_are_all_ended() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate(PROMPT, n=3)
+        choices = [await worker.arrived.get() for _ in range(3)]
+        choices[0].tokens(1)
+        await call.read()
+        choices[1].fail(RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=500))
+        refused = await refusal(call)
+        await until(lambda: worker.num_running == 0)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, OVERLOADED)
+        assert refused.retry_s == 0.5
+        assert sorted(submit.choice for submit in worker.aborted) == [0, 2]
+
+
+async def test_a_request_id_is_minted_where_none_is_given() -> None:
+    async with cluster(FakeWorker("a")) as router:
+        one, two = await router.answer(PROMPT), await router.answer(PROMPT)
+    assert len(one[0].request_id) >= 16
+    assert one[0].request_id != two[0].request_id
+
+
+async def test_a_client_that_cancels_frees_its_work_on_the_worker() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate(PROMPT, n=2)
+        choices = [await worker.arrived.get() for _ in range(2)]
+        choices[0].tokens(1)
+        await call.read()
+        call.cancel()
+        await until(lambda: worker.num_running == 0)
+        assert len(worker.aborted) == 2
+
+
+async def test_a_client_that_cancels_before_the_first_token_frees_its_work_too() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate(PROMPT)
+        await worker.arrived.get()
+        call.cancel()
+        await until(lambda: worker.num_running == 0)
+
+
+async def test_a_client_whose_connection_breaks_frees_its_work_on_the_worker() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with (
+        cluster(worker) as router,
+        Relay(router.port) as relay,
+        open_channel(relay.address) as channel,
+    ):
+        call = InferenceServiceStub(channel).Generate(GenerateRequest(text="hello"))
+        (await worker.arrived.get()).tokens(1)
+        await call.read()
+        relay.cut()
+        await until(lambda: worker.num_running == 0)
+        assert (await refusal(call)).code == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_deadline_is_handed_to_the_worker_and_ends_the_request() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate(PROMPT, timeout_s=0.3)
+        choice = await worker.arrived.get()
+        assert 0 < choice.submit.timeout.ToNanoseconds() <= 0.3e9
+        assert (await refusal(call)).code == grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: worker.num_running == 0)
+
+
+async def test_a_request_without_a_deadline_gives_the_worker_none() -> None:
+    worker = FakeWorker("a")
+    async with cluster(worker) as router:
+        await router.answer(PROMPT, timeout_s=None)
+    assert not worker.submits[0].HasField("timeout")
+
+
+async def test_a_slow_client_holds_nobody_up_and_gets_everything_in_few_responses() -> None:
+    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000)
+    async with cluster(worker) as router:
+        slow = router.generate(PROMPT)
+        mine = await worker.arrived.get()
+        tokens, text = 4000, "y" * 4000  # 16 MB: more than the transport buffers
+        for _ in range(tokens):
+            mine.tokens(1, text=text)
+        mine.tokens(1, finish=True, text="")
+        fast = router.generate(PROMPT)
+        other = await worker.arrived.get()
+        other.tokens(2, finish=True)
+        assert [r async for r in fast][-1].usage.completion_tokens == 2
+        responses = [response async for response in slow]
+    chunks = [chunk for response in responses for chunk in response.chunks]
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(range(tokens + 1))
+    assert "".join(chunk.text for chunk in chunks) == text * tokens
+    assert len(responses) < tokens / 2
+    assert responses[-1].usage.completion_tokens == tokens + 1
+
+
+async def test_a_slow_client_that_gives_up_frees_its_work_on_the_worker() -> None:
+    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000)
+    async with cluster(worker) as router:
+        slow = router.generate(PROMPT)
+        mine = await worker.arrived.get()
+        for _ in range(1000):
+            mine.tokens(1, text="y" * 2000)
+            await asyncio.sleep(0)
+        await until(lambda: router.live(0).session.num_open == 1)
+        slow.cancel()
+        await until(lambda: worker.num_running == 0)
+
+
+async def test_a_worker_that_dies_ends_its_streams_at_once_with_unavailable() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate(PROMPT)
+        (await worker.arrived.get()).tokens(1)
+        await call.read()
+        await worker.die()
+        refused = await refusal(call)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_WORKER")
+        assert refused.retry_s is not None
+
+
+async def test_a_request_without_output_yet_survives_its_worker_on_another_one() -> None:
+    workers = {"a": FakeWorker("a", answer=None), "b": FakeWorker("b", answer=None)}
+    async with cluster(*workers.values()) as router:
+        call = router.generate(PROMPT)
+        await until(lambda: any(worker.submits for worker in workers.values()))
+        first = next(worker for worker in workers.values() if worker.submits)
+        second = next(worker for worker in workers.values() if not worker.submits)
+        await first.die()
+        (await second.arrived.get()).tokens(2, finish=True)
+        responses = [response async for response in call]
+    assert responses[0].prompt.worker_id == second.worker_id
+    assert responses[-1].usage.completion_tokens == 2
+    assert first.submits[0].sampling.seed == second.submits[0].sampling.seed
+
+
+async def test_a_request_that_every_worker_turns_away_is_refused_after_two_tries() -> None:
+    workers = [FakeWorker(name, answer=None) for name in "abc"]
+    async with cluster(*workers) as router:
+        call = router.generate(PROMPT)
+
+        async def turn_away(worker: FakeWorker) -> None:
+            while True:
+                (await worker.arrived.get()).fail(WORKER_DRAINS)
+
+        turning = [asyncio.create_task(turn_away(worker)) for worker in workers]
+        refused = await refusal(call)
+        for task in turning:
+            task.cancel()
+        await asyncio.gather(*turning, return_exceptions=True)
+    assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_WORKER")
+    assert sum(len(worker.submits) for worker in workers) == 2
+
+
+async def test_many_requests_at_once_share_the_session_and_keep_their_outputs_apart() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        calls = [router.generate([*PROMPT, number], request_id=f"r{number}") for number in range(50)]
+        by_id = {}
+        for _ in calls:
+            choice = await worker.arrived.get()
+            by_id[choice.submit.request_id] = choice
+        for number in range(50):
+            by_id[f"r{number}"].tokens(number + 1, finish=True)
+        totals = [[r async for r in call][-1].usage.completion_tokens for call in calls]
+    assert totals == [number + 1 for number in range(50)]

@@ -1,0 +1,171 @@
+"""Index, policy, load accounting and the cache follower: pure, so tested without a worker."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trunkline.v1.worker_pb2 import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    CacheEvents,
+    CacheSnapshot,
+    GetModelResponse,
+    LoadSample,
+    WatchCacheResponse,
+)
+from trunkline_router.index import WorkerBlocks
+from trunkline_router.policy import WorkerView, choose
+from trunkline_router.session import WorkerSession
+from trunkline_router.worker_link import CacheFollower, Live, WatchBroken
+
+
+def digest(n: int) -> bytes:
+    return n.to_bytes(16, "big")
+
+
+def chain(n: int, start: int = 0) -> list[bytes]:
+    return [digest(start + i) for i in range(n)]
+
+
+def test_the_longest_held_prefix_is_found() -> None:
+    blocks = WorkerBlocks()
+    blocks.store(chain(7))
+    assert [blocks.longest_prefix(chain(n)) for n in (0, 1, 6, 7, 8, 100)] == [0, 1, 6, 7, 7, 7]
+    assert blocks.longest_prefix(chain(5, start=50)) == 0
+
+
+def test_expected_blocks_count_while_their_request_runs() -> None:
+    blocks = WorkerBlocks()
+    blocks.expect(chain(4))
+    blocks.expect(chain(4))
+    blocks.stop_expecting(chain(4))
+    assert blocks.longest_prefix(chain(6)) == 4
+    blocks.stop_expecting(chain(4))
+    assert blocks.longest_prefix(chain(6)) == 0
+
+
+def view(name: str, matched: int = 0, queued: int = 0, running: int = 0) -> WorkerView:
+    return WorkerView(name, matched, queued, running)
+
+
+def picks(views: list[WorkerView], prompt: int = 100) -> set[str]:
+    return {choose(prompt, views, 16, Random(seed)).worker_id for seed in range(50)}
+
+
+def test_the_holder_of_the_prefix_is_chosen() -> None:
+    assert picks([view("a"), view("b", matched=64), view("c", matched=32)]) == {"b"}
+
+
+def test_load_outweighs_a_short_prefix() -> None:
+    assert picks([view("a"), view("b", matched=32, queued=1000)]) == {"a"}
+    assert picks([view("a"), view("b", matched=32, running=20)]) == {"a"}
+    assert picks([view("a", running=1), view("b", matched=96, running=4)]) == {"b"}
+
+
+def test_equals_share() -> None:
+    assert picks([view("a"), view("b"), view("c", queued=10)]) == {"a", "b", "c"}
+
+
+def test_the_plan_tells_what_was_weighed() -> None:
+    plan = choose(100, [view("a", queued=7), view("b", matched=64, running=2)], 16, Random(0))
+    assert plan.worker_id == "b"
+    assert plan.matched_tokens == 64
+    assert {c.view.worker_id: c.cost_tokens for c in plan.candidates} == {"a": 107, "b": 68}
+
+
+def live() -> Live:
+    return Live(GetModelResponse(worker_id="w", block_size=16), None, WorkerSession(), WorkerBlocks(), LoadSample())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_pitfall_16_every_exit_path_gives_the_load_back(fails: bool) -> None:
+    worker = live()
+
+    def use() -> None:
+        with worker.in_flight(choices=3, uncached_tokens=70, chain=chain(4)) as flight:
+            assert worker.view(chain(8)) == WorkerView("w", 64, 70, 3)
+            flight.has_started()
+            flight.has_started()
+            assert worker.queued_tokens == 0
+            if fails:
+                raise RuntimeError("the client went away")
+
+    if fails:
+        with pytest.raises(RuntimeError):
+            use()
+    else:
+        use()
+    assert (worker.open_choices, worker.queued_tokens) == (0, 0)
+    assert worker.blocks.longest_prefix(chain(4)) == 0
+
+
+def test_the_workers_own_sample_counts_where_it_is_larger() -> None:
+    worker = live()
+    worker.load = LoadSample(running=5, waiting=2, waiting_uncached_tokens=300)
+    with worker.in_flight(choices=1, uncached_tokens=10, chain=[]):
+        assert worker.view([]) == WorkerView("w", 0, 300, 7)
+
+
+def stored(digests: list[bytes]) -> CacheEvent:
+    return CacheEvent(stored=BlocksStored(block_hashes=b"".join(digests)))
+
+
+def removed(digests: list[bytes]) -> CacheEvent:
+    return CacheEvent(removed=BlocksRemoved(block_hashes=b"".join(digests)))
+
+
+def events(sequence: int, *items: CacheEvent, epoch: int = 1) -> WatchCacheResponse:
+    return WatchCacheResponse(epoch=epoch, sequence=sequence, events=CacheEvents(events=items))
+
+
+def snapshot(sequence: int, digests: list[bytes], *, first: bool = True, last: bool = True) -> WatchCacheResponse:
+    part = CacheSnapshot(block_hashes=b"".join(digests), first=first, last=last)
+    return WatchCacheResponse(epoch=1, sequence=sequence, snapshot=part)
+
+
+def test_a_follower_applies_a_snapshot_in_parts_then_events() -> None:
+    blocks = WorkerBlocks()
+    follower = CacheFollower(blocks, epoch=1)
+    assert follower.take(snapshot(5, chain(3), last=False))
+    assert not follower.synced
+    assert follower.take(snapshot(5, chain(3, start=3), first=False))
+    assert follower.synced
+    assert follower.take(events(6, removed(chain(2, start=4)), stored(chain(1, start=9))))
+    assert len(blocks) == 5
+    assert follower.take(events(7, CacheEvent(cleared=CacheCleared())))
+    assert len(blocks) == 0
+
+
+def test_a_gap_and_a_new_epoch_are_noticed() -> None:
+    follower = CacheFollower(WorkerBlocks(), epoch=1)
+    assert not follower.take(events(1)), "events before a snapshot"
+    assert follower.take(snapshot(5, []))
+    assert not follower.take(events(7))
+    with pytest.raises(WatchBroken):
+        CacheFollower(WorkerBlocks(), epoch=1).take(events(1, epoch=2))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80), st.integers(0, 40))
+def test_the_index_equals_a_brute_force_model(changes: list[tuple[bool, int]], length: int) -> None:
+    """Prefixes are stored whole and removed from their ends, as caches do; a snapshot may come at any time."""
+    blocks, truth = WorkerBlocks(), set[bytes]()
+    follower = CacheFollower(blocks, epoch=1)
+    follower.take(snapshot(0, []))
+    for sequence, (grows, n) in enumerate(changes, start=1):
+        if grows:
+            follower.take(events(sequence, stored(chain(n))))
+            truth |= set(chain(n))
+        elif n == 30:
+            follower.take(snapshot(sequence, sorted(truth)))
+        else:
+            gone = [d for d in chain(60) if int.from_bytes(d, "big") >= n]
+            follower.take(events(sequence, removed(gone)))
+            truth -= set(gone)
+    asked = chain(length)
+    expected = next((i for i, d in enumerate(asked) if d not in truth), length)
+    assert blocks.longest_prefix(asked) == expected

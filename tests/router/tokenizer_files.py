@@ -1,0 +1,41 @@
+"""A tokenizer small enough to read, made on the spot, and the files of it that a worker would send."""
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+SPECIAL = ("<unk>", "<s>", "</s>")
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+VOCAB_SIZE = len(SPECIAL) + len(BYTES)
+BOS, EOS = 1, 2
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role') }}{% endif %}"
+    "{{ bos_token }}{{ message['role'] }}:{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token }}assistant:{% endif %}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte; BOS in front."""
+    vocab = {token: index for index, token in enumerate([*SPECIAL, *BYTES])}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return tokenizer
+
+
+def tokenizer_files(
+    tokenizer: Tokenizer | None = None, *, chat_template: str | None = CHAT_TEMPLATE, **config: Any
+) -> dict[str, bytes]:
+    """What GetTokenizer streams."""
+    files = {
+        "tokenizer.json": (tokenizer or byte_tokenizer()).to_str().encode(),
+        "tokenizer_config.json": json.dumps({"bos_token": "<s>", "eos_token": "</s>", **config}).encode(),
+    }
+    if chat_template is not None:
+        files["chat_template.jinja"] = chat_template.encode()
+    return files
