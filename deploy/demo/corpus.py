@@ -27,7 +27,7 @@ class Phrase(str):
     """A phrase that knows how it looks with an article, at the start of a sentence and in a title."""
 
     @property
-    def l(self) -> str:
+    def low(self) -> str:
         """The phrase as it stands inside a sentence."""
         return self[:1].lower() + self[1:]
 
@@ -365,7 +365,9 @@ class Teller:
     def _made_up_name(self) -> str:
         rng = self.rng
         syllables = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(1, 3))]
-        return ("".join(syllables) + rng.choice(("", "", "l", "n", "r", "m", "nd", "x", "lla", "mo", "ra"))).capitalize()
+        return (
+            "".join(syllables) + rng.choice(("", "", "l", "n", "r", "m", "nd", "x", "lla", "mo", "ra"))
+        ).capitalize()
 
     def _other(self, hero: Character, names: set[str], kinds: set[str]) -> Character:
         rng = self.rng
@@ -404,8 +406,10 @@ class Teller:
             "h": hero, "f": friend, "n": newcomer, "e": elder,
             "x": Character("", passer_by, rng.choice(("he", "she")), rng.choice(("old", "little", "small", "young"))),
             "o": Thing.draw(rng), "p": place, "look": Phrase(" ".join(looks[: rng.randint(1, 2)])),
-            "food": rng.choice(lexicon.FOODS), "cake": rng.choice(lexicon.BAKED), "snack": Phrase(snack), "snack2": snack2,
-            "plant": Phrase(rng.choice(lexicon.PLANTS)), "spot": rng.choice(lexicon.SPOTS), "seat": rng.choice(lexicon.SEATS),
+            "food": rng.choice(lexicon.FOODS), "cake": rng.choice(lexicon.BAKED), "snack": Phrase(snack),
+            "snack2": snack2,
+            "plant": Phrase(rng.choice(lexicon.PLANTS)), "spot": rng.choice(lexicon.SPOTS),
+            "seat": rng.choice(lexicon.SEATS),
             "skill": Phrase(skill), "build": Phrase(rng.choice(plots.BUILDS)), "hobby": hobby, "hobby2": hobby2,
             "land": rng.choice(lexicon.LANDS), "when": Phrase(when), "dull": Phrase(dull),
         }  # fmt: skip

@@ -72,15 +72,18 @@ TRAITS: dict[str, str] = {
     "quiet": "{h.He} [liked to sit and watch the clouds go by|would rather listen than talk"
     "|noticed small things that others missed].",
     "busy": "{h.He} [was always making something|could never sit still for long|had something new to do every day].",
-    "gentle": "{h.He} [walked softly so that {h.he} would not step on the flowers|was careful with small and weak things"
+    "gentle": "{h.He} [walked softly so that {h.he} would not step on the flowers"
+    "|was careful with small and weak things"
     "|never raised {h.his} voice].",
     "dreamy": "{h.He} [often stared out at the sky and forgot the time|liked to imagine faraway lands"
     "|told {h.himself} long stories before bed].",
-    "clumsy": "{h.He} [often tripped over {h.his} own feet|was always bumping into things|spilled something almost every day],"
+    "clumsy": "{h.He} [often tripped over {h.his} own feet|was always bumping into things"
+    "|spilled something almost every day],"
     " but {h.he} had a good heart.",
     "playful": "{h.He} [loved games of every kind|made a game out of every chore|was always ready to run and jump].",
     "stubborn": "{h.He} [did not like to be told what to do|never gave up on anything|liked to do everything alone].",
-    "polite": "{h.He} [always said please and thank you|held every gate open for others|never forgot to say good morning].",
+    "polite": "{h.He} [always said please and thank you|held every gate open for others"
+    "|never forgot to say good morning].",
     "small": "{h.He} [was the smallest of all {h.his} friends|could fit into places where no one else could go"
     "|wished every day to grow a little taller].",
     "grumpy": "{h.He} [did not like mornings|grumbled about the rain and grumbled about the sun"
@@ -111,14 +114,18 @@ THINGS: dict[str, str] = {
 
 # Further things, which any adjective of the list after them suits.
 MORE_THINGS: tuple[str, ...] = (
-    "apron", "armchair", "bag", "banner", "barrow", "belt", "book", "bottle", "bow", "bowl", "bracelet", "brush", "cape",
-    "candle", "chair", "coat", "comb", "crown", "cushion", "fan", "fiddle", "flag", "fork", "glove", "hammer", "hammock",
+    "apron", "armchair", "bag", "banner", "barrow", "belt", "book", "bottle", "bow", "bowl", "bracelet", "brush",
+    "cape",
+    "candle", "chair", "coat", "comb", "crown", "cushion", "fan", "fiddle", "flag", "fork", "glove", "hammer",
+    "hammock",
     "harp", "helmet", "hoop", "horn", "jacket", "jug", "lamp", "mask", "mirror", "mug", "paddle", "parcel", "pillow",
-    "pipe", "plate", "pot", "purse", "puppet", "quilt", "rattle", "ring", "robe", "rope", "sack", "shawl", "sled", "sock",
+    "pipe", "plate", "pot", "purse", "puppet", "quilt", "rattle", "ring", "robe", "rope", "sack", "shawl", "sled",
+    "sock",
     "spade", "stool", "sword", "teapot", "tent", "top", "tray", "trumpet", "vest", "wheel", "wreath", "yo-yo",
 )  # fmt: skip
 ANY_ADJECTIVES: tuple[str, ...] = (
-    "red", "blue", "green", "yellow", "white", "black", "brown", "purple", "orange", "pink", "grey", "old", "new", "small",
+    "red", "blue", "green", "yellow", "white", "black", "brown", "purple", "orange", "pink", "grey", "old", "new",
+    "small",
     "big", "little", "lovely", "fine", "plain", "strange", "spotted", "striped", "pretty", "bright", "funny", "special",
 )  # fmt: skip
 
@@ -184,7 +191,8 @@ PLACES: dict[str, tuple[str, ...]] = {
                  "The mountains were mirrored in the water."),
     "the valley": ("A little stream ran through the valley.", "The slopes were green and quiet.",
                    "Sheep bells rang in the distance.", "Wild flowers grew everywhere."),
-    "the library": ("The shelves went all the way up to the ceiling.", "It was so quiet that one could hear a page turn.",
+    "the library": ("The shelves went all the way up to the ceiling.",
+    "It was so quiet that one could hear a page turn.",
                     "The room smelled of old paper.", "A soft lamp glowed on every table."),
     "the harbour": ("The boats rocked up and down.", "Fishermen were mending their nets.",
                     "The air smelled of salt.", "A big ship was coming in."),
@@ -193,8 +201,10 @@ PLACES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # How one says to be there, and the places that are no setting for digging, racing or a storm.
 PREPOSITIONS: dict[str, str] = {
-    "the forest": "in", "the meadow": "in", "the river": "by", "the beach": "on", "the hill": "on", "the market": "at", "the garden": "in", "the park": "in", "the pond": "by", "the farm": "on", 
-    "the old mill": "at", "the orchard": "in", "the village square": "in", "the lake": "by", "the valley": "in", "the library": "in", "the harbour": "at", "the school": "at",
+    "the forest": "in", "the meadow": "in", "the river": "by", "the beach": "on", "the hill": "on",
+    "the market": "at", "the garden": "in", "the park": "in", "the pond": "by", "the farm": "on", 
+    "the old mill": "at", "the orchard": "in", "the village square": "in", "the lake": "by", "the valley": "in",
+    "the library": "in", "the harbour": "at", "the school": "at",
 }  # fmt: skip
 TOWN_PLACES: frozenset[str] = frozenset(
     {"the market", "the village square", "the library", "the harbour", "the school"}
@@ -211,7 +221,8 @@ ELDERS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 LANDS: tuple[str, ...] = (
     "a quiet village", "a green valley", "a small town by the sea", "a village at the foot of a mountain",
-    "a land of rolling hills", "a little town with red roofs", "the middle of a deep forest", "a farmhouse near the woods",
+    "a land of rolling hills", "a little town with red roofs", "the middle of a deep forest",
+    "a farmhouse near the woods",
     "a village beside a wide river", "a town where the wind always blew", "a warm and sunny land",
     "a small house at the edge of the woods", "a faraway kingdom", "a snowy land in the north",
 )  # fmt: skip

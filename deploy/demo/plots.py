@@ -86,7 +86,10 @@ NEW_FRIEND = Plot(
             "?{look}",
             "There {h.he} saw {n.a}, who was sitting {seat}.",
             "{n} looked [sad|lonely|a little afraid].",
-            '"[Hello|Good day|Hi]," said {h}. "[Why are you sitting here all alone?|What is the matter?|Are you lost?]"',
+            (
+                '"[Hello|Good day|Hi]," said {h}. "[Why are you sitting here all alone?|What is the '
+                'matter?|Are you lost?]"'
+            ),
         ),
         (
             (
@@ -134,14 +137,18 @@ HELP = Plot(
             "{when}, {h} [saw {e} in the yard|went to visit {e}|came home and found {e} in the kitchen].",
             "{e} was [very tired|not feeling well|busy and out of breath].",
             (
-                "There was [a heavy basket to carry|wood to bring in|a whole garden to water|so much washing to hang up],"
+                "There was [a heavy basket to carry|wood to bring in|a whole garden to water|so much "
+                "washing to hang up],"
                 " and {e.he} could not do it alone."
             ),
             '"[Oh dear|Oh my], how will I ever finish?" said {e}.',
         ),
         (
             "{h} had planned to [play with {f}|go to {p}|spend the day with {h.his} {o}].",
-            "But {h.he} [looked at {e} and changed {h.his} mind|could see that {e} needed {h.him}|put that off at once].",
+            (
+                "But {h.he} [looked at {e} and changed {h.his} mind|could see that {e} needed "
+                "{h.him}|put that off at once]."
+            ),
             (
                 '"[I will help you|Let me do it|Sit down and rest]," {h.he} said. "[I am strong|It will not take long'
                 '|I like to help]."'
@@ -182,7 +189,10 @@ LEARN = Plot(
             "More than anything, {h} wanted to learn to {skill}.",
             "{when}, {h.he} [saw {f} do it|watched {f} {p.at}], and it looked so easy.",
             '"[Can you teach me?|Please show me how|I want to do that too]{q}" said {h}.',
-            '"[Of course|Gladly]," said {f}. "[But it takes time|You must practise every day|Do not give up too soon]."',
+            (
+                '"[Of course|Gladly]," said {f}. "[But it takes time|You must practise every day|Do not '
+                'give up too soon]."'
+            ),
         ),
         (
             "So {h} tried to {skill}.",
@@ -200,7 +210,10 @@ LEARN = Plot(
         ),
         (
             "So {h} [tried again the next day, and the day after that|practised every morning|did not give up].",
-            "?{h.He} practised [in the sun and in the rain|before breakfast and after supper|until the stars came out].",
+            (
+                "?{h.He} practised [in the sun and in the rain|before breakfast and after supper|until "
+                "the stars came out]."
+            ),
             "And then, one day, [it worked|{h.he} did it|everything went right]!",
             '"[Look at me!|I can do it!|I can {skill}!]" {h} [cried|shouted].',
             "{f} [clapped and cheered|jumped up and down|was just as happy as {h}].",
@@ -225,7 +238,8 @@ STORM = Plot(
             "{dull}, {h} and {f} were playing {p.at}.",
             "Suddenly, [the sky turned dark|big black clouds came over the hills|the wind began to howl].",
             (
-                "[A drop of rain fell on {h}'s nose|The first drops began to fall|There was a flash of light], and then "
+                "[A drop of rain fell on {h}'s nose|The first drops began to fall|There was a flash "
+                "of light], and then "
                 "[the thunder rolled|it began to pour|came a loud crash of thunder]."
             ),
             '"[We must go home!|Run!|A storm is coming!]" [cried|shouted] {f}.',
@@ -238,11 +252,15 @@ STORM = Plot(
             '"[There!|Look over there!]" said {h}. "[I see an old barn|I see a little cave|I see a hut]."',
             "They [crept inside|ran in and shook off the water|squeezed in and sat close together].",
             "It was [dark, but it was dry|dry and quiet|small, but the rain could not get in].",
-            "?In the corner sat {x.a}, who was hiding from the storm as well, and they all moved together to keep warm.",
+            (
+                "?In the corner sat {x.a}, who was hiding from the storm as well, and they all moved "
+                "together to keep warm."
+            ),
         ),
         (
             (
-                "[Boom, went the thunder|The thunder boomed|Again the thunder rolled], and {f} [trembled|began to cry|hid"
+                "[Boom, went the thunder|The thunder boomed|Again the thunder rolled], and {f} "
+                "[trembled|began to cry|hid"
                 " {f.his} face]."
             ),
             "{h} was afraid too, but {h.he} [took {f} by the hand|put an arm around {f}|began to sing a little song].",
@@ -299,7 +317,8 @@ PICNIC = Plot(
                 '|I had not eaten all day|It smelled so good]."'
             ),
             (
-                "[{f} was cross|{f} frowned|{f} did not know what to say], but {h} [began to laugh|shook {h.his} head kindly"
+                "[{f} was cross|{f} frowned|{f} did not know what to say], but {h} [began to "
+                "laugh|shook {h.his} head kindly"
                 "|felt sorry for {x.him}]."
             ),
             '"[Next time, just ask|You could have asked us|There is enough for three]," {h.he} said.',
@@ -341,7 +360,8 @@ RACE = Plot(
             "{n} was far ahead, and {h} was [near the end|in the middle|right behind].",
             "?[The sun was hot|The wind was strong|The path was steep], but {h} kept going, one step after another.",
             (
-                "Then, [at the last bend|near the stream|halfway up the hill], {n} [tripped over a root|slipped in the mud"
+                "Then, [at the last bend|near the stream|halfway up the hill], {n} [tripped over a "
+                "root|slipped in the mud"
                 "|stepped into a hole] and fell."
             ),
             '"[Ouch! My foot!|Help! I cannot get up!]" cried {n}.',
@@ -403,7 +423,8 @@ SHARE = Plot(
                 '|Let us play with it together|You can hold it as long as you like]."'
             ),
             (
-                "{f} [smiled|was not angry for long|jumped up], and they [took turns all afternoon|played until it was dark"
+                "{f} [smiled|was not angry for long|jumped up], and they [took turns all "
+                "afternoon|played until it was dark"
                 "|laughed as they had never laughed before]."
             ),
         ),
@@ -434,7 +455,8 @@ BIRTHDAY = Plot(
                 "|asked {e} for help]."
             ),
             (
-                '"[A gift does not have to cost much|The best gifts are made by hand|Think of what makes {f.him} smile],"'
+                '"[A gift does not have to cost much|The best gifts are made by hand|Think of what '
+                'makes {f.him} smile],"'
                 " {e} [told {h.him}|said]."
             ),
         ),
@@ -516,7 +538,8 @@ DARK = Plot(
         (
             "One night, {h} could not sleep.",
             (
-                "[The room was very dark|There was no moon|The wind was blowing around the house], and {h.he} heard a strange"
+                "[The room was very dark|There was no moon|The wind was blowing around the house], "
+                "and {h.he} heard a strange"
                 " sound."
             ),
             "[Scratch, scratch, it went|Tap, tap, tap, it went|Whoo, it went].",
@@ -530,7 +553,8 @@ DARK = Plot(
                 '|I can be brave for one minute]."'
             ),
             (
-                "So {h.he} took [a little lantern|a candle|a small lamp] and went [to the window|to the door|outside], one "
+                "So {h.he} took [a little lantern|a candle|a small lamp] and went [to the window|to "
+                "the door|outside], one "
                 "step at a time."
             ),
             "The sound [grew louder|came again|was very near now].",
@@ -544,11 +568,13 @@ DARK = Plot(
             "{h} [laughed out loud|took a deep breath|had to smile].",
             '"[You were afraid too!|And I thought you were a monster|Come in and get warm]{q}" {h.he} said.',
             (
-                "{h.He} gave {x.the} [some {snack}|a warm place by the fire|a cup of warm milk], and they talked until they "
+                "{h.He} gave {x.the} [some {snack}|a warm place by the fire|a cup of warm milk], and "
+                "they talked until they "
                 "were both sleepy."
             ),
             (
-                "?In the morning, {e} found them [asleep side by side|sleeping by the fire] and [smiled|shook {e.his} head]"
+                "?In the morning, {e} found them [asleep side by side|sleeping by the fire] and "
+                "[smiled|shook {e.his} head]"
                 "."
             ),
         ),
@@ -571,7 +597,8 @@ TRUTH = Plot(
         (
             "{when}, {h} was playing [with a ball|with {f}] inside the house, although {e} had said not to.",
             (
-                "[Bump!|Crash!|Oh no!] The [blue|white|big] vase fell [off the table|from the shelf] and broke into [many"
+                "[Bump!|Crash!|Oh no!] The [blue|white|big] vase fell [off the table|from the shelf] "
+                "and broke into [many"
                 "|a hundred] pieces."
             ),
             "{h} [stood still|held {h.his} breath|did not dare to move].",
@@ -579,7 +606,8 @@ TRUTH = Plot(
         ),
         (
             (
-                "{h} [put the pieces in a box and hid it|pushed the pieces under the carpet|swept the pieces behind the "
+                "{h} [put the pieces in a box and hid it|pushed the pieces under the carpet|swept "
+                "the pieces behind the "
                 "door]."
             ),
             '"No one will know," {h.he} thought.',
@@ -594,10 +622,12 @@ TRUTH = Plot(
             "{e} was quiet for a moment.",
             (
                 'Then {e.he} said, "[I am sad about the vase, but I am glad that you told me'
-                '|A vase can be mended. It is harder to mend a lie|Thank you for telling me the truth. That was brave]."'
+                "|A vase can be mended. It is harder to mend a lie|Thank you for telling me the "
+                'truth. That was brave]."'
             ),
             (
-                "Together they [glued the pieces|put the vase back together], and {h} painted a [flower|star|sun] over the "
+                "Together they [glued the pieces|put the vase back together], and {h} painted a "
+                "[flower|star|sun] over the "
                 "biggest crack."
             ),
         ),
@@ -681,7 +711,8 @@ BUILD = Plot(
             ),
             "?They sat in the middle of the mess and did not say a word.",
             (
-                '?{e} [came by and looked at it|brought them {snack}]. "[One hand alone cannot clap|Try it together]," {e} '
+                '?{e} [came by and looked at it|brought them {snack}]. "[One hand alone cannot '
+                'clap|Try it together]," {e} '
                 "said."
             ),
             '"[I should have listened to you|I am sorry]," said {h}. "[I am sorry too|Me too]," said {f}.',
@@ -720,7 +751,8 @@ SNOW = Plot(
         ),
         (
             (
-                "{h} and {f} [threw snowballs|slid down the hill|made angels in the snow|caught snowflakes on their tongues]"
+                "{h} and {f} [threw snowballs|slid down the hill|made angels in the snow|caught "
+                "snowflakes on their tongues]"
                 " and laughed."
             ),
             (
@@ -729,7 +761,8 @@ SNOW = Plot(
             ),
             '"[He looks cold|He needs a name|He looks lonely]," said {f}.',
             (
-                "So {h} [gave him {h.his} own scarf|put a hat on his head|named him Mister Frost|made a small snow dog to "
+                "So {h} [gave him {h.his} own scarf|put a hat on his head|named him Mister "
+                "Frost|made a small snow dog to "
                 "keep him company]."
             ),
             "?While they were working, {x.a} came by, [shivering with cold|looking for food].",
@@ -738,7 +771,8 @@ SNOW = Plot(
         (
             "They sat [by the fire|by the stove] and watched the snow fall.",
             (
-                '"[I wish it would snow every day|Will the snowman be there in the morning?|This was the best day]{q}" said'
+                '"[I wish it would snow every day|Will the snowman be there in the morning?|This was '
+                'the best day]{q}" said'
                 " {h}."
             ),
             (
@@ -770,11 +804,12 @@ TREASURE = Plot(
         ),
         (
             (
-                "They walked [over the bridge and past the old mill|a hundred steps to the north|along the stream and up a "
+                "They walked [over the bridge and past the old mill|a hundred steps to the "
+                "north|along the stream and up a "
                 "hill]."
             ),
             "?They met {x.a}, who [showed them the right way|wished them good luck|warned them about the deep mud].",
-            "When they came to {p}, {look.l}",
+            "When they came to {p}, {look.low}",
             '"[The cross must be here|Dig here]," said {h}. They dug and dug.',
             "?They were [hot and tired|covered with earth], but they did not stop.",
             "Suddenly there was a [clunk|thump]. It was [a small box|an old wooden box|a rusty iron box]!",
@@ -784,12 +819,14 @@ TREASURE = Plot(
             "There was no gold inside. There was only {o.a} and a [letter|note].",
             (
                 '{f} read it out loud. "[Whoever finds this has walked a long way with a friend. That friend is your '
-                "treasure|The real treasure is the one who is standing next to you|You found this because you did not give "
+                "treasure|The real treasure is the one who is standing next to you|You found this "
+                "because you did not give "
                 'up. Well done]."'
             ),
             "The two friends looked at each other and [smiled|laughed|were quiet for a moment].",
             (
-                "They [took turns carrying the {o} home|put their own letter into the box for the next one who would find it"
+                "They [took turns carrying the {o} home|put their own letter into the box for the "
+                "next one who would find it"
                 "|took the {o} home and put it in a place where everyone could see it]."
             ),
         ),
@@ -815,7 +852,10 @@ STAR = Plot(
                 "|see what was behind the stars]."
             ),
             "Every evening, {h.he} [sat on the roof|climbed up the hill|lay in the grass] and looked up at the sky.",
-            '"[The stars are so far away|How can I ever get up there?|I would need a very long ladder]{q}" {h.he} said.',
+            (
+                '"[The stars are so far away|How can I ever get up there?|I would need a very long '
+                'ladder]{q}" {h.he} said.'
+            ),
             "?{e} [smiled and brought {h.him} a blanket|sat down beside {h.him}|told {h.him} the names of the stars].",
         ),
         (
@@ -823,7 +863,10 @@ STAR = Plot(
             "{h} [ran to it|crept closer|could not believe {h.his} eyes].",
             "It was a small star, and it was [crying|shaking|glowing very weakly].",
             '"[I fell down|I slipped], and I cannot get home," said the star.',
-            '"[Do not cry|I will help you]," said {h}. "[I know someone who can fly|I have an idea|We will find a way]."',
+            (
+                '"[Do not cry|I will help you]," said {h}. "[I know someone who can fly|I have an '
+                'idea|We will find a way]."'
+            ),
             "?{h.He} wrapped the star in {h.his} blanket, and it was as warm as toast.",
         ),
         (
@@ -833,7 +876,8 @@ STAR = Plot(
                 "|There an old owl took it gently and flew up and up|There the wind lifted it, and it rose up and up]."
             ),
             (
-                "[Soon there was one more light in the sky|At last the star was back in its place], and it [winked at {h}"
+                "[Soon there was one more light in the sky|At last the star was back in its place], "
+                "and it [winked at {h}"
                 "|shone brighter than all the others]."
             ),
             "?{h} waved until {h.his} arm was tired.",
@@ -861,19 +905,27 @@ LOST_WAY = Plot(
                 "But {h} saw [a blue butterfly|a shiny beetle|a little bird with a red tail] and [ran after it"
                 "|followed it from tree to tree]."
             ),
-            "When {h.he} stopped, [there was no path|all the trees looked the same|{h.he} did not know where {h.he} was].",
+            (
+                "When {h.he} stopped, [there was no path|all the trees looked the same|{h.he} did not "
+                "know where {h.he} was]."
+            ),
         ),
         (
-            '"[Hello? Is anyone there?|Which way is home?]" {h} called, but only [the wind answered|an echo came back].',
+            (
+                '"[Hello? Is anyone there?|Which way is home?]" {h} called, but only [the wind '
+                "answered|an echo came back]."
+            ),
             "{h} [sat down on a log and cried a little|felt a lump in {h.his} throat|turned around three times].",
             "Then {h.he} [remembered what {e} had taught {h.him}|dried {h.his} eyes and thought].",
             (
-                "?[The sun goes down in the west, and home is in the west|Moss grows where it is damp|Water always runs down"
+                "?[The sun goes down in the west, and home is in the west|Moss grows where it is "
+                "damp|Water always runs down"
                 " to the village]. That was what {e} had always said."
             ),
             "After a while, {h.he} met {x.a}.",
             (
-                '"[Follow the stream|Walk toward the setting sun|Go left at the big oak]," said {x.the}, "and you will be '
+                '"[Follow the stream|Walk toward the setting sun|Go left at the big oak]," said '
+                '{x.the}, "and you will be '
                 'home before dark."'
             ),
         ),
@@ -922,13 +974,15 @@ BAKE = Plot(
         (
             "{e} came back and [tasted it too|saw the jar]. {e.He} began to laugh.",
             (
-                '"[When I was little, I did the same thing|Everyone makes mistakes|That is how cooks learn]," {e.he} said. '
+                '"[When I was little, I did the same thing|Everyone makes mistakes|That is how cooks '
+                'learn]," {e.he} said. '
                 '"[We will simply start again|Let us make salty crackers out of it|Let us try once more, together]."'
             ),
             "This time, {h} [read every label|tasted everything first|waited for {e}].",
             "Soon the whole house smelled [sweet|wonderful|of good things].",
             (
-                "{friend} [followed the smell to the door|came in and asked for a piece], and they all ate until there was "
+                "{friend} [followed the smell to the door|came in and asked for a piece], and they "
+                "all ate until there was "
                 "nothing left."
             ),
         ),
@@ -951,13 +1005,15 @@ SONG = Plot(
     paragraphs=(
         (
             (
-                "There was going to be a [great feast|music night|spring party] {p.at}, and everyone had to [sing|play a "
+                "There was going to be a [great feast|music night|spring party] {p.at}, and everyone "
+                "had to [sing|play a "
                 "song]."
             ),
             "{h} [loved music|knew many songs], but {h.he} only sang when no one was near.",
             "{when}, {f} heard {h.him} singing [in the garden|by the window|behind the house].",
             (
-                '"[That was beautiful!|You have a lovely voice!]" said {f}. "[You must sing at the feast|Will you sing for '
+                '"[That was beautiful!|You have a lovely voice!]" said {f}. "[You must sing at the '
+                "feast|Will you sing for "
                 'everyone?]{q}"'
             ),
         ),
@@ -1000,7 +1056,7 @@ QUARREL = Plot(
     paragraphs=(
         (
             "{h} and {f} [were the best of friends|played together every day].",
-            "But {when.l}, they had a quarrel about [who was faster|a game|the last of the {snack}|{o.a}].",
+            "But {when.low}, they had a quarrel about [who was faster|a game|the last of the {snack}|{o.a}].",
             '"[It was my turn!|You are not fair!|You started it!]" [shouted|said] {h}.',
             (
                 '"[I do not want to play with you any more|Then play alone]!" said {f}, and {f.he} [stamped off'
@@ -1010,13 +1066,18 @@ QUARREL = Plot(
         (
             "[One day passed|Two days passed], and they did not speak to each other.",
             (
-                "{h} [tried to play alone|went to {p} alone|kicked a stone down the road], but [nothing was fun|it was not "
+                "{h} [tried to play alone|went to {p} alone|kicked a stone down the road], but "
+                "[nothing was fun|it was not "
                 "the same|everything was dull]."
             ),
-            "?[Something funny happened, and there was no one to tell|{h.He} found {x.a}, and there was no one to show].",
+            (
+                "?[Something funny happened, and there was no one to tell|{h.He} found {x.a}, and there "
+                "was no one to show]."
+            ),
             "{f} was [just as sad|lonely too], but neither of them wanted to be the first to speak.",
             (
-                '"[A sorry is a small word, but it opens big doors|Someone has to go first|Do you want to be right, or do you'
+                '"[A sorry is a small word, but it opens big doors|Someone has to go first|Do you '
+                "want to be right, or do you"
                 ' want to have a friend?]{q}" {e} said to {h}.'
             ),
         ),
@@ -1025,7 +1086,8 @@ QUARREL = Plot(
             "Halfway there, {h.he} met {f}, who was on {f.his} way to {h}!",
             '"I am sorry!" they both said at the same time.',
             (
-                "Then they [laughed|hugged|began to laugh], and [neither of them could remember what the quarrel had been "
+                "Then they [laughed|hugged|began to laugh], and [neither of them could remember what "
+                "the quarrel had been "
                 "about|the quarrel was over]."
             ),
             "?{h} [gave {f} the flowers|shared {h.his} {snack2} with {f}|asked {f} to come home with {h.him}].",
@@ -1047,8 +1109,11 @@ GIVE = Plot(
     titles=("The {o.FT}", "The Best Gift", "{h} Gives"),
     paragraphs=(
         (
-            "{h} had saved up for a long time, and {when.l}, {h.he} bought {o.a} at the market.",
-            "{h.He} [carried it home carefully|was so happy that {h.he} skipped all the way|looked at it every few steps].",
+            "{h} had saved up for a long time, and {when.low}, {h.he} bought {o.a} at the market.",
+            (
+                "{h.He} [carried it home carefully|was so happy that {h.he} skipped all the way|looked "
+                "at it every few steps]."
+            ),
             "On the way, {h.he} met {x.a}, who was [sitting alone at the side of the road|very sad|crying softly].",
             '"[What is wrong?|Can I help you?|Why are you so sad?]" asked {h}.',
         ),
@@ -1060,7 +1125,8 @@ GIVE = Plot(
             "{h} looked at the {o}, and {h.he} looked at {x.the}.",
             "?It was [not easy|very hard], because {h.he} had waited so long for it.",
             (
-                'Then {h.he} held it out. "[Take it|Please take it|It is for you]," {h.he} said. "[You need it more than I do'
+                'Then {h.he} held it out. "[Take it|Please take it|It is for you]," {h.he} said. '
+                '"[You need it more than I do'
                 '|I hope it makes you happy|I want you to have it]."'
             ),
             "{x.The} [could not speak for joy|smiled with {x.his} whole face|danced around in a circle].",
@@ -1094,16 +1160,21 @@ MYSTERY = Plot(
         (
             "{when}, {e} [came out of the kitchen with a frown|called everyone together].",
             (
-                '"[Someone has been taking my {snack}|My {snack} are gone again]," said {e}. "[Every morning, a few are '
+                '"[Someone has been taking my {snack}|My {snack} are gone again]," said {e}. "[Every '
+                "morning, a few are "
                 'missing|Yesterday there were ten, and now there are six]."'
             ),
             '"[This is a case for me|I will find out who did it]!" said {h}.',
-            "?{h.He} put on {h.his} best hat and took [a magnifying glass|a pencil and some paper], as real detectives do.",
+            (
+                "?{h.He} put on {h.his} best hat and took [a magnifying glass|a pencil and some paper], "
+                "as real detectives do."
+            ),
         ),
         (
             'First, {h} asked {f}. "[It was not me|I was asleep|I do not even like {snack}]," said {f}.',
             (
-                "Then {h.he} looked for clues. On the floor there were [tiny footprints|a few crumbs|little marks in the "
+                "Then {h.he} looked for clues. On the floor there were [tiny footprints|a few "
+                "crumbs|little marks in the "
                 "flour]."
             ),
             "That night, {h} and {f} hid [behind the door|under the table] and waited.",
@@ -1118,7 +1189,8 @@ MYSTERY = Plot(
                 '|Winter is coming, and I have nothing to eat]."'
             ),
             (
-                "{h} [lowered {h.his} voice|scratched {h.his} head|looked at {f}]. This was not a thief. This was someone who "
+                "{h} [lowered {h.his} voice|scratched {h.his} head|looked at {f}]. This was not a "
+                "thief. This was someone who "
                 "needed help."
             ),
             (
@@ -1145,7 +1217,8 @@ CALM_DAY = Plot(
         (
             "{when}, {h} [woke up early|got up with the sun] and had {food} for breakfast.",
             (
-                "Then {h.he} [went to see {f}|called {f}|knocked at {f}'s door]. \"[Shall we go to {p}?|Will you come to {p} "
+                "Then {h.he} [went to see {f}|called {f}|knocked at {f}'s door]. \"[Shall we go to "
+                "{p}?|Will you come to {p} "
                 'with me?]" {h.he} asked.'
             ),
             '"[Yes, please|What a good idea|I was hoping you would ask]," said {f}.',
@@ -1159,7 +1232,10 @@ CALM_DAY = Plot(
                 "|sang a song|climbed a tree to look around]."
             ),
             "They ate {snack} and [watched the clouds|lay in the shade|listened to the wind].",
-            '"[That cloud looks like a sheep|I can see a face in that cloud|I wish this day would never end]," said {h}.',
+            (
+                '"[That cloud looks like a sheep|I can see a face in that cloud|I wish this day would '
+                'never end]," said {h}.'
+            ),
         ),
         (
             "When the sun [went down|was low], they walked home [slowly|hand in hand|with tired feet].",
@@ -1212,18 +1288,19 @@ OTHER_OPENINGS: tuple[str, ...] = (
     "{h} was {h.plain}.",
     "{h}{h.tag} lived in {h.home} near {p}.",
     "[Far, far away|Far away, behind the hills|Beyond the sea|At the end of the world], there lived {h.a}.",
-    "[Deep in the woods|High in the mountains|Down by the sea|On a small island|On top of a hill|Under a big oak tree]"
-    " lived {h.a}.",
+    ("[Deep in the woods|High in the mountains|Down by the sea|On a small island|On top of a hill|Under a big oak tree]"
+    " lived {h.a}."),
     "Do you know {h}? {h} was {h.plain} who lived in {land}.",
-    "It was a [cold|warm|quiet|windy|dark] [winter|summer|autumn|spring] [night|morning|evening|day]. {h.A} [sat by the "
-    "window and looked out|was sitting by the fire|could not find anything to do|was wide awake].",
-    "It was a [cold|warm|quiet|windy|dark] [winter|summer|autumn|spring] [night|morning|evening|day], and {h.a} [was "
-    "all alone|was sitting at home|was thinking].",
+    ("It was a [cold|warm|quiet|windy|dark] [winter|summer|autumn|spring] "
+    "[night|morning|evening|day]. {h.A} [sat by the "
+    "window and looked out|was sitting by the fire|could not find anything to do|was wide awake]."),
+    ("It was a [cold|warm|quiet|windy|dark] [winter|summer|autumn|spring] [night|morning|evening|day], and {h.a} [was "
+    "all alone|was sitting at home|was thinking]."),
     "The [sun|moon] was [shining|high in the sky|just coming up]. {h.A} [looked up and smiled|stretched and yawned].",
     "The [wind|rain] had [stopped|died down], and {h.a} came out of {h.home}.",
     "[The old|The little|The young|The clever|The big] {h.kind} was called {h}.",
-    "[The old|The little|The young|The clever|The big] {h.kind} [was all alone|woke up early|lived in {land}"
-    "|had a name, and the name was {h}]. Everyone called {h.him} {h}.",
+    ("[The old|The little|The young|The clever|The big] {h.kind} [was all alone|woke up early|lived in {land}"
+    "|had a name, and the name was {h}]. Everyone called {h.him} {h}."),
     "{h} the {h.kind} [was happy|was sad|was bored|was tired|was hungry|had nothing to do].",
     "{h} [was happy|was sad|was bored|was tired|was hungry|had nothing to do]. {h.He} was {h.plain}.",
     "{h} was [four|five|six|seven|eight|nine|ten] years old. {h.He} was {h.plain}.",
@@ -1246,8 +1323,11 @@ FRIEND_OPENINGS: tuple[str, ...] = (
     "{h} and {f} lived in {land}. {h} was {h.plain}, and {f} was {f.plain}.",
     "{h} and {h.his} friend {f} [lived in {land}|did everything together]. {h} was {h.plain}, and {f} was {f.plain}.",
     "Once upon a time, there were two friends. One was {h.a}, and the other was {f.a}.",
-    "A {h.kind} and a {f.kind} [were friends|lived side by side]. The {h.kind} was called {h}, and the {f.kind} was "
-    "called {f}.",
+    (
+        "A {h.kind} and a {f.kind} [were friends|lived side by side]. The {h.kind} was called {h}, "
+        "and the {f.kind} was "
+        "called {f}."
+    ),
     "There were once two friends called {h} and {f}. {h} was {h.plain}, and {f} was {f.plain}.",
 )
 SIBLING_OPENINGS: tuple[str, ...] = (

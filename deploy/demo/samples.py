@@ -80,8 +80,10 @@ def write(directory: Path) -> None:
     parts = [
         (
             "# Samples\n\n"
-            f"One sample for each prompt, none left out: temperature {TEMPERATURE}, top-p {TOP_P}, at most {MAX_NEW_TOKENS} "
-            "new tokens, float32 on a CPU.\nThe prompt is in bold. `python deploy/demo/samples.py` makes this file again.\n"
+            f"One sample for each prompt, none left out: temperature {TEMPERATURE}, top-p {TOP_P}, at "
+            f"most {MAX_NEW_TOKENS} "
+            "new tokens, float32 on a CPU.\nThe prompt is in bold. `python deploy/demo/samples.py` "
+            "makes this file again.\n"
         )
     ]
     for seed, prompt in enumerate(PROMPTS, start=1):

@@ -66,8 +66,8 @@ class Recipe:
     vocabulary: int = 2048
     tokenizer_documents: int = 6000
     hidden: int = 256
-    intermediate: int = 640
-    layers: int = 4
+    intermediate: int = 512
+    layers: int = 5
     heads: int = 4
     kv_heads: int = 2
     context: int = 1024
@@ -264,7 +264,8 @@ anywhere, at once and without a download. It knows nothing else: it is a demonst
 | | |
 | --- | --- |
 | Architecture | Llama (`LlamaForCausalLM`), {recipe.layers} layers, hidden {recipe.hidden}, intermediate \
-{recipe.intermediate}, {recipe.heads} query heads and {recipe.kv_heads} key/value heads of dimension 64, tied embeddings |
+{recipe.intermediate}, {recipe.heads} query heads and {recipe.kv_heads} key/value heads of dimension 64, tied \
+embeddings |
 | Parameters | {facts["parameters"]:,} in bfloat16 |
 | Vocabulary | {facts["vocabulary"]:,} tokens, byte-level BPE, trained on the same corpus |
 | Context | {recipe.context} tokens, all of them trained |
@@ -290,7 +291,8 @@ model has learnt the grammar, not how well it knows English at large.
     python deploy/demo/train.py
 
 Muon for the matrices of the layers (peak rate {recipe.muon_rate:g}, weight decay {recipe.weight_decay:g}), AdamW for
-the rest (peak rate {recipe.adamw_rate:g}), cosine to {recipe.final_rate:.0%} of the peak, clipping at 1.0, bfloat16 autocast, seed {recipe.seed}:
+the rest (peak rate {recipe.adamw_rate:g}), cosine to {recipe.final_rate:.0%} of the peak, clipping at 1.0,
+bfloat16 autocast, seed {recipe.seed}:
 {phases}. The number of steps is fixed, so a run repeats on the same machine and versions; other
 processors round differently. `training.json` holds the figures of this run.
 
@@ -316,6 +318,7 @@ def main() -> None:
         seed=arguments.seed,
         phases=(Phase(arguments.steps - long_steps, 8, 512), Phase(long_steps, 4, 1024)),
     )
+    began = date.today()
     started = time.monotonic()
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
@@ -361,7 +364,7 @@ def main() -> None:
     samples.write(arguments.output)
 
     facts: dict[str, Any] = {
-        "date": date.today().isoformat(),
+        "date": began.isoformat(),
         "seed": recipe.seed,
         "parameters": parameters,
         "vocabulary": len(tokenizer),

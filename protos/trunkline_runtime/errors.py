@@ -1,7 +1,9 @@
 """From exceptions to gRPC statuses with google.rpc details, at one seam: a server interceptor."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -84,11 +86,18 @@ def _unary(behaviour: Behaviour, method: str) -> Behaviour:
 
 
 def _stream(behaviour: Behaviour, method: str) -> Behaviour:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    # Writes instead of yielding: a call that is cancelled while its client reads slowly then closes the behaviour's
+    # generator here and now, in the task and the context that it ran in. grpc would leave that to the collector.
+    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
-            async for response in behaviour(request, context):
-                yield response
-        except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
+            answer = behaviour(request, context)
+            if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
+                await answer
+                return
+            async with contextlib.aclosing(answer) as responses:
+                async for response in responses:
+                    await context.write(response)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except BaseException as error:
             await _end(context, method, error)

@@ -20,7 +20,10 @@ def configure_logging(service: str, **bound: Any) -> None:
             _add_trace,
             structlog.processors.StackInfoRenderer(),
             *([] if terminal else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer(),
+            # The plain traceback: the one that is made where `rich` is installed shows local variables, prompts too.
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+            if terminal
+            else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -20,6 +20,7 @@ from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 SERVICE = "trunkline.v1.InferenceService"
 
 EXIT_CANNOT_START = 2
+LAST_WORDS_S = 0.5  # for what the last requests have written to reach their clients
 
 
 def main() -> None:
@@ -74,9 +75,11 @@ async def serve(settings: RouterSettings, router_id: str) -> None:
             task.result()  # only a bug ends a link or the readiness loop: then it is raised here
         log.info("router stopping")
         following.cancel()  # from here on it is not ready, whatever its workers do
-        stopping = asyncio.create_task(server.stop(settings.stop_timeout_s))
+        await server.set_ready(False)
+        idle = asyncio.create_task(service.stop_admission())
         at_once = asyncio.create_task(signals.stop_now.wait())
-        await asyncio.wait({stopping, at_once}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({idle, at_once}, timeout=settings.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await server.stop(LAST_WORDS_S if idle.done() else 0)
     finally:
         for task in tasks:
             task.cancel()

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from trunkline.status import (
     RequestRefused,
     deadline_exceeded,
     invalid,
+    no_worker,
 )
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import (
@@ -49,8 +51,31 @@ class InferenceService(InferenceServiceServicer):
     def __init__(self, pools: Pools, *, max_choices: int) -> None:
         self._pools = pools
         self._max_choices = max_choices
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopping = False
 
-    async def Generate(self, request: GenerateRequest, context: Context) -> AsyncIterator[GenerateResponse]:
+    async def stop_admission(self) -> None:
+        """Refuses new requests from now on; returns when the last running one has ended."""
+        self._stopping = True
+        await self._idle.wait()
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Counts a request while it runs. Raises RequestRefused where the router is about to stop."""
+        if self._stopping:
+            raise no_worker("this router is stopping; another one, or this one restarted, may serve you")
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
         started_s = time.monotonic()
         request_id = request_id_of(request)
         traceparent, tracestate = trace_context_of(context.invocation_metadata())
@@ -61,11 +86,13 @@ class InferenceService(InferenceServiceServicer):
             "router.generate", traceparent=traceparent, tracestate=tracestate, attributes=attributes
         ) as span:
             try:
-                model, workers = self._pools.workers(request.model)
-                prepared = await prepare(request, request_id, model, workers, max_choices=self._max_choices)
-                facts |= {"model": model, "prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
-                async for response in self._generate(prepared, context, span, facts):
-                    yield response
+                with self._admitted():
+                    model, workers = self._pools.workers(request.model)
+                    prepared = await prepare(request, request_id, model, workers, max_choices=self._max_choices)
+                    facts |= {"model": model, "prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
+                    async with aclosing(self._generate(prepared, context, span, facts)) as responses:
+                        async for response in responses:
+                            yield response
             except RequestRefused as refused:
                 facts["outcome"] = refused.reason
                 span.set_status(Status(StatusCode.ERROR, refused.reason))
@@ -86,7 +113,7 @@ class InferenceService(InferenceServiceServicer):
 
     async def _generate(
         self, prepared: Prepared, context: Context, span: Span, facts: dict[str, Any]
-    ) -> AsyncIterator[GenerateResponse]:
+    ) -> AsyncGenerator[GenerateResponse, None]:
         """Sends the request to a worker, and once more to another if that one is lost before any output."""
         tried: list[Live] = []
         while True:
@@ -107,8 +134,9 @@ class InferenceService(InferenceServiceServicer):
             )
             stream = RequestStream(prepared.request_id, prepared.choices, prompt)
             try:
-                async for response in _stream_from(route, prepared, stream, context):
-                    yield response
+                async with aclosing(_stream_from(route, prepared, stream, context)) as responses:
+                    async for response in responses:
+                        yield response
             except RequestRefused as refused:
                 if refused.reason != NO_WORKER or stream.has_output or len(tried) >= MAX_TRIES:
                     raise
@@ -156,7 +184,7 @@ class InferenceService(InferenceServiceServicer):
 
 async def _stream_from(
     route: Route, prepared: Prepared, stream: RequestStream, context: Context
-) -> AsyncIterator[GenerateResponse]:
+) -> AsyncGenerator[GenerateResponse, None]:
     """The request's responses from one worker. Whichever way this ends, the worker is told and the load is settled."""
     session = route.live.session
     remaining_s = context.time_remaining()

@@ -118,7 +118,9 @@ class Worker:
         return int(children[0])
 
     def health(self, service: str) -> int:
-        answer = health_pb2_grpc.HealthStub(self.channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        answer = health_pb2_grpc.HealthStub(self.channel).Check(
+            health_pb2.HealthCheckRequest(service=service), timeout=5
+        )
         status: int = answer.status
         return status
 
@@ -167,7 +169,9 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = STAR
 
 
 @contextmanager
-def running_cluster(model: Path, *arguments: str, workers: int = 2, environment: dict[str, str] | None = None) -> Iterator[Cluster]:
+def running_cluster(
+    model: Path, *arguments: str, workers: int = 2, environment: dict[str, str] | None = None
+) -> Iterator[Cluster]:
     """`arguments` and `environment` are for the workers and, the latter, for the router too."""
     with ExitStack() as stack:
         started = [Worker(model, *arguments, environment=environment) for _ in range(workers)]

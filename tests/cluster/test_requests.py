@@ -58,7 +58,9 @@ async def test_the_second_request_finds_the_prompt_cached(cluster: Cluster) -> N
 
 async def test_logprobs_stop_and_finish_reasons_arrive(cluster: Cluster) -> None:
     async with Client(cluster.address) as client:
-        done = await client.complete(STORY, max_tokens=8, temperature=0.0, logprobs=3, prompt_logprobs=1, ignore_eos=True)
+        done = await client.complete(
+            STORY, max_tokens=8, temperature=0.0, logprobs=3, prompt_logprobs=1, ignore_eos=True
+        )
         choice = done.choices[0]
         assert [entry.chosen.token_id for entry in choice.logprobs] == choice.token_ids
         assert all(len(entry.top) == 3 for entry in choice.logprobs)

@@ -112,8 +112,13 @@ def test_deterministic_bits_do_not_depend_on_where_a_row_lies(kind: str) -> None
 
         weight = torch.randn(300, 172)
         x = torch.randn(16, 172)
-        rows = [map_row_tiles(lambda t: (torch.nn.functional.silu(t @ weight.T),), x.roll(n, 0))[0].roll(-n, 0) for n in range(16)]
-        alone = torch.cat([map_row_tiles(lambda t: (torch.nn.functional.silu(t @ weight.T),), x[n : n + 1])[0] for n in range(16)])
+        rows = [
+            map_row_tiles(lambda t: (torch.nn.functional.silu(t @ weight.T),), x.roll(n, 0))[0].roll(-n, 0)
+            for n in range(16)
+        ]
+        alone = torch.cat(
+            [map_row_tiles(lambda t: (torch.nn.functional.silu(t @ weight.T),), x[n : n + 1])[0] for n in range(16)]
+        )
         assert all(torch.equal(row, alone) for row in rows)
         return
     q, kv, batch, _ = make_case([(64, 128)], 6, 2)

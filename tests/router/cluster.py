@@ -58,8 +58,13 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(*workers: FakeWorker, max_choices: int = 4, seed: int = 0) -> AsyncIterator[Cluster]:
-    """Starts everything, waits until all workers are ready, and ends everything; checks that nothing is left over."""
+async def cluster(
+    *workers: FakeWorker, max_choices: int = 4, seed: int = 0, expected: tuple[bool, ...] | None = None
+) -> AsyncIterator[Cluster]:
+    """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
+
+    Checks that no trace of a request is left over.
+    """
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
@@ -77,7 +82,7 @@ async def cluster(*workers: FakeWorker, max_choices: int = 4, seed: int = 0) -> 
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         made = Cluster(links, InferenceServiceStub(channel), server.port)
-        await made.until_workers(*(True for _ in workers))
+        await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))
         made.assert_idle()

@@ -42,7 +42,7 @@ class FakeChoice:
     submit: Submit
     cached_tokens: int
     sent: int = 0
-    text: str = ""
+    text_bytes: int = 0
 
     def tokens(self, count: int, *, finish: bool = False, text: str | None = None) -> None:
         """Sends `count` tokens as one step's news."""
@@ -52,7 +52,7 @@ class FakeChoice:
             first_token_index=self.sent,
             token_ids=range(self.sent, self.sent + count),
             text=new_text,
-            text_offset=len(self.text.encode()),
+            text_offset=self.text_bytes,
             finish_reason=FinishReason.FINISH_REASON_LENGTH if finish else FinishReason.FINISH_REASON_UNSPECIFIED,
         )
         output = SequenceOutput(handle=self.submit.handle, chunk=chunk)
@@ -61,7 +61,7 @@ class FakeChoice:
             output.prompt.CopyFrom(PromptReport(prompt_tokens=len(prompt), cached_tokens=self.cached_tokens))
             self.worker.cache_prompt(prompt)
         self.sent += count
-        self.text += new_text
+        self.text_bytes += len(new_text.encode())
         if finish:
             self.worker.forget(self)
         self.session.put_nowait(SessionResponse(outputs=[output]))
@@ -86,6 +86,7 @@ class FakeWorker(WorkerServiceServicer):
     block_size: int = BLOCK
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
+    tokenizer_digest: bytes = b"digest of the files"
     cached: set[bytes] = field(default_factory=set)
     sequence: int = 0
     port: int = 0
@@ -134,12 +135,12 @@ class FakeWorker(WorkerServiceServicer):
         new = [digest for digest in self.hashes(prompt) if digest not in self.cached]
         self.cached.update(new)
         if new:
-            self._tell(CacheEvent(stored=BlocksStored(block_hashes=b"".join(new))))
+            self.tell(CacheEvent(stored=BlocksStored(block_hashes=b"".join(new))))
 
     def evict(self, prompt: Iterable[int]) -> None:
         gone = self.hashes(prompt)
         self.cached.difference_update(gone)
-        self._tell(CacheEvent(removed=BlocksRemoved(block_hashes=b"".join(gone))))
+        self.tell(CacheEvent(removed=BlocksRemoved(block_hashes=b"".join(gone))))
 
     def lose_an_event(self) -> None:
         """The next event follows a gap."""
@@ -153,7 +154,7 @@ class FakeWorker(WorkerServiceServicer):
         for watch in self._watches:
             watch.put_nowait(WatchCacheResponse(epoch=self.epoch, sequence=self.sequence, load=LoadSample(**sample)))
 
-    def _tell(self, *events: CacheEvent) -> None:
+    def tell(self, *events: CacheEvent) -> None:
         self.sequence += 1
         item = WatchCacheResponse(epoch=self.epoch, sequence=self.sequence, events=CacheEvents(events=events))
         for watch in self._watches:
@@ -231,7 +232,7 @@ class FakeWorker(WorkerServiceServicer):
             block_size=self.block_size,
             eos_token_ids=[EOS],
             default_sampling=self.default_sampling,
-            tokenizer_digest=b"digest of the files",
+            tokenizer_digest=self.tokenizer_digest,
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[GetTokenizerResponse]:

@@ -153,7 +153,7 @@ async def test_a_deadline_is_handed_to_the_worker_and_ends_the_request() -> None
     async with cluster(worker) as router:
         call = router.generate(PROMPT, timeout_s=0.3)
         choice = await worker.arrived.get()
-        assert 0 < choice.submit.timeout.ToNanoseconds() <= 0.3e9
+        assert 0 < choice.submit.timeout.ToNanoseconds() <= 0.4e9  # the transport rounds up
         assert (await refusal(call)).code == grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: worker.num_running == 0)
 
@@ -186,17 +186,18 @@ async def test_a_slow_client_holds_nobody_up_and_gets_everything_in_few_response
     assert responses[-1].usage.completion_tokens == tokens + 1
 
 
-async def test_a_slow_client_that_gives_up_frees_its_work_on_the_worker() -> None:
+async def test_a_slow_client_that_gives_up_frees_its_work_on_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000)
     async with cluster(worker) as router:
         slow = router.generate(PROMPT)
         mine = await worker.arrived.get()
         for _ in range(1000):
-            mine.tokens(1, text="y" * 2000)
+            mine.tokens(1, text="y" * 8000)
             await asyncio.sleep(0)
         await until(lambda: router.live(0).session.num_open == 1)
         slow.cancel()
         await until(lambda: worker.num_running == 0)
+    assert not caplog.records, "the request's generator was closed in another context than its own"
 
 
 async def test_a_worker_that_dies_ends_its_streams_at_once_with_unavailable() -> None:

@@ -59,10 +59,11 @@ class Engine:
         self._arrivals = 0
         self._refusals: list[EngineOutput] = []
         self._step_time_us = 0
+        self._load_changed = False  # by an abort, which may be all that happens for a while
 
     @property
     def has_work(self) -> bool:
-        return bool(self._refusals) or self.scheduler.has_work
+        return bool(self._refusals) or self._load_changed or self.scheduler.has_work
 
     def accept(self, request: EngineRequest) -> None:
         """Takes in new and dropped work."""
@@ -72,7 +73,7 @@ class Engine:
             except RequestRefused as refused:
                 self._refusals.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
         for handle in request.abort_handles:
-            self.scheduler.abort(handle)
+            self._load_changed |= self.scheduler.abort(handle)
 
     def step(self) -> EngineStep | None:
         """Computes one step. None when there was nothing to do."""
@@ -84,8 +85,9 @@ class Engine:
             result = self.executor.sample(plan)
             outputs += [_output(news) for news in self.scheduler.commit(plan, result)]
             self._step_time_us = int((self._clock_s() - started_s) * 1e6)
-        if plan is None and not outputs:
+        if plan is None and not outputs and not self._load_changed:
             return None
+        self._load_changed = False
         changes = self.scheduler.blocks.tree.take_changes()
         return EngineStep(outputs=outputs, cache_events=cache_events(changes), load=self.load())
 

@@ -27,7 +27,9 @@ def whole(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str:
     return both[len(tokenizer.decode(prompt)) :]
 
 
-@pytest.mark.parametrize("text", ["Hello there, little fox!", "naïve café — ünïcödé", "日本語とemoji 🦊🦊🏽 mixed", "  two  spaces\n\n"])
+@pytest.mark.parametrize(
+    "text", ["Hello there, little fox!", "naïve café — ünïcödé", "日本語とemoji 🦊🦊🏽 mixed", "  two  spaces\n\n"]
+)
 def test_text_that_was_encoded_comes_back(text: str) -> None:
     prompt = DEMO.encode("Once upon").ids
     output = DEMO.encode(text, add_special_tokens=False).ids
@@ -72,7 +74,9 @@ def run_stop(pieces: list[str], stops: list[str], include: bool = False) -> tupl
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.randoms())
+@given(
+    st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.randoms()
+)
 def test_a_stop_string_is_found_however_the_text_is_cut(text: str, stops: list[str], cut: random.Random) -> None:
     pieces, rest = [], text
     while rest:
@@ -156,7 +160,9 @@ def test_a_ledger_whose_text_was_not_all_sent_sends_the_rest() -> None:
         ({"stop": ["it all"]}, FinishReason.FINISH_REASON_STOP, "stop_string"),
     ],
 )
-def test_a_complete_ledger_ends_without_computing(sampling: dict[str, object], reason: int, matched: str | None) -> None:
+def test_a_complete_ledger_ends_without_computing(
+    sampling: dict[str, object], reason: int, matched: str | None
+) -> None:
     output = stream_of(submit_of(PROMPT, output=OUTPUT, sent=2, **sampling)).ledger_output()
     assert output is not None
     assert output.handle == 7

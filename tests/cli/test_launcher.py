@@ -1,0 +1,152 @@
+"""The command and the launcher: start, use, second start, death of a worker, stop."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.cluster.processes import Process, free_port, script, wait_until
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_cli.backoff import FIRST_DELAY_S, HEALTHY_AFTER_S, MOST_DELAY_S, Backoff
+from trunkline_cli.launcher import LaunchError, find_model
+
+STOP_S = 5.0
+
+
+def serve(*arguments: str) -> tuple[Process, int]:
+    port, worker_port = free_port(), free_port()
+    process = Process(
+        script("trunkline"), "serve", f"--model={DEMO_MODEL}", f"--port={port}", f"--worker-port={worker_port}",
+        "--workers=1", "--threads=1", *arguments,
+    )  # fmt: skip
+    return process, port
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one, itself included."""
+    found, queue = set(), [pid]
+    while queue:
+        one = queue.pop()
+        found.add(one)
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            queue += map(int, task.read_text().split())
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    return {pid for pid in pids if runs(pid)}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_serve_prints_a_command_that_works_and_stops_without_leaving_a_process() -> None:
+    process, port = serve("--kv-blocks=64")
+    try:
+        printed = process.wait_for(r"generate \"Once upon a time\" --stream")
+        words = re.findall(r'"[^"]*"|\S+', printed)
+        command = [script("trunkline"), *(word.strip('"') for word in words[1:]), "--max-tokens=8"]
+        answer = run(*command)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.startswith("Once upon a time")
+        models = run(script("trunkline"), "models", f"--server=127.0.0.1:{port}")
+        assert "tiny-tales\tcontext 1024\tworkers 1" in models.stdout
+        as_json = run(script("trunkline"), "generate", "Hi", "--json", "--max-tokens=3", f"--server=127.0.0.1:{port}")
+        assert '"usage"' in as_json.stdout.splitlines()[-1]
+        chat = run(script("trunkline"), "generate", "Hello!", "--chat", "--max-tokens=5", f"--server=127.0.0.1:{port}")
+        assert chat.returncode == 0
+        wrong = run(script("trunkline"), "generate", "x", "--temperature=nan", f"--server=127.0.0.1:{port}")
+        assert wrong.returncode == 1
+        assert wrong.stderr == "trunkline generate: sampling.temperature: nan is not in [0, 100]\n"
+        second = run(script("trunkline"), "serve", f"--model={DEMO_MODEL}", f"--port={port}")
+        assert second.returncode == 1
+        assert len(second.stderr.splitlines()) == 1
+        assert f"port {port} on 127.0.0.1 is taken" in second.stderr
+        family = descendants(process.popen.pid)
+        assert len(family) >= 4, "launcher, router, worker, engine"
+        started = time.monotonic()
+        process.popen.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+        assert time.monotonic() - started < STOP_S
+        assert not alive(family)
+    finally:
+        process.stop()
+
+
+def test_a_worker_that_dies_is_reported_and_comes_back() -> None:
+    process, _ = serve("--kv-blocks=64")
+    try:
+        process.wait_for("Serving tiny-tales")
+        (engine,) = (pid for pid in descendants(process.popen.pid) if is_engine(pid))
+        os.kill(engine, signal.SIGKILL)
+        line = process.wait_for(r"worker-0 died")
+        assert "exit status 1" in line
+        assert "the engine process died" in line
+        wait_until(lambda: sum('"worker ready"' in line for line in process.lines) == 2, "ready again")
+        family = descendants(process.popen.pid)
+        process.popen.terminate()
+        process.wait()
+        assert not alive(family)
+    finally:
+        process.stop()
+
+
+def is_engine(pid: int) -> bool:
+    return b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_kill_9_of_the_launcher_leaves_nothing_behind() -> None:
+    process, _ = serve("--kv-blocks=64")
+    process.wait_for("Serving tiny-tales")
+    family = descendants(process.popen.pid)
+    process.popen.kill()
+    wait_until(lambda: not alive(family), "all are gone", timeout_s=15)
+    process.stop()
+
+
+def test_a_model_that_cannot_be_served_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    (tmp_path / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
+    port, worker_port = free_port(), free_port()
+    process = Process(
+        script("trunkline"),
+        "serve",
+        f"--model={tmp_path}",
+        f"--port={port}",
+        f"--worker-port={worker_port}",
+        "--workers=1",
+    )
+    assert process.wait(60) == 1
+    assert "architecture BertModel is not supported" in process.lines[-1]
+    assert process.lines[-1].startswith("trunkline serve: worker-0 did not start:")
+    process.stop()
+
+
+def test_a_model_that_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LaunchError, match="there is no model directory ./nowhere"):
+        find_model("./nowhere")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(LaunchError, match="could not be downloaded") as caught:
+        find_model("nobody/nothing")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_backoff_grows_is_capped_and_starts_over_after_a_healthy_life() -> None:
+    backoff = Backoff(Random(0))
+    delays = [backoff.after_death(lived_s=1.0) for _ in range(12)]
+    for n, delay in enumerate(delays):
+        full = min(MOST_DELAY_S, FIRST_DELAY_S * 2**n)
+        assert 0.75 * full <= delay <= full
+    assert backoff.after_death(lived_s=HEALTHY_AFTER_S) <= FIRST_DELAY_S

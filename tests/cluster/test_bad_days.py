@@ -1,0 +1,284 @@
+"""Bad days: processes that die, drain, or cannot start."""
+
+import asyncio
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from grpc_health.v1 import health_pb2
+from grpc_status.rpc_status import from_call
+
+from tests.cluster.processes import Process, Worker, free_port, running_cluster, script, wait_until
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline import Client
+from trunkline.errors import NoWorker
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import (
+    DrainRequest,
+    Resume,
+    SessionHello,
+    SessionRequest,
+    Submit,
+    WorkerServiceGenerateRequest,
+)
+
+PROMPT = list(range(60, 90))
+
+
+def submit_of(prompt: list[int] = PROMPT, **sampling: Any) -> Submit:
+    return Submit(
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(**{"seed": 3, "temperature": 0.8, "ignore_eos": True, **sampling}),
+    )
+
+
+def generate(worker: Worker, submit: Submit, **options: Any) -> Any:
+    return worker.stub.Generate(WorkerServiceGenerateRequest(submit=submit), **options)
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    status = from_call(error)
+    assert status is not None
+    info = ErrorInfo()
+    assert any(detail.Unpack(info) for detail in status.details)
+    reason: str = info.reason
+    return reason
+
+
+@pytest.fixture
+def worker() -> Any:
+    started = Worker(DEMO_MODEL, "--dtype=float32", "--deterministic", "--kv-blocks=128").wait_ready()
+    yield started
+    started.stop()
+
+
+def test_pitfall_13_a_dead_engine_ends_streams_at_once_turns_health_and_frees_the_port(worker: Worker) -> None:
+    call = generate(worker, submit_of(max_tokens=900), timeout=30)
+    next(call)
+    os.kill(worker.engine_pid(), signal.SIGKILL)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert reason_of(caught.value) == "NO_WORKER"
+    assert any(detail.Is(RetryInfo.DESCRIPTOR) for detail in from_call(caught.value).details)
+    assert worker.process.wait() == 1
+    again = Worker(DEMO_MODEL, port=worker.port).wait_ready()
+    again.stop()
+
+
+def test_an_engine_ends_when_its_front_is_killed(worker: Worker) -> None:
+    engine = worker.engine_pid()
+    worker.process.popen.kill()
+
+    def gone() -> bool:
+        try:
+            return Path(f"/proc/{engine}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    wait_until(gone, "the engine ends", timeout_s=10)
+
+
+def test_drain_finishes_what_runs_and_admits_nothing_more(worker: Worker) -> None:
+    call = generate(worker, submit_of(max_tokens=300), timeout=60)
+    next(call)
+    drained: list[Any] = []
+    draining = threading.Thread(target=lambda: drained.append(worker.stub.Drain(DrainRequest(), timeout=60)))
+    draining.start()
+    wait_until(lambda: worker.health("readiness") == health_pb2.HealthCheckResponse.NOT_SERVING, "not ready")
+    assert worker.health("liveness") == health_pb2.HealthCheckResponse.SERVING
+    assert worker.load().draining
+    with pytest.raises(grpc.RpcError) as caught:
+        list(generate(worker, submit_of(max_tokens=1)))
+    assert reason_of(caught.value) == "NO_WORKER"
+    assert sum(len(response.chunk.token_ids) for response in call) == 299
+    draining.join()
+    assert (drained[0].finished, drained[0].aborted) == (1, 0)
+
+
+def test_a_drain_that_runs_out_of_time_cuts_off_with_unavailable(worker: Worker) -> None:
+    call = generate(worker, submit_of(max_tokens=900), timeout=60)
+    next(call)
+    request = DrainRequest()
+    request.timeout.FromMilliseconds(50)
+    answer = worker.stub.Drain(request, timeout=60)
+    assert (answer.finished, answer.aborted) == (0, 1)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert reason_of(caught.value) == "NO_WORKER"
+    assert worker.stub.Drain(request, timeout=60).aborted == 0, "draining again is harmless"
+
+
+def test_a_ledger_from_another_worker_goes_on_exactly(worker: Worker) -> None:
+    submit = submit_of(max_tokens=24, logprobs=0)
+    whole = list(generate(worker, submit))
+    tokens = [token for response in whole for token in response.chunk.token_ids]
+    text = "".join(response.chunk.text for response in whole)
+    logprobs = [entry.chosen.logprob for response in whole for entry in response.chunk.logprobs]
+    other = Worker(DEMO_MODEL, "--dtype=float32", "--deterministic", "--kv-blocks=128").wait_ready()
+    try:
+        for cut in (0, 1, 7, 16, 23, 24):
+            resumed = Submit()
+            resumed.CopyFrom(submit)
+            resumed.resume.CopyFrom(Resume(output_token_ids=tokens[:cut], text_bytes_sent=0))
+            rest = list(generate(other, resumed))
+            assert tokens[:cut] + [token for response in rest for token in response.chunk.token_ids] == tokens
+            assert "".join(response.chunk.text for response in rest) == text
+            assert logprobs[:cut] + [e.chosen.logprob for r in rest for e in r.chunk.logprobs] == logprobs
+            assert rest[0].chunk.first_token_index == cut
+    finally:
+        other.stop()
+
+
+def test_a_session_that_ends_aborts_its_requests_and_refusals_disturb_nobody(worker: Worker) -> None:
+    end = threading.Event()
+    first, second, bad, twin = submit_of(max_tokens=900), submit_of(max_tokens=5), submit_of(prompt=[-1]), submit_of()
+    for handle, submit in ((1, first), (2, second), (3, bad), (1, twin)):
+        submit.handle = handle
+
+    def requests() -> Any:
+        yield SessionRequest(hello=SessionHello(router_id="test"), submits=[first, second, bad])
+        yield SessionRequest(submits=[twin])
+        end.wait(30)
+
+    call = worker.stub.Session(requests(), timeout=60)
+    assert next(call).welcome.epoch
+    errors: dict[int, str] = {}
+    tokens = dict.fromkeys((1, 2), 0)
+    for response in call:
+        for output in response.outputs:
+            if output.HasField("error"):
+                errors[output.handle] = output.error.field
+            else:
+                tokens[output.handle] += len(output.chunk.token_ids)
+        if tokens[2] == 5 and len(errors) == 2 and tokens[1] > 5:
+            break
+    assert errors == {3: "prompt_token_ids", 1: "handle"}
+    call.cancel()
+    end.set()
+    wait_until(lambda: worker.load().kv_live_blocks == 0, "no live blocks")
+
+
+def test_a_session_whose_reader_is_slow_gets_everything_in_fewer_messages(worker: Worker) -> None:
+    end = threading.Event()
+    submit = submit_of(max_tokens=400)
+    submit.handle = 1
+
+    def requests() -> Any:
+        yield SessionRequest(submits=[submit])
+        end.wait(60)
+
+    call = worker.stub.Session(requests(), timeout=60)
+    next(call)
+    # While this side does not read, another request shows that the worker is not held back.
+    assert sum(len(response.chunk.token_ids) for response in generate(worker, submit_of(max_tokens=50))) == 50
+    indices: list[int] = []
+    for response in call:
+        for output in response.outputs:
+            indices += range(
+                output.chunk.first_token_index, output.chunk.first_token_index + len(output.chunk.token_ids)
+            )
+        if len(indices) == 400:
+            break
+    assert indices == list(range(400)), "in order, none lost, none twice"
+    call.cancel()
+    end.set()
+
+
+@pytest.mark.parametrize("removed", ["tokenizer.json", "config.json", "model.safetensors"])
+def test_a_worker_that_cannot_start_says_why_in_one_line(removed: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    (model / removed).unlink()
+    process = Process(script("trunkline-worker"), f"--model={model}", f"--port={free_port()}", "--threads=1")
+    assert process.wait(60) == 2
+    last = process.lines[-1]
+    assert last.startswith("trunkline-worker: ")
+    assert removed in last
+    assert "Traceback" not in "\n".join(process.lines)
+    process.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port=99999"], "--port=99999 is out of range; allowed: 0 to 65535"),
+        (["--dtype=float8"], "--dtype=float8 is out of range; allowed: auto, float32, bfloat16, float16"),
+        (["--kv-blocks=few"], "--kv-blocks=few is not a whole number; allowed: 1 or more"),
+        (["--kv-bloks=1"], "unrecognized arguments: --kv-bloks=1"),
+        (["--kv-memory-fraction=2"], "allowed: 0.01 to 0.95"),
+        (["--context-length=5000"], "more than the model's 1024"),
+        (["--device=cuda"], "no usable NVIDIA GPU"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(arguments: list[str], said: str) -> None:
+    process = Process(script("trunkline-worker"), f"--model={DEMO_MODEL}", f"--port={free_port()}", *arguments)
+    assert process.wait(60) == 2
+    assert said in process.lines[-1]
+    process.stop()
+
+
+def test_a_taken_port_is_one_line_before_the_model_is_loaded(worker: Worker) -> None:
+    started = time.monotonic()
+    for command in (
+        [script("trunkline-worker"), f"--model={DEMO_MODEL}", f"--port={worker.port}"],
+        [script("trunkline-router"), "--workers=127.0.0.1:1", f"--port={worker.port}"],
+    ):
+        process = Process(*command)
+        assert process.wait(30) == 2
+        assert f"port {worker.port} on 127.0.0.1 is in use" in process.lines[-1]
+        process.stop()
+    assert time.monotonic() - started < 20
+
+
+async def test_a_lost_worker_ends_its_streams_and_the_other_serves_on() -> None:
+    with running_cluster(DEMO_MODEL, "--kv-blocks=256") as cluster:
+        async with Client(cluster.address) as client:
+            streams = [client.generate([n, *PROMPT], max_tokens=900, ignore_eos=True) for n in range(70, 78)]
+            firsts = [await anext(stream) for stream in streams]
+            homes = [piece.response.prompt.worker_id for piece in firsts]
+            assert len(set(homes)) == 2
+            lost = cluster.worker(homes[0])
+            os.kill(lost.engine_pid(), signal.SIGKILL)
+
+            async def rest(stream: Any) -> int | None:
+                try:
+                    return sum([len(piece.token_ids) async for piece in stream])
+                except NoWorker as error:
+                    assert error.retry_after_s
+                    return None
+
+            ends = await asyncio.gather(*map(rest, streams))
+            assert [end is None for end in ends] == [home == lost.address for home in homes]
+            assert set(ends) <= {None, 899}
+            done = await client.complete(PROMPT, max_tokens=3)
+            assert done.prompt.worker_id != lost.address
+            (model,) = await client.list_models()
+            assert model.ready_workers == 1
+        # It comes back under the same address, and is used again.
+        again = Worker(DEMO_MODEL, "--kv-blocks=256", port=lost.port).wait_ready()
+        try:
+            cluster.wait_ready(2)
+        finally:
+            again.stop()
+
+
+async def test_without_a_worker_requests_are_told_when_to_come_back() -> None:
+    port = free_port()
+    router = Process(script("trunkline-router"), f"--workers=127.0.0.1:{free_port()}", f"--port={port}")
+    try:
+        router.wait_for("router listening")
+        async with Client(f"127.0.0.1:{port}") as client:
+            with pytest.raises(NoWorker) as caught:
+                await client.complete("x")
+            assert caught.value.retry_after_s == 1.0
+            assert caught.value.reason == "NO_WORKER"
+    finally:
+        router.stop()

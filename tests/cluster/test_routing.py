@@ -1,0 +1,50 @@
+"""Routing follows what workers hold, not a hash ring."""
+
+from tests.cluster.processes import Worker, running_cluster, wait_until
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline import Client
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import Submit, WorkerServiceGenerateRequest
+
+KV_BLOCKS = 64
+
+
+def prime(worker: Worker, prompt: list[int]) -> None:
+    submit = Submit(prompt_token_ids=prompt, sampling=SamplingParams(seed=1, temperature=0, max_tokens=1))
+    list(worker.stub.Generate(WorkerServiceGenerateRequest(submit=submit)))
+    # The worker's events go out in order: once a later load sample has arrived here, they are on their way everywhere.
+    wait_until(lambda: worker.load().kv_live_blocks == 0, "primed")
+
+
+def fill(worker: Worker, token: int) -> None:
+    """Evicts everything else: a prompt that needs nearly the whole pool."""
+    prime(worker, [token] * (KV_BLOCKS - 1) * 16)
+
+
+async def route(client: Client, prompt: list[int]) -> tuple[str, int]:
+    done = await client.complete(prompt, max_tokens=1, temperature=0.0)
+    return done.prompt.worker_id, done.usage.cached_tokens
+
+
+async def test_requests_follow_a_prefix_from_worker_to_worker() -> None:
+    with running_cluster(DEMO_MODEL, f"--kv-blocks={KV_BLOCKS}") as cluster:
+        a, b = cluster.workers
+        async with Client(cluster.address) as client:
+            for number, holder in enumerate((b, a, b, a)):
+                prompt = [100 + number] * 8 + list(range(200, 296))  # a new one each time: 6 full blocks
+                prime(holder, prompt)
+                assert await route(client, prompt) == (holder.address, 96), f"prefix {number}"
+            # Evicted at one and computed at the other: it follows.
+            prompt = [50] * 8 + list(range(200, 296))
+            prime(b, prompt)
+            assert await route(client, prompt) == (b.address, 96)
+            fill(b, 77)
+            prime(a, prompt)
+            assert await route(client, prompt) == (a.address, 96)
+
+
+async def test_unrelated_requests_spread() -> None:
+    with running_cluster(DEMO_MODEL) as cluster:
+        async with Client(cluster.address) as client:
+            homes = [(await route(client, [n, n + 1, n + 2]))[0] for n in range(60, 100)]
+        assert min(homes.count(worker.address) for worker in cluster.workers) >= 8

@@ -1,0 +1,167 @@
+"""The router as a process: settings, readiness, signals."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from tests.router.cluster import PATIENCE_S, SERVICE, Refusal, refusal
+from tests.router.fake_worker import FakeChoice, FakeWorker
+from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline_router.settings import address_problem
+from trunkline_runtime.channel import open_channel
+
+SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "trunkline_router.main",
+        *arguments,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@asynccontextmanager
+async def router_process(port: int, *workers: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await start("--port", str(port), "--workers", ",".join(workers), "--stop-timeout-s", "20")
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def until_health(channel: grpc.aio.Channel, name: str, wanted: int) -> None:
+    """Waits until the process is up and says so."""
+    async with asyncio.timeout(PATIENCE_S):
+        watch = HealthStub(channel).Watch(HealthCheckRequest(service=name), wait_for_ready=True)
+        async for response in watch:
+            if response.status == wanted:
+                watch.cancel()
+                return
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--workers"),
+        (("--workers", ","), "--workers"),
+        (("--workers", "localhost"), "host:port"),
+        (("--workers", "h:1", "--port", "70000"), "0 to 65535"),
+        (("--workers", "h:1", "--max-choices", "none"), "--max-choices"),
+    ],
+)
+async def test_a_bad_setting_is_one_line_and_exit_status_two(arguments: tuple[str, ...], said: str) -> None:
+    process = await start(*arguments)
+    _, stderr = await process.communicate()
+    assert process.returncode == 2
+    assert stderr.decode().count("\n") == 1
+    assert said in stderr.decode()
+
+
+async def test_a_taken_port_is_one_line_and_exit_status_two() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        process = await start("--port", str(port), "--workers", "127.0.0.1:1")
+        _, stderr = await process.communicate()
+    assert process.returncode == 2
+    assert [line for line in stderr.decode().splitlines() if str(port) in line]
+    assert "Traceback" not in stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("address", "fine"),
+    [
+        ("a:1", True),
+        ("[::1]:50061", True),
+        ("a", False),
+        (":1", False),
+        ("a:0", False),
+        ("a:99999", False),
+        ("a:x", False),
+    ],
+)
+def test_worker_addresses_are_checked(address: str, fine: bool) -> None:
+    assert (address_problem((address,)) is None) == fine
+
+
+async def test_it_is_alive_at_once_and_ready_while_it_has_a_worker() -> None:
+    worker, port = await FakeWorker("a").start(), free_port()
+    await worker.die()  # its address is known, nobody listens there yet
+    async with router_process(port, worker.address), open_channel(f"127.0.0.1:{port}") as channel:
+        await until_health(channel, "liveness", SERVING)
+        await until_health(channel, "readiness", NOT_SERVING)
+        await worker.start()
+        for name in ("readiness", "", SERVICE):
+            await until_health(channel, name, SERVING)
+        await worker.die()
+        for name in ("readiness", "", SERVICE):
+            await until_health(channel, name, NOT_SERVING)
+        await until_health(channel, "liveness", SERVING)
+
+
+@asynccontextmanager
+async def running_request() -> AsyncIterator[
+    tuple[asyncio.subprocess.Process, grpc.aio.Channel, FakeChoice, grpc.aio.Call]
+]:
+    """A router process with a request that has had its first token."""
+    worker, port = await FakeWorker("a", answer=None).start(), free_port()
+    try:
+        async with router_process(port, worker.address) as process, open_channel(f"127.0.0.1:{port}") as channel:
+            await until_health(channel, "readiness", SERVING)
+            call = InferenceServiceStub(channel).Generate(GenerateRequest(text="x"))
+            choice = await worker.arrived.get()
+            choice.tokens(1)
+            await call.read()
+            yield process, channel, choice, call
+    finally:
+        await worker.die()
+
+
+async def test_at_sigterm_a_running_request_finishes_and_a_new_one_is_turned_away() -> None:
+    async with running_request() as (process, channel, choice, call):
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        while b"router stopping" not in await process.stderr.readline():
+            pass
+        turned_away: Refusal = await refusal(InferenceServiceStub(channel).Generate(GenerateRequest(text="y")))
+        assert (turned_away.code, turned_away.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_WORKER")
+        await until_health(channel, "readiness", NOT_SERVING)
+        choice.tokens(2, finish=True)
+        assert (await call.read()).usage.completion_tokens == 3
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.wait() == 0
+
+
+async def test_a_second_signal_ends_it_at_once() -> None:
+    async with running_request() as (process, _, _, call):
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        while b"router stopping" not in await process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            assert await process.wait() == 0
+        assert (await refusal(call)).code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

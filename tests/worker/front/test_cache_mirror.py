@@ -1,0 +1,94 @@
+"""What subscribers of a worker's cache are told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, LoadSample, WatchCacheResponse
+from trunkline_worker import cache_mirror
+from trunkline_worker.cache_mirror import CacheMirror
+
+
+def digest(n: int) -> bytes:
+    return n.to_bytes(16, "big")
+
+
+def stored(first: int, count: int) -> CacheEvent:
+    return CacheEvent(stored=BlocksStored(block_hashes=b"".join(map(digest, range(first, first + count))), depth=first))
+
+
+def removed(*numbers: int) -> CacheEvent:
+    return CacheEvent(removed=BlocksRemoved(block_hashes=b"".join(map(digest, numbers))))
+
+
+def numbers(joined: bytes) -> list[int]:
+    return [int.from_bytes(joined[i : i + 16], "big") for i in range(0, len(joined), 16)]
+
+
+async def next_item(items: AsyncIterator[WatchCacheResponse], kind: str) -> WatchCacheResponse:
+    async with asyncio.timeout(5):
+        while True:
+            item = await anext(items)
+            if item.WhichOneof("item") == kind:
+                return item
+
+
+async def test_a_late_subscriber_gets_a_snapshot_and_then_consecutive_events() -> None:
+    mirror = CacheMirror(epoch=9)
+    mirror.apply([stored(0, 5)])
+    mirror.apply([removed(4)])
+    items = mirror.subscribe(1).items()
+    snapshot = await next_item(items, "snapshot")
+    assert (snapshot.epoch, snapshot.sequence) == (9, 2)
+    assert numbers(snapshot.snapshot.block_hashes) == [0, 1, 2, 3]
+    mirror.apply([stored(4, 1)])
+    mirror.apply([removed(4)])
+    events = [await next_item(items, "events") for _ in range(2)]
+    assert [item.sequence for item in events] == [3, 4]
+
+
+async def test_a_snapshot_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_mirror, "SNAPSHOT_CHUNK_BLOCKS", 2)
+    mirror = CacheMirror(epoch=1)
+    mirror.apply([stored(0, 5)])
+    parts = [item.snapshot for item in mirror.snapshot(1)]
+    assert [(part.first, part.last) for part in parts] == [(True, False), (False, False), (False, True)]
+    assert [n for part in parts for n in numbers(part.block_hashes)] == [0, 1, 2, 3, 4]
+
+
+async def test_a_subscriber_that_falls_behind_gets_a_new_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_mirror, "MAX_PENDING_ITEMS", 3)
+    mirror = CacheMirror(epoch=1)
+    items = mirror.subscribe(1).items()
+    await next_item(items, "snapshot")
+    for n in range(5):
+        mirror.apply([stored(n, 1)])
+    again = await next_item(items, "snapshot")
+    assert again.sequence == 5
+    assert numbers(again.snapshot.block_hashes) == [0, 1, 2, 3, 4]
+    mirror.apply([stored(5, 1)])
+    assert (await next_item(items, "events")).sequence == 6
+
+
+async def test_a_stride_thins_snapshots_and_events_alike() -> None:
+    mirror = CacheMirror(epoch=1)
+    mirror.apply([stored(0, 10)])
+    items = mirror.subscribe(4).items()
+    assert numbers((await next_item(items, "snapshot")).snapshot.block_hashes) == [3, 7]
+    mirror.apply([stored(10, 7), removed(3, 4, 5)])
+    item = (await next_item(items, "events")).events
+    assert numbers(item.events[0].stored.block_hashes) == [11, 15]
+    assert item.events[0].stored.depth == 11
+    assert numbers(item.events[1].removed.block_hashes) == [3]
+    mirror.apply([removed(4)])
+    assert (await next_item(items, "events")).sequence == 3, "a step that leaves nothing still counts"
+
+
+async def test_load_samples_arrive_the_newest_last() -> None:
+    mirror = CacheMirror(epoch=1)
+    items = mirror.subscribe(1).items()
+    await next_item(items, "load")
+    for n in range(10):
+        mirror.set_load(LoadSample(running=n))
+    assert (await next_item(items, "load")).load.running == 9
