@@ -47,9 +47,13 @@ class AttentionPlan:
     chunks: list[PrefillChunk]
 
 
-def plan_attention(batch: RaggedBatch, *, window: int | None, zero_slot: int, dtype: torch.dtype) -> AttentionPlan:
-    """Groups the batch. `window`: a query sees this many last positions, its own included; None: all."""
-    size = batch.block_size
+def plan_attention(
+    batch: RaggedBatch, *, window: int | None, zero_slot: int, dtype: torch.dtype, device: torch.device
+) -> AttentionPlan:
+    """Groups the batch, on the host, for layers whose pool is on `device`.
+
+    window: a query sees this many last positions, its own included; None: all
+    """
     decodes: list[tuple[int, int, int]] = []  # (context length, sequence, row)
     chunks: list[PrefillChunk] = []
     row = 0
@@ -57,49 +61,57 @@ def plan_attention(batch: RaggedBatch, *, window: int | None, zero_slot: int, dt
         if query_len == 1:
             decodes.append((context_len, sequence, row))
         else:
-            first = context_len - query_len
-            oldest = 0 if window is None else max(0, first - window + 1)
-            positions = torch.arange(oldest, context_len)
-            table = batch.block_tables[sequence]
-            slots = table[positions // size] * size + positions % size
-            mask = (
-                None
-                if first == 0 and (window is None or window >= context_len)
-                else _chunk_mask(first, context_len, oldest, window, dtype)
-            )
-            chunks.append(PrefillChunk(row, query_len, slots, mask))
+            chunks.append(_plan_chunk(batch, sequence, row, window, dtype, device))
         row += query_len
     decodes.sort()
     groups: list[DecodeGroup] = []
-    start = 0
-    while start < len(decodes):
-        end, total = start, 0
-        while end < len(decodes):
-            visible = _visible(decodes[end][0], window)
-            grown = total + visible
-            if visible * (end + 1 - start) > grown * (1 + MAX_GROUP_PADDING) + 2 * size:
-                break
-            total, end = grown, end + 1
-        groups.append(_decode_group(batch, decodes[start:end], window, zero_slot, dtype))
-        start = end
+    while decodes:
+        size = _group_size(decodes, window, slack=2 * batch.block_size)
+        groups.append(_plan_group(batch, decodes[:size], window, zero_slot, dtype, device))
+        decodes = decodes[size:]
     return AttentionPlan(groups, chunks)
+
+
+def _group_size(decodes: list[tuple[int, int, int]], window: int | None, slack: int) -> int:
+    """How many of the shortest contexts go together before too much would be padding. At least one."""
+    total = 0
+    for count, (context_len, _, _) in enumerate(decodes, start=1):
+        visible = _visible(context_len, window)
+        total += visible
+        if count > 1 and visible * count > total * (1 + MAX_GROUP_PADDING) + slack:
+            return count - 1
+    return len(decodes)
 
 
 def _visible(context_len: int, window: int | None) -> int:
     return context_len if window is None else min(context_len, window)
 
 
-def _chunk_mask(first: int, context_len: int, oldest: int, window: int | None, dtype: torch.dtype) -> Tensor:
+def _plan_chunk(
+    batch: RaggedBatch, sequence: int, row: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> PrefillChunk:
+    context_len, length = batch.context_lens[sequence], batch.query_lens[sequence]
+    first, size = context_len - length, batch.block_size
+    oldest = 0 if window is None else max(0, first - window + 1)
+    keys = torch.arange(oldest, context_len)
+    slots = batch.block_tables[sequence][keys // size] * size + keys % size
+    if first == 0 and _visible(context_len, window) == context_len:
+        return PrefillChunk(row, length, slots.to(device), None)
     queries = torch.arange(first, context_len)[:, None]
-    keys = torch.arange(oldest, context_len)[None, :]
     hidden = keys > queries
     if window is not None:
         hidden |= keys <= queries - window
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return PrefillChunk(row, length, slots.to(device), mask.to(device))
 
 
-def _decode_group(
-    batch: RaggedBatch, members: list[tuple[int, int, int]], window: int | None, zero_slot: int, dtype: torch.dtype
+def _plan_group(
+    batch: RaggedBatch,
+    members: list[tuple[int, int, int]],
+    window: int | None,
+    zero_slot: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> DecodeGroup:
     contexts = torch.tensor([context for context, _, _ in members])[:, None]
     oldest = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
@@ -112,7 +124,7 @@ def _decode_group(
     slots = (blocks * size + positions % size).masked_fill_(padding, zero_slot)
     mask = torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, float("-inf"))
     rows = torch.tensor([row for _, _, row in members])
-    return DecodeGroup(rows, slots.flatten(), mask[:, None, None], padded_len)
+    return DecodeGroup(rows.to(device), slots.flatten().to(device), mask[:, None, None].to(device), padded_len)
 
 
 def paged_attention(q: Tensor, kv: KVLayer, plan: AttentionPlan, *, scale: float) -> Tensor:

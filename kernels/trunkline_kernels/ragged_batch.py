@@ -18,7 +18,7 @@ class RaggedBatch:
     slots: Tensor  # [num_tokens] int64: block * block_size + offset, where the token's KV is written
     query_lens: list[int]  # [num_seqs]
     context_lens: list[int]  # [num_seqs]
-    block_tables: Tensor  # [num_seqs, max_blocks] int64; entries past a sequence's context are arbitrary
+    block_tables: Tensor  # [num_seqs, max_blocks] int64, on the host; entries past a sequence's context are arbitrary
     block_size: int
 
 

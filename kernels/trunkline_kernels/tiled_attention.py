@@ -20,7 +20,7 @@ def tiled_attention(q: Tensor, kv: KVLayer, batch: RaggedBatch, *, window: int |
     row = 0
     for sequence, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
         first = context_len - query_len
-        slots = _slots(batch, sequence, context_len, kv.zero_slot)
+        slots = _slots(batch, sequence, context_len, kv.zero_slot).to(q.device)
         for tile in range(first // QUERY_TILE * QUERY_TILE, context_len, QUERY_TILE):
             start, end = max(tile, first), min(tile + QUERY_TILE, context_len)
             rows = slice(row + start - first, row + end - first)
@@ -50,7 +50,7 @@ def _query_tile(
     # [num_kv_heads, group * QUERY_TILE, head_dim], the heads of a group one after the other
     queries = queries.view(QUERY_TILE, num_kv_heads, group, head_dim).permute(1, 2, 0, 3).float().contiguous()
     queries = queries.view(num_kv_heads, group * QUERY_TILE, head_dim)
-    positions = torch.arange(tile, tile + QUERY_TILE).repeat(group)[:, None]  # of each row
+    positions = torch.arange(tile, tile + QUERY_TILE, device=q.device).repeat(group)[:, None]  # of each row
     highest = queries.new_full((num_kv_heads, group * QUERY_TILE, 1), float("-inf"))
     total = torch.zeros_like(highest)
     summed = torch.zeros_like(queries)
@@ -59,7 +59,7 @@ def _query_tile(
         read = slots[key_tile : key_tile + KEY_TILE]
         k = kv.keys.view(-1, num_kv_heads, head_dim)[read].transpose(0, 1).float().contiguous()
         v = kv.values.view(-1, num_kv_heads, head_dim)[read].transpose(0, 1).float().contiguous()
-        key_positions = torch.arange(key_tile, key_tile + KEY_TILE)[None]
+        key_positions = torch.arange(key_tile, key_tile + KEY_TILE, device=q.device)[None]
         hidden = key_positions > positions
         if window is not None:
             hidden |= key_positions <= positions - window

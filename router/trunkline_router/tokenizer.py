@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessages
@@ -32,7 +32,7 @@ class PromptTokenizer:
         # A prompt is never cut or filled up in silence, whatever the file was trained with.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._heed_special_tokens(config)
+        self._prefix, self._suffix = self._missing_special_ids(config)
         self._template, self.template_problem = _read_template(files, config)
 
     @property
@@ -42,18 +42,18 @@ class PromptTokenizer:
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Token ids; with the model's special tokens (BOS, say) unless told otherwise."""
         if len(text) <= INLINE_CHARACTERS:
-            return self._encode(text, special_tokens)
-        return await asyncio.to_thread(self._encode, text, special_tokens)
+            ids = self._encode(text, special_tokens)
+        else:
+            ids = await asyncio.to_thread(self._encode, text, special_tokens)
+        return [*self._prefix, *ids, *self._suffix] if special_tokens else ids
 
     async def encode_chat(self, chat: ChatMessages) -> list[int]:
         """The rendered conversation's ids: the template writes special tokens itself. Raises RequestRefused."""
         check_messages([{"role": message.role} for message in chat.messages])
         if self._template is None:
             raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
-        if sum(len(message.content) for message in chat.messages) <= INLINE_CHARACTERS:
-            return self._encode(self._template.render(chat), False)
-        text = await asyncio.to_thread(self._template.render, chat)
-        return await asyncio.to_thread(self._encode, text, False)
+        # Always in a thread: a stranger's template may take its time over the shortest conversation.
+        return await self.encode(await asyncio.to_thread(self._template.render, chat), special_tokens=False)
 
     async def decode(self, token_ids: list[int], *, keep_special: bool) -> str:
         if len(token_ids) <= INLINE_CHARACTERS:
@@ -63,24 +63,18 @@ class PromptTokenizer:
     def _encode(self, text: str, special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
 
-    def _heed_special_tokens(self, config: dict[str, Any]) -> None:
-        """Where tokenizer_config.json says whether BOS and EOS are added, it overrules tokenizer.json's processor.
+    def _missing_special_ids(self, config: dict[str, Any]) -> tuple[list[int], list[int]]:
+        """BOS and EOS where tokenizer_config.json asks for them and tokenizer.json's own processor leaves them out.
 
-        As transformers does it, so that a prompt's tokens are those that the model was tried with.
+        What the processor adds unasked stays: transformers 5 takes tokenizer.json at its word too.
         """
-        if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
-            return
-        bos, eos = (self._special_token(config, name) for name in ("bos", "eos"))
-        self._tokenizer.post_processor = processors.TemplateProcessing(
-            single=" ".join([*(token for token, _ in bos), "$A", *(token for token, _ in eos)]),
-            special_tokens=[*bos, *(token for token in eos if token not in bos)],
+        ids = self._encode("a", True)
+        bos, eos = (
+            self._tokenizer.token_to_id(_content(config.get(name)) or "") for name in ("bos_token", "eos_token")
         )
-
-    def _special_token(self, config: dict[str, Any], name: str) -> list[tuple[str, int]]:
-        """The token and its id, where the configuration asks for it and the vocabulary has it."""
-        token = _content(config.get(f"{name}_token"))
-        token_id = self._tokenizer.token_to_id(token) if token and config.get(f"add_{name}_token") else None
-        return [(token, token_id)] if token is not None and token_id is not None else []
+        prefix = [bos] if config.get("add_bos_token") and bos is not None and ids[:1] != [bos] else []
+        suffix = [eos] if config.get("add_eos_token") and eos is not None and ids[-1:] != [eos] else []
+        return prefix, suffix
 
 
 def _content(token: Any) -> str | None:

@@ -34,6 +34,10 @@ UNARY_TIMEOUT_S = 10.0  # GetModel and the tokenizer's files, from a worker that
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
 
 
+class WorkerUnusable(Exception):
+    """What the worker says of itself makes no sense: perhaps it is of another version. One line for a person."""
+
+
 class WatchBroken(Exception):
     """The event log has a gap, or belongs to another life of the worker: start again from a snapshot."""
 
@@ -140,7 +144,7 @@ class WorkerLink:
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
-            except (WatchBroken, TokenizerError, TimeoutError) as error:
+            except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
                 problem = str(error) or type(error).__name__
             except Exception as error:  # one worker's nonsense must not end the router for all the others
                 problem = f"unexpected {type(error).__name__}"
@@ -159,6 +163,7 @@ class WorkerLink:
         """One connection: returns or raises when it is over."""
         stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
+        check_model(model)
         tokenizer = await self._tokenizers.of(model, stub)
         live = Live(model, tokenizer, WorkerSession(), WorkerBlocks(), LoadSample())
         opened, synced = asyncio.Event(), asyncio.Event()
@@ -221,6 +226,15 @@ class WorkerLink:
             # Where the whole worker is gone, its session has ended too and this task is cancelled here.
             await asyncio.sleep(BACKOFF_FIRST_S * self._rng.uniform(0.5, 1.0))
             self._log.warning("subscribing anew", address=self.address, problem=problem)
+
+
+def check_model(model: GetModelResponse) -> None:
+    """Raises WorkerUnusable where requests could not be routed by it."""
+    if not model.model:
+        raise WorkerUnusable("the worker does not say which model it serves")
+    for name in ("block_size", "vocab_size", "context_length", "kv_token_capacity"):
+        if getattr(model, name) < 1:
+            raise WorkerUnusable(f"the worker's {name} is {getattr(model, name)}; allowed: 1 or more")
 
 
 class CacheFollower:

@@ -135,7 +135,7 @@ def test_a_model_that_cannot_be_served_is_one_line_and_nothing_is_left(tmp_path:
 
 
 def test_a_model_that_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LaunchError, match="there is no model directory ./nowhere"):
+    with pytest.raises(LaunchError, match=r"there is no model directory \./nowhere"):
         find_model("./nowhere")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(LaunchError, match="could not be downloaded") as caught:

@@ -78,7 +78,7 @@ SHAPES = {
 def test_attention_equals_the_naive_truth(name: str, heads: int, kv_heads: int, window: int | None) -> None:
     q, kv, batch, truth = make_case(SHAPES[name], heads, kv_heads)
     scale = 1 / math.sqrt(HEAD_DIM)
-    plan = plan_attention(batch, window=window, zero_slot=kv.zero_slot, dtype=q.dtype)
+    plan = plan_attention(batch, window=window, zero_slot=kv.zero_slot, dtype=q.dtype, device=q.device)
     outputs = {
         "paged": paged_attention(q, kv, plan, scale=scale),
         "tiled": tiled_attention(q, kv, batch, window=window, scale=scale),
@@ -95,7 +95,7 @@ def test_attention_equals_the_naive_truth(name: str, heads: int, kv_heads: int, 
 def test_every_token_is_in_exactly_one_group_and_padding_is_bounded() -> None:
     shapes = SHAPES["many decodes"] + SHAPES["mixed"]
     _, kv, batch, _ = make_case(shapes, 4, 2)
-    plan = plan_attention(batch, window=None, zero_slot=kv.zero_slot, dtype=torch.float32)
+    plan = plan_attention(batch, window=None, zero_slot=kv.zero_slot, dtype=torch.float32, device=kv.keys.device)
     rows = [int(row) for group in plan.decodes for row in group.rows]
     rows += [row for chunk in plan.chunks for row in range(chunk.start, chunk.start + chunk.length)]
     assert sorted(rows) == list(range(sum(batch.query_lens)))

@@ -21,6 +21,7 @@ from trunkline.v1.worker_pb2 import (
     GetTokenizerResponse,
     LoadSample,
     SequenceOutput,
+    SessionRequest,
     SessionResponse,
     SessionWelcome,
     Submit,
@@ -92,13 +93,14 @@ class FakeWorker(WorkerServiceServicer):
     port: int = 0
     # What happened:
     submits: list[Submit] = field(default_factory=list)
+    messages: list[SessionRequest] = field(default_factory=list)
     aborted: list[Submit] = field(default_factory=list)
     snapshots: int = 0
+    asked: int = 0  # for its model
     tokenizer_calls: int = 0
 
     def __post_init__(self) -> None:
         self.arrived: asyncio.Queue[FakeChoice] = asyncio.Queue()
-        self.abort_seen = asyncio.Event()
         self._running: dict[tuple[int, int], FakeChoice] = {}  # by session and handle
         self._sessions: set[asyncio.Queue[Any]] = set()
         self._watches: set[asyncio.Queue[Any]] = set()
@@ -181,13 +183,13 @@ class FakeWorker(WorkerServiceServicer):
 
     async def _read(self, requests: AsyncIterator[Any], outbox: "asyncio.Queue[Any]") -> None:
         async for request in requests:
+            self.messages.append(request)
             for submit in request.submits:
                 self._take(submit, outbox)
             for handle in request.abort_handles:
                 choice = self._running.pop((id(outbox), handle), None)
                 if choice is not None:
                     self.aborted.append(choice.submit)
-                    self.abort_seen.set()
 
     def _take(self, submit: Submit, outbox: "asyncio.Queue[Any]") -> None:
         self.submits.append(submit)
@@ -220,6 +222,7 @@ class FakeWorker(WorkerServiceServicer):
             self._watches.discard(watch)
 
     async def GetModel(self, request: Any, context: Any) -> GetModelResponse:
+        self.asked += 1
         return GetModelResponse(
             model=self.model,
             worker_id=self.worker_id,

@@ -1,12 +1,16 @@
 """Through real gRPC: routing follows what workers report, and workers may come, go and come back."""
 
+from typing import Any
+
 import grpc
+import pytest
 
 from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.v1.inference_pb2 import ListModelsRequest
 from trunkline.v1.worker_pb2 import CacheEvent
+from trunkline_router.worker_link import CacheFollower
 
 PREFIX = list(range(10, 74))  # 16 blocks
 
@@ -53,16 +57,18 @@ async def test_a_burst_with_one_prefix_stays_together_before_the_worker_has_repo
     workers = [FakeWorker(name, answer=None) for name in "ab"]
     prefix = list(range(10, 200)) * 5
     async with cluster(*workers) as router:
-        calls = [router.generate([*prefix, number]) for number in range(1)]
+        calls = [router.generate([*prefix, 1])]
         await until(lambda: sum(len(worker.submits) for worker in workers) == 1)
         holder = next(worker for worker in workers if worker.submits)
-        calls.append(router.generate([*prefix, 7]))
-        holder_choice = await holder.arrived.get()
-        holder_choice.tokens(1)
-        await until(lambda: sum(len(worker.submits) for worker in workers) == 2)
-        calls += [router.generate([*prefix, number]) for number in range(20, 26)]
-        await until(lambda: sum(len(worker.submits) for worker in workers) == 8)
-        assert len(holder.submits) >= 6
+        # It has begun and told its load, but none of its blocks: what is known of them is only expected.
+        choice = await holder.arrived.get()
+        holder.cached.update(holder.hashes(prefix))
+        choice.tokens(1)
+        await calls[0].read()
+        calls += [router.generate([*prefix, number]) for number in range(2, 8)]
+        await until(lambda: sum(len(worker.submits) for worker in workers) == 7)
+        assert not len(router.live(workers.index(holder)).blocks)
+        assert len(holder.submits) == 7
         for call in calls:
             call.cancel()
         await until(lambda: not any(worker.num_running for worker in workers))
@@ -176,6 +182,42 @@ async def test_two_workers_that_call_themselves_the_same_both_get_work() -> None
         for call in calls:
             call.cancel()
         await until(lambda: not any(worker.num_running for worker in workers))
+
+
+async def test_the_choices_of_a_request_leave_in_one_message_and_so_do_their_aborts() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate(PREFIX, n=4)
+        await until(lambda: worker.num_running == 4)
+        call.cancel()
+        await until(lambda: worker.num_running == 0)
+    hello, submits, aborts = worker.messages
+    assert hello.hello.router_id == "router-1"
+    assert len(submits.submits) == 4
+    assert sorted(aborts.abort_handles) == sorted(submit.handle for submit in submits.submits)
+
+
+@pytest.mark.parametrize("nonsense", [{"block_size": 0}, {"model": ""}, {"context_length": 0}], ids=str)
+async def test_a_worker_whose_limits_make_no_sense_gets_no_requests(nonsense: dict[str, Any]) -> None:
+    good, odd = FakeWorker("good"), FakeWorker("odd", **nonsense)
+    async with cluster(good, odd, expected=(True, False)) as router:
+        await until(lambda: odd.asked >= 2)
+        assert await served_by(router, PREFIX) == ("good", 0)
+
+
+async def test_a_bug_in_one_workers_link_ends_neither_the_link_nor_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = FakeWorker("a")
+    async with cluster(worker) as router:
+        before = router.live(0)
+
+        def broken(self: CacheFollower, item: object) -> bool:
+            monkeypatch.undo()
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(CacheFollower, "take", broken)
+        worker.cache_prompt(PREFIX)
+        await until(lambda: router.links[0].live not in (None, before))
+        assert len(router.live(0).blocks) == 16
 
 
 async def test_an_event_of_a_kind_that_this_router_does_not_know_changes_nothing() -> None:

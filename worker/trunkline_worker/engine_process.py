@@ -33,6 +33,8 @@ from trunkline_worker.scheduler import Scheduler, SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 
 RECEIVE_BYTES = 1 << 20  # most bytes taken from the socket at once
+# Of the memory that is free once the model is loaded. A host runs other things too, other workers for example.
+KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
 
 
 class FrontLink:
@@ -65,7 +67,7 @@ def build_engine(settings: EngineSettings, model: LoadedModel, device: torch.dev
     num_blocks = settings.kv_blocks or kv_block_count(
         bytes_per_block=model.kv_bytes_per_block(settings.block_size),
         free_bytes=free_bytes(device),
-        fraction=settings.kv_memory_fraction,
+        fraction=settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type],
         block_size=settings.block_size,
         context_length=context_length,
         max_running=settings.max_running_requests,

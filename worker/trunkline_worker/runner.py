@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch, allocate_kv
 from trunkline_worker.batch_rows import BatchRows, Row
@@ -40,8 +40,8 @@ class TorchExecutor:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         self._step_rows = rows = self._rows.apply(plan)
-        token_ids, batch = build_batch(plan.steps, rows, self._block_size)
-        self._hidden = self._model.decoder.forward(torch.from_numpy(token_ids), batch, self._kv)
+        token_ids, batch = build_batch(plan.steps, rows, self._block_size, self._model.device)
+        self._hidden = self._model.decoder.forward(token_ids, batch, self._kv)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan) -> StepResult:
@@ -56,7 +56,8 @@ class TorchExecutor:
         token_ids: list[int | None] = [None] * len(plan.steps)
         sampled = Sampled([])
         if sampling:
-            logits = self._model.decoder.logits(self._hidden[[ends[index] - 1 for index in sampling]])
+            # Sampling runs on the host.
+            logits = self._model.decoder.logits(self._hidden[[ends[index] - 1 for index in sampling]]).cpu()
             sampled = sample(logits, [rows[i] for i in sampling], row_by_row=self._model.deterministic)
             for index, token_id in zip(sampling, sampled.token_ids, strict=True):
                 token_ids[index] = token_id
@@ -77,14 +78,16 @@ class TorchExecutor:
         found: list[PositionLogprobs] = []
         for start in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - start)
-            logits = self._model.decoder.logits(self._hidden[first_row + start : first_row + start + size])
+            logits = self._model.decoder.logits(self._hidden[first_row + start : first_row + start + size]).cpu()
             after = step.num_computed + start + 1
             targets: list[int] = row.tokens[after : after + size].tolist()
             found += position_logprobs(logits, targets, [row.sampling.prompt_logprobs or 0] * size)
         return found
 
 
-def build_batch(steps: list[SequenceStep], rows: list[Row], block_size: int) -> tuple[NDArray[np.int64], RaggedBatch]:
+def build_batch(
+    steps: list[SequenceStep], rows: list[Row], block_size: int, device: torch.device
+) -> tuple[Tensor, RaggedBatch]:
     """The step's token ids [num_tokens] and where they go."""
     block_tables = np.zeros((len(rows), max(row.num_blocks for row in rows)), np.int64)
     token_ids, positions, sequences = [], [], []
@@ -97,11 +100,11 @@ def build_batch(steps: list[SequenceStep], rows: list[Row], block_size: int) -> 
     where = np.concatenate(positions)
     slots = block_tables[np.concatenate(sequences), where // block_size] * block_size + where % block_size
     batch = RaggedBatch(
-        positions=torch.from_numpy(where),
-        slots=torch.from_numpy(slots),
+        positions=torch.from_numpy(where).to(device),
+        slots=torch.from_numpy(slots).to(device),
         query_lens=[step.num_new for step in steps],
         context_lens=[step.num_computed + step.num_new for step in steps],
         block_tables=torch.from_numpy(block_tables),
         block_size=block_size,
     )
-    return np.concatenate(token_ids), batch
+    return torch.from_numpy(np.concatenate(token_ids)).to(device), batch

@@ -27,9 +27,9 @@ class EngineSettings:
     )
     block_size: int = _setting(16, "tokens per KV block", minimum=1, maximum=256)
     kv_blocks: int | None = _setting(None, "blocks of the KV pool; default: found from free memory", minimum=1)
-    kv_memory_fraction: float = _setting(
-        0.25,
-        "share of the free memory that the KV pool may take, where kv_blocks is not given",
+    kv_memory_fraction: float | None = _setting(
+        None,
+        "share of free memory for the KV pool, unless kv_blocks is given; default: 0.9 of a GPU's, 0.25 of a host's",
         minimum=0.01,
         maximum=0.95,
     )

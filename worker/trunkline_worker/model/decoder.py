@@ -72,7 +72,9 @@ class Decoder:
                 attended = tiled_attention(q, layer, batch, window=window, scale=self._scale)
             else:
                 if window not in plans:
-                    plans[window] = plan_attention(batch, window=window, zero_slot=layer.zero_slot, dtype=q.dtype)
+                    plans[window] = plan_attention(
+                        batch, window=window, zero_slot=layer.zero_slot, dtype=q.dtype, device=q.device
+                    )
                 attended = paged_attention(q, layer, plans[window], scale=self._scale)
             (residual,) = self._token_wise(lambda *x, w=weights: self._after_attention(w, *x), attended, residual)
         return residual

@@ -1,0 +1,110 @@
+"""The server every process has: errors, health, ports."""
+
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from trunkline.client import Client
+from trunkline.errors import InternalError, InvalidRequest, Overloaded, TrunklineError
+from trunkline.status import ERROR_DOMAIN, RequestRefused, invalid, no_worker
+from trunkline.v1.inference_pb2 import GenerateResponse, ListModelsResponse
+from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from trunkline_runtime.errors import rich_status
+from trunkline_runtime.server import GrpcServer, PortInUse, check_port_is_free
+
+SERVICE = "trunkline.v1.InferenceService"
+
+
+class Failing(InferenceServiceServicer):
+    """Raises what it is told to."""
+
+    error: Exception = RuntimeError("secret internals")
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[GenerateResponse]:
+        yield GenerateResponse(request_id="r")
+        raise self.error
+
+    async def ListModels(self, request: Any, context: Any) -> ListModelsResponse:
+        raise self.error
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[GrpcServer, Failing]]:
+    failing = Failing()
+    made = GrpcServer("127.0.0.1", 0, services=[SERVICE])
+    add_InferenceServiceServicer_to_server(failing, made.grpc)
+    await made.start()
+    yield made, failing
+    await made.stop(0)
+
+
+async def outcome(server: GrpcServer, method: str) -> TrunklineError:
+    async with Client(f"127.0.0.1:{server.port}") as client:
+        with pytest.raises(TrunklineError) as caught:
+            await (client.list_models() if method == "unary" else client.complete("x"))
+        return caught.value
+
+
+@pytest.mark.parametrize("method", ["unary", "stream"])
+async def test_an_unexpected_error_is_internal_without_internals(
+    server: tuple[GrpcServer, Failing], method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = await outcome(server[0], method)
+    assert isinstance(error, InternalError)
+    assert "secret" not in str(error)
+    assert error.reason == "INTERNAL"
+
+
+@pytest.mark.parametrize("method", ["unary", "stream"])
+async def test_a_refusal_reaches_the_client_as_its_own_exception(
+    server: tuple[GrpcServer, Failing], method: str
+) -> None:
+    server[1].error = invalid("sampling.top_p", "no")
+    error = await outcome(server[0], method)
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "sampling.top_p"
+    server[1].error = RequestRefused(8, "OVERLOADED", "full", retry_delay_ms=1500)
+    error = await outcome(server[0], method)
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == 1.5
+
+
+def test_statuses_carry_google_rpc_details() -> None:
+    info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
+    status = rich_status(invalid("n", "too large"))
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain) == ("INVALID_REQUEST", ERROR_DOMAIN)
+    assert status.details[1].Unpack(bad)
+    assert bad.field_violations[0].field == "n"
+    assert rich_status(no_worker("gone")).details[1].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 1000
+
+
+async def test_alive_at_once_ready_when_told(server: tuple[GrpcServer, Failing]) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server[0].port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+
+        async def status(service: str) -> int:
+            value: int = (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+            return value
+
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        assert [await status(name) for name in ("liveness", "readiness", "", SERVICE)] == [serving, *[not_serving] * 3]
+        await server[0].set_ready(True)
+        assert [await status(name) for name in ("liveness", "readiness", "", SERVICE)] == [serving] * 4
+
+
+async def test_a_taken_port_is_one_clear_line(server: tuple[GrpcServer, Failing]) -> None:
+    port = server[0].port
+    with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1 is in use"):
+        check_port_is_free("127.0.0.1", port)
+    with pytest.raises(PortInUse, match=f"port {port}"):
+        await GrpcServer("127.0.0.1", port, services=[]).start()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+    check_port_is_free("127.0.0.1", free.getsockname()[1] if free.fileno() >= 0 else 0)
