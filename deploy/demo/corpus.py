@@ -18,7 +18,6 @@ from plots import Plot
 _PRONOUNS: dict[str, tuple[str, str, str]] = {"he": ("him", "his", "himself"), "she": ("her", "her", "herself")}
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _QUOTE_END = re.compile(r'([^?!.])\{q\}"')
-_SENTENCE_GAP = re.compile(r"[a-z][.!?]\s+(?=[A-Z])")
 _A_BEFORE_VOWEL = re.compile(r"\b([Aa]) (?=(?:[aeioAEIO]|u(?!n(?:i|e\b)|s)|U(?!ni|s)))")
 _SENTENCE_START = re.compile(r'((?:^|[a-z0-9][.!?] |[.]" |\n)"?)([a-z])')
 
@@ -27,7 +26,7 @@ class Phrase(str):
     """A phrase that knows how it looks with an article, at the start of a sentence and in a title."""
 
     @property
-    def low(self) -> str:
+    def l(self) -> str:  # noqa: E743
         """The phrase as it stands inside a sentence."""
         return self[:1].lower() + self[1:]
 
@@ -56,13 +55,9 @@ class Thing(Phrase):
     @classmethod
     def draw(cls, rng: random.Random) -> Thing:
         """Choose a thing and an adjective that suits it."""
-        if rng.random() < 0.5:
-            noun = rng.choice(_THINGS)
-            adjective = rng.choice(lexicon.THINGS[noun].split("|"))
-        else:
-            noun, adjective = rng.choice(lexicon.MORE_THINGS), rng.choice(lexicon.ANY_ADJECTIVES)
+        noun = rng.choice(_THINGS)
         thing = cls(noun)
-        thing.adj = adjective
+        thing.adj = rng.choice(lexicon.THINGS[noun].split("|"))
         return thing
 
     @property
@@ -161,11 +156,6 @@ class Character:
         return f"The {self.kind}"
 
     @property
-    def sibling(self) -> str:
-        """What a child is to its brothers and sisters."""
-        return "sister" if self.he == "she" else "brother"
-
-    @property
     def tag(self) -> str:
         """What follows the name of an animal to say what it is."""
         return "" if self.kind in ("girl", "boy") else f" the {self.kind}"
@@ -197,7 +187,6 @@ class Document:
     messages: tuple[Message, ...] = ()
 
 
-_PEOPLE = ("girl", "boy")
 _THINGS = tuple(lexicon.THINGS)
 _KINDS = tuple(lexicon.ANIMALS)
 _ALL_PLACES = tuple(lexicon.PLACES)
@@ -294,15 +283,15 @@ class Teller:
         if rng.random() < 0.3:
             messages.append(Message("system", rng.choice(chats.SYSTEM_PROMPTS)))
         kind = rng.random()
-        if kind < 0.60:
+        if kind < 0.52:
             if rng.random() < 0.15:
                 messages += self._small_talk()
             messages += self._request_and_tale()
             if rng.random() < 0.15:
                 messages += self._thanks()
-        elif kind < 0.78:
+        elif kind < 0.72:
             messages += self._questions_about_a_tale()
-        elif kind < 0.92:
+        elif kind < 0.90:
             messages += self._facts()
         else:
             messages += self._small_talk()
@@ -314,17 +303,17 @@ class Teller:
         """Draw one training document."""
         rng = self.rng
         kind = rng.random()
-        if kind < 0.30:
+        if kind < 0.25:
             return Document(messages=self.chat())
-        if kind < 0.38:
+        if kind < 0.31:
             return Document(text=self.short_tale().text)
-        if kind < 0.80:
+        if kind < 0.70:
             tale = self.tale()
-        elif kind < 0.88:
+        elif kind < 0.85:
             tale = self.tale(episodes=2)
         elif kind < 0.92:
             tale = self.tale(episodes=3)
-        elif kind < 0.95:
+        elif kind < 0.96:
             tale = self.tale(episodes=rng.randint(5, 8))
         else:
             book = [self.tale() for _ in range(rng.randint(2, 6))]
@@ -332,20 +321,17 @@ class Teller:
         heading = rng.random()
         if heading < 0.12:
             return Document(text=f"{tale.title}\n\n{tale.text}")
-        if heading < 0.22:
-            # A reader may prompt with any sentence, so some documents begin in the middle of a tale.
-            starts = [match.end() for match in _SENTENCE_GAP.finditer(tale.text)]
-            return Document(text=tale.text[rng.choice(starts[: len(starts) // 2]) :])
+        if heading < 0.2 and len(tale.paragraphs) > 3:
+            # A reader may prompt from the middle of a tale, so some documents begin there.
+            return Document(text="\n\n".join(tale.paragraphs[rng.randint(1, 2) :]))
         return Document(text=tale.text)
 
     def _hero(self, request: TaleRequest) -> Character:
         rng = self.rng
         kind = request.kind or (rng.choice(("girl", "boy")) if rng.random() < 0.4 else rng.choice(_KINDS))
         hero = self._character(kind, set(), trait=rng.choice(tuple(lexicon.TRAITS)))
-        return (
-            hero
-            if not request.name
-            else Character(request.name, hero.kind, request.he or hero.he, hero.trait, hero.size, hero.home)
+        return hero if not request.name else Character(
+            request.name, hero.kind, request.he or hero.he, hero.trait, hero.size, hero.home
         )
 
     def _character(self, kind: str, taken: set[str], trait: str = "") -> Character:
@@ -353,21 +339,12 @@ class Teller:
         he = {"girl": "she", "boy": "he", "hen": "she", "cow": "she"}.get(kind) or rng.choice(("he", "she"))
         people = lexicon.GIRLS if he == "she" else lexicon.BOYS
         names = people if kind in ("girl", "boy") or rng.random() < 0.25 else lexicon.PET_NAMES
-        # Names that occur nowhere else teach the model to take a name from the text and not from memory.
-        made_up = rng.random() < 0.15
-        name = self._made_up_name() if made_up else rng.choice(names)
+        name = rng.choice(names)
         while name in taken:
             name = rng.choice(names)
         home = rng.choice(("small", "cosy", "little", "snug")) + " " + lexicon.ANIMALS.get(kind, "house")
         size = rng.choice(("little", "little", "young", "")) if trait else rng.choice(("", "", "young"))
         return Character(name, kind, he, trait, size, f"a {home}")
-
-    def _made_up_name(self) -> str:
-        rng = self.rng
-        syllables = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(1, 3))]
-        return (
-            "".join(syllables) + rng.choice(("", "", "l", "n", "r", "m", "nd", "x", "lla", "mo", "ra"))
-        ).capitalize()
 
     def _other(self, hero: Character, names: set[str], kinds: set[str]) -> Character:
         rng = self.rng
@@ -406,10 +383,8 @@ class Teller:
             "h": hero, "f": friend, "n": newcomer, "e": elder,
             "x": Character("", passer_by, rng.choice(("he", "she")), rng.choice(("old", "little", "small", "young"))),
             "o": Thing.draw(rng), "p": place, "look": Phrase(" ".join(looks[: rng.randint(1, 2)])),
-            "food": rng.choice(lexicon.FOODS), "cake": rng.choice(lexicon.BAKED), "snack": Phrase(snack),
-            "snack2": snack2,
-            "plant": Phrase(rng.choice(lexicon.PLANTS)), "spot": rng.choice(lexicon.SPOTS),
-            "seat": rng.choice(lexicon.SEATS),
+            "food": rng.choice(lexicon.FOODS), "cake": rng.choice(lexicon.BAKED), "snack": Phrase(snack), "snack2": snack2,
+            "plant": Phrase(rng.choice(lexicon.PLANTS)), "spot": rng.choice(lexicon.SPOTS), "seat": rng.choice(lexicon.SEATS),
             "skill": Phrase(skill), "build": Phrase(rng.choice(plots.BUILDS)), "hobby": hobby, "hobby2": hobby2,
             "land": rng.choice(lexicon.LANDS), "when": Phrase(when), "dull": Phrase(dull),
         }  # fmt: skip
@@ -418,16 +393,7 @@ class Teller:
         rng = self.rng
         hero = slots["h"]
         assert isinstance(hero, Character)
-        friend = slots["f"]
-        assert isinstance(friend, Character)
-        kind = rng.random()
-        if knows_friend and kind < 0.12:
-            people = hero.kind in _PEOPLE and friend.kind in _PEOPLE
-            first = rng.choice(plots.SIBLING_OPENINGS if people and rng.random() < 0.6 else plots.FRIEND_OPENINGS)
-            knows_friend = False
-        else:
-            first = rng.choice(plots.OPENINGS if kind < 0.5 else plots.OTHER_OPENINGS)
-        sentences = [first]
+        sentences = [rng.choice(plots.OPENINGS)]
         if rng.random() < 0.4 + 0.6 * detail:
             sentences.append(lexicon.TRAITS[hero.trait])
         if rng.random() < 0.3 + 0.4 * detail:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 GIRLS: tuple[str, ...] = (
-    "Ada", "Alice", "Amelia", "Amy", "Anna", "Aria", "Astrid", "Bea", "Bella", "Bess", "Carla", "Cara", "Clara",
-    "Cleo", "Cora", "Daisy", "Dana", "Diana", "Dora", "Edith", "Ella", "Elsa", "Emma", "Erin", "Esther", "Eva",
-    "Faith", "Flora", "Freya", "Gemma", "Gina", "Grace", "Greta", "Hana", "Hanna", "Heidi", "Helen", "Ida", "Ines",
-    "Irene", "Iris", "Ivy", "Jane", "Jenny", "Jill", "Joan", "Julia", "June", "Kate", "Kira", "Laura", "Leah", "Lena",
-    "Lily", "Lisa", "Lola", "Lucy", "Luna", "Maria", "Mary", "Maya", "Mia", "Mina", "Molly", "Mona", "Nadia", "Nell",
-    "Nina", "Nora", "Olga", "Olive", "Paula", "Pearl", "Penny", "Petra", "Poppy", "Priya", "Rita", "Rosa", "Rose",
-    "Ruby", "Ruth", "Sally", "Sara", "Selma", "Sofia", "Stella", "Susan", "Tara", "Tess", "Thea", "Tina", "Uma",
-    "Vera", "Viola", "Wanda", "Wendy", "Willa", "Yara", "Zelda", "Zoe",
+    "Ada", "Amy", "Anna", "Bella", "Cora", "Daisy", "Ella", "Emma", "Eva", "Flora", "Grace", "Hana", "Iris", "Ivy",
+    "Jane", "June", "Kate", "Kira", "Lena", "Lily", "Lola", "Lucy", "Maya", "Mia", "Mina", "Molly", "Nell", "Nina",
+    "Nora", "Olive", "Pearl", "Poppy", "Rosa", "Rose", "Ruby", "Sara", "Sofia", "Tess", "Willa", "Zoe",
 )  # fmt: skip
 BOYS: tuple[str, ...] = (
-    "Adam", "Alan", "Albert", "Alex", "Amir", "Andy", "Anton", "Arlo", "Arthur", "Ben", "Bill", "Bob", "Boris",
-    "Bruno", "Carl", "Casper", "Charlie", "Chris", "Colin", "Dan", "David", "Dennis", "Diego", "Dylan", "Eddie",
-    "Edgar", "Eli", "Emil", "Eric", "Evan", "Felix", "Finn", "Frank", "Fred", "Gabriel", "George", "Gus", "Hans",
-    "Harry", "Henry", "Hugo", "Ian", "Igor", "Isaac", "Ivan", "Jack", "Jacob", "James", "Jasper", "Jim", "Joe", "John",
-    "Jonas", "Julian", "Kai", "Karl", "Kevin", "Kurt", "Lars", "Leo", "Liam", "Louis", "Luke", "Marco", "Mark",
-    "Martin", "Max", "Milo", "Nate", "Ned", "Nico", "Noah", "Olaf", "Oliver", "Omar", "Oscar", "Otto", "Owen", "Paul",
-    "Pedro", "Peter", "Philip", "Quentin", "Ralph", "Ravi", "Rex", "Robin", "Rory", "Sam", "Sean", "Simon", "Stan",
-    "Steve", "Theo", "Thomas", "Tim", "Toby", "Tom", "Tony", "Victor", "Walter", "Will", "Yusuf", "Zack",
+    "Adam", "Alex", "Arlo", "Ben", "Carl", "Dan", "Eli", "Felix", "Finn", "Fred", "George", "Hugo", "Ian", "Jack",
+    "Jim", "Joe", "John", "Kai", "Leo", "Liam", "Luke", "Max", "Milo", "Nate", "Ned", "Noah", "Oscar", "Otto", "Paul",
+    "Peter", "Ravi", "Sam", "Simon", "Theo", "Tim", "Toby", "Tom", "Victor", "Will", "Zack",
 )  # fmt: skip
 PET_NAMES: tuple[str, ...] = (
-    "Acorn", "Amber", "Apple", "Apricot", "Basil", "Beans", "Berry", "Biscuit", "Blossom", "Bolt", "Bramble",
-    "Bubbles", "Buttercup", "Button", "Cherry", "Chestnut", "Chip", "Cinnamon", "Clover", "Cocoa", "Comet", "Cookie",
-    "Copper", "Coral", "Cricket", "Crumble", "Daffodil", "Dandelion", "Dew", "Domino", "Dot", "Dusty", "Echo", "Ember",
-    "Feather", "Fern", "Fidget", "Flake", "Flick", "Frost", "Ginger", "Hazel", "Heather", "Honey", "Jelly", "Juniper",
-    "Kiwi", "Lemon", "Lucky", "Maple", "Marigold", "Marmalade", "Midnight", "Misty", "Mittens", "Moss", "Mulberry",
-    "Muffin", "Nettle", "Noodle", "Nutmeg", "Oakley", "Olive", "Patch", "Peach", "Peanut", "Pebble", "Pepper",
-    "Pickle", "Pip", "Plum", "Pudding", "Pumpkin", "Puzzle", "Quill", "Radish", "Raisin", "Rocket", "Rosie", "Rusty",
-    "Saffron", "Sage", "Scout", "Shadow", "Sky", "Smoky", "Snowy", "Socks", "Sorrel", "Sparkle", "Spot", "Sprout",
-    "Star", "Stormy", "Sunny", "Taffy", "Teddy", "Thistle", "Tilly", "Toffee", "Truffle", "Tuft", "Tumble", "Twig",
-    "Velvet", "Waffles", "Walnut", "Whiskers", "Willow", "Ziggy", "Zigzag",
+    "Acorn", "Basil", "Berry", "Biscuit", "Bramble", "Bubbles", "Button", "Clover", "Cocoa", "Copper", "Cricket",
+    "Dot", "Dusty", "Fern", "Fidget", "Flick", "Ginger", "Hazel", "Honey", "Juniper", "Maple", "Mittens", "Moss",
+    "Nutmeg", "Oakley", "Patch", "Peanut", "Pebble", "Pepper", "Pickle", "Pip", "Pumpkin", "Rusty", "Scout", "Sky",
+    "Socks", "Sprout", "Sunny", "Teddy", "Tilly", "Toffee", "Tuft", "Twig", "Waffles", "Willow", "Ziggy",
 )  # fmt: skip
 
 # Each kind of animal with the home it lives in.
@@ -71,19 +55,17 @@ TRAITS: dict[str, str] = {
     "|always had a plan for everything].",
     "quiet": "{h.He} [liked to sit and watch the clouds go by|would rather listen than talk"
     "|noticed small things that others missed].",
-    "busy": "{h.He} [was always making something|could never sit still for long|had something new to do every day].",
-    "gentle": "{h.He} [walked softly so that {h.he} would not step on the flowers"
-    "|was careful with small and weak things"
+    "busy": "{h.He} [was always making something|could never sit still for long"
+    "|had something new to do every day].",
+    "gentle": "{h.He} [walked softly so that {h.he} would not step on the flowers|was careful with small and weak things"
     "|never raised {h.his} voice].",
     "dreamy": "{h.He} [often stared out at the sky and forgot the time|liked to imagine faraway lands"
     "|told {h.himself} long stories before bed].",
-    "clumsy": "{h.He} [often tripped over {h.his} own feet|was always bumping into things"
-    "|spilled something almost every day],"
+    "clumsy": "{h.He} [often tripped over {h.his} own feet|was always bumping into things|spilled something almost every day],"
     " but {h.he} had a good heart.",
     "playful": "{h.He} [loved games of every kind|made a game out of every chore|was always ready to run and jump].",
     "stubborn": "{h.He} [did not like to be told what to do|never gave up on anything|liked to do everything alone].",
-    "polite": "{h.He} [always said please and thank you|held every gate open for others"
-    "|never forgot to say good morning].",
+    "polite": "{h.He} [always said please and thank you|held every gate open for others|never forgot to say good morning].",
     "small": "{h.He} [was the smallest of all {h.his} friends|could fit into places where no one else could go"
     "|wished every day to grow a little taller].",
     "grumpy": "{h.He} [did not like mornings|grumbled about the rain and grumbled about the sun"
@@ -111,23 +93,6 @@ THINGS: dict[str, str] = {
     "teddy bear": "brown|soft|old|little", "toy train": "red|wooden|green|shiny", "paintbrush": "little|new|long|soft",
     "wagon": "red|wooden|little|green", "jar": "glass|blue|big|little", "map": "old|paper|secret|torn",
 }  # fmt: skip
-
-# Further things, which any adjective of the list after them suits.
-MORE_THINGS: tuple[str, ...] = (
-    "apron", "armchair", "bag", "banner", "barrow", "belt", "book", "bottle", "bow", "bowl", "bracelet", "brush",
-    "cape",
-    "candle", "chair", "coat", "comb", "crown", "cushion", "fan", "fiddle", "flag", "fork", "glove", "hammer",
-    "hammock",
-    "harp", "helmet", "hoop", "horn", "jacket", "jug", "lamp", "mask", "mirror", "mug", "paddle", "parcel", "pillow",
-    "pipe", "plate", "pot", "purse", "puppet", "quilt", "rattle", "ring", "robe", "rope", "sack", "shawl", "sled",
-    "sock",
-    "spade", "stool", "sword", "teapot", "tent", "top", "tray", "trumpet", "vest", "wheel", "wreath", "yo-yo",
-)  # fmt: skip
-ANY_ADJECTIVES: tuple[str, ...] = (
-    "red", "blue", "green", "yellow", "white", "black", "brown", "purple", "orange", "pink", "grey", "old", "new",
-    "small",
-    "big", "little", "lovely", "fine", "plain", "strange", "spotted", "striped", "pretty", "bright", "funny", "special",
-)  # fmt: skip
 
 FOODS: tuple[str, ...] = (
     "apple pie", "honey cake", "warm bread", "plum cake", "pumpkin soup", "carrot stew", "oat cookies", "plum tart",
@@ -191,8 +156,7 @@ PLACES: dict[str, tuple[str, ...]] = {
                  "The mountains were mirrored in the water."),
     "the valley": ("A little stream ran through the valley.", "The slopes were green and quiet.",
                    "Sheep bells rang in the distance.", "Wild flowers grew everywhere."),
-    "the library": ("The shelves went all the way up to the ceiling.",
-    "It was so quiet that one could hear a page turn.",
+    "the library": ("The shelves went all the way up to the ceiling.", "It was so quiet that one could hear a page turn.",
                     "The room smelled of old paper.", "A soft lamp glowed on every table."),
     "the harbour": ("The boats rocked up and down.", "Fishermen were mending their nets.",
                     "The air smelled of salt.", "A big ship was coming in."),
@@ -201,19 +165,13 @@ PLACES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # How one says to be there, and the places that are no setting for digging, racing or a storm.
 PREPOSITIONS: dict[str, str] = {
-    "the forest": "in", "the meadow": "in", "the river": "by", "the beach": "on", "the hill": "on",
-    "the market": "at", "the garden": "in", "the park": "in", "the pond": "by", "the farm": "on", 
-    "the old mill": "at", "the orchard": "in", "the village square": "in", "the lake": "by", "the valley": "in",
-    "the library": "in", "the harbour": "at", "the school": "at",
+    "the forest": "in", "the meadow": "in", "the river": "by", "the beach": "on", "the hill": "on", "the market": "at", "the garden": "in", "the park": "in", "the pond": "by", "the farm": "on", 
+    "the old mill": "at", "the orchard": "in", "the village square": "in", "the lake": "by", "the valley": "in", "the library": "in", "the harbour": "at", "the school": "at",
 }  # fmt: skip
-TOWN_PLACES: frozenset[str] = frozenset(
-    {"the market", "the village square", "the library", "the harbour", "the school"}
-)
+TOWN_PLACES: frozenset[str] = frozenset({"the market", "the village square", "the library", "the harbour", "the school"})
 PASSERS_BY: tuple[str, ...] = (
-    "mouse", "hedgehog", "squirrel", "mole", "rabbit", "sparrow", "robin", "toad", "tortoise", "hare", "lamb",
-    "kitten", "puppy", "otter", "raccoon", "crow", "goose", "badger", "duck", "frog", "fox", "beaver", "goat",
-    "hamster", "pig", "hen", "sheep", "cat", "dog", "deer", "owl", "wolf", "monkey", "turtle", "swan", "chick",
-    "donkey", "weasel", "ferret", "beetle", "spider", "lizard", "pigeon", "parrot", "magpie",
+    "mouse", "hedgehog", "squirrel", "mole", "rabbit", "sparrow", "robin", "toad", "tortoise", "hare", "lamb", "kitten",
+    "puppy", "otter", "raccoon", "crow", "goose", "badger", "duck", "frog", "fox", "beaver", "goat", "hamster",
 )  # fmt: skip
 ELDERS: tuple[tuple[str, str], ...] = (
     ("Grandma", "she"), ("Grandpa", "he"), ("Mum", "she"), ("Dad", "he"), ("Mama", "she"), ("Papa", "he"),
@@ -221,8 +179,7 @@ ELDERS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 LANDS: tuple[str, ...] = (
     "a quiet village", "a green valley", "a small town by the sea", "a village at the foot of a mountain",
-    "a land of rolling hills", "a little town with red roofs", "the middle of a deep forest",
-    "a farmhouse near the woods",
+    "a land of rolling hills", "a little town with red roofs", "the middle of a deep forest", "a farmhouse near the woods",
     "a village beside a wide river", "a town where the wind always blew", "a warm and sunny land",
     "a small house at the edge of the woods", "a faraway kingdom", "a snowy land in the north",
 )  # fmt: skip

@@ -28,30 +28,20 @@ LOST = Plot(
     titles=("The Lost {o.T}", "Where Is the {o.T}?", "{h} and the {o.FT}"),
     paragraphs=(
         (
-            (
-                "{when}, {h} [wanted to play with {h.his} {o.full}|was looking for {h.his} {o.full}"
-                "|woke up and saw that {h.his} {o.full} was gone]."
-            ),
-            (
-                "[It was not on the shelf, and it was not under the bed|It was not where {h.he} had left it"
-                "|{h.He} looked in every corner, but it was not there]."
-            ),
+            "{when}, {h} [wanted to play with {h.his} {o.full}|was looking for {h.his} {o.full}"
+            "|woke up and saw that {h.his} {o.full} was gone].",
+            "[It was not on the shelf, and it was not under the bed|It was not where {h.he} had left it"
+            "|{h.He} looked in every corner, but it was not there].",
             '"[Where is my {o}?|Oh no, my {o} is gone!|Who has seen my {o}?]" {h} [cried|said|said sadly].',
-            (
-                "?The {o} [had been a gift from {e}|was {h.his} favourite thing in the whole world"
-                "|was very old and very dear to {h.him}]."
-            ),
+            "?The {o} [had been a gift from {e}|was {h.his} favourite thing in the whole world"
+            "|was very old and very dear to {h.him}].",
         ),
         (
             "{friend} [came by|heard {h.him} and came running|knocked at the door].",
-            (
-                '"[Do not cry|Do not worry|Cheer up]," said {f}. "[We will look for it together|I will help you find it'
-                '|Let us think. Where did you have it last?]{q}"'
-            ),
-            (
-                '{h} [thought hard|closed {h.his} eyes and thought|wiped {h.his} eyes]. "[I think I had it {p.at}'
-                '|I took it to {p} yesterday|We were {p.at}, and I had it then]," {h.he} said.'
-            ),
+            '"[Do not cry|Do not worry|Cheer up]," said {f}. "[We will look for it together|I will help you find it'
+            '|Let us think. Where did you have it last?]{q}"',
+            '{h} [thought hard|closed {h.his} eyes and thought|wiped {h.his} eyes]. "[I think I had it {p.at}'
+            '|I took it to {p} yesterday|We were {p.at}, and I had it then]," {h.he} said.',
             "So the two friends [walked|hurried|ran] to {p}.",
             "?{look}",
         ),
@@ -86,29 +76,20 @@ NEW_FRIEND = Plot(
             "?{look}",
             "There {h.he} saw {n.a}, who was sitting {seat}.",
             "{n} looked [sad|lonely|a little afraid].",
-            (
-                '"[Hello|Good day|Hi]," said {h}. "[Why are you sitting here all alone?|What is the '
-                'matter?|Are you lost?]"'
-            ),
+            '"[Hello|Good day|Hi]," said {h}. "[Why are you sitting here all alone?|What is the matter?|Are you lost?]"',
         ),
         (
-            (
-                '"[I am new here|We came here only yesterday|I just moved here]," said {n}. "[I do not know anyone'
-                '|I have no one to play with|Everyone already has a friend but me]."'
-            ),
+            '"[I am new here|We came here only yesterday|I just moved here]," said {n}. "[I do not know anyone'
+            '|I have no one to play with|Everyone already has a friend but me]."',
             "{h} [knew how that felt|felt sorry for {n}|thought for a moment].",
-            (
-                "[Then {h.he} smiled and held out some {snack}|Then {h.he} sat down beside {n.him}"
-                "|Then {h.he} showed {n} {h.his} {o.full}]."
-            ),
+            "[Then {h.he} smiled and held out some {snack}|Then {h.he} sat down beside {n.him}"
+            "|Then {h.he} showed {n} {h.his} {o.full}].",
             '"[Would you like to play with me?|You can be my friend|Then I will be your first friend]{q}"',
             "?{n} [could hardly believe it|looked up and smiled for the first time|nodded and wiped away a tear].",
         ),
         (
-            (
-                "They [played hide and seek until the sun went down|told each other jokes and laughed a lot"
-                "|built a little tower out of stones|ran races and rolled in the grass]."
-            ),
+            "They [played hide and seek until the sun went down|told each other jokes and laughed a lot"
+            "|built a little tower out of stones|ran races and rolled in the grass].",
             "?{n} [knew many games that {h} had never heard of|could whistle like a bird|was very good at riddles].",
             "?When they were hungry, they shared {food}.",
             "When it was time to go home, {n} [did not look sad any more|waved for a long time|was smiling].",
@@ -136,35 +117,23 @@ HELP = Plot(
         (
             "{when}, {h} [saw {e} in the yard|went to visit {e}|came home and found {e} in the kitchen].",
             "{e} was [very tired|not feeling well|busy and out of breath].",
-            (
-                "There was [a heavy basket to carry|wood to bring in|a whole garden to water|so much "
-                "washing to hang up],"
-                " and {e.he} could not do it alone."
-            ),
+            "There was [a heavy basket to carry|wood to bring in|a whole garden to water|so much washing to hang up],"
+            " and {e.he} could not do it alone.",
             '"[Oh dear|Oh my], how will I ever finish?" said {e}.',
         ),
         (
             "{h} had planned to [play with {f}|go to {p}|spend the day with {h.his} {o}].",
-            (
-                "But {h.he} [looked at {e} and changed {h.his} mind|could see that {e} needed "
-                "{h.him}|put that off at once]."
-            ),
-            (
-                '"[I will help you|Let me do it|Sit down and rest]," {h.he} said. "[I am strong|It will not take long'
-                '|I like to help]."'
-            ),
-            (
-                "?[At first the work was hard|It was a lot of work|The work was slow], but {h} [did not stop"
-                "|sang a song and kept going|did one thing after another]."
-            ),
+            "But {h.he} [looked at {e} and changed {h.his} mind|could see that {e} needed {h.him}|put that off at once].",
+            '"[I will help you|Let me do it|Sit down and rest]," {h.he} said. "[I am strong|It will not take long'
+            '|I like to help]."',
+            "?[At first the work was hard|It was a lot of work|The work was slow], but {h} [did not stop"
+            "|sang a song and kept going|did one thing after another].",
             "?Soon {f} came by and helped as well, and then it went twice as fast.",
             "By [noon|evening|the end of the day], everything was done.",
         ),
         (
-            (
-                '"[What a good helper you are|Thank you, my dear|I am so proud of you]," said {e}, and {e.he} '
-                "[gave {h} a big hug|smiled from ear to ear|patted {h} on the head]."
-            ),
+            '"[What a good helper you are|Thank you, my dear|I am so proud of you]," said {e}, and {e.he} '
+            "[gave {h} a big hug|smiled from ear to ear|patted {h} on the head].",
             "Then {e} [brought out {food}|came out with {food}|put {food} on the table].",
             "[The whole room smelled wonderful|Nothing had ever tasted better|That was just what {h} needed].",
             "?They sat [by the window|in the sun|by the fire] and ate together.",
@@ -182,6 +151,7 @@ HELP = Plot(
 )
 
 LEARN = Plot(
+    anywhere=True,
     topics=("learning to {skill}", "never giving up", "practice"),
     titles=("{h} Learns to {skill.T}", "Try Again, {h}", "Never Give Up"),
     paragraphs=(
@@ -189,31 +159,21 @@ LEARN = Plot(
             "More than anything, {h} wanted to learn to {skill}.",
             "{when}, {h.he} [saw {f} do it|watched {f} {p.at}], and it looked so easy.",
             '"[Can you teach me?|Please show me how|I want to do that too]{q}" said {h}.',
-            (
-                '"[Of course|Gladly]," said {f}. "[But it takes time|You must practise every day|Do not '
-                'give up too soon]."'
-            ),
+            '"[Of course|Gladly]," said {f}. "[But it takes time|You must practise every day|Do not give up too soon]."',
         ),
         (
             "So {h} tried to {skill}.",
             "The first time, [it did not work at all|{h.he} got it all wrong|it was a mess].",
             "The second time, [it was only a little better|{h.he} almost did it|it went wrong again].",
-            (
-                "?[Some of the others laughed|A crow in a tree laughed|{x.A} shook {x.his} head],"
-                " and {h} felt {h.his} face grow hot."
-            ),
+            "?[Some of the others laughed|A crow in a tree laughed|{x.A} shook {x.his} head],"
+            " and {h} felt {h.his} face grow hot.",
             '"I will never learn it," {h.he} said, and sat down [in the grass|on a stone|with a sigh].',
-            (
-                'But {e} [had been watching|came and sat beside {h.him}]. "[Everyone falls before they can run'
-                '|I had to try a hundred times when I was young|A little every day is enough]," said {e}.'
-            ),
+            'But {e} [had been watching|came and sat beside {h.him}]. "[Everyone falls before they can run'
+            '|I had to try a hundred times when I was young|A little every day is enough]," said {e}.',
         ),
         (
             "So {h} [tried again the next day, and the day after that|practised every morning|did not give up].",
-            (
-                "?{h.He} practised [in the sun and in the rain|before breakfast and after supper|until "
-                "the stars came out]."
-            ),
+            "?{h.He} practised [in the sun and in the rain|before breakfast and after supper|until the stars came out].",
             "And then, one day, [it worked|{h.he} did it|everything went right]!",
             '"[Look at me!|I can do it!|I can {skill}!]" {h} [cried|shouted].',
             "{f} [clapped and cheered|jumped up and down|was just as happy as {h}].",
@@ -221,7 +181,7 @@ LEARN = Plot(
     ),
     lessons=(
         "{h} had learned to {skill}, and {h.he} had also learned not to give up.",
-        'And whenever something was hard, {h} said, "A little every day is enough."',
+        "And whenever something was hard, {h} said, \"A little every day is enough.\"",
         "The next week, {h} taught someone else how to {skill}.",
     ),
     questions=(
@@ -237,49 +197,32 @@ STORM = Plot(
         (
             "{dull}, {h} and {f} were playing {p.at}.",
             "Suddenly, [the sky turned dark|big black clouds came over the hills|the wind began to howl].",
-            (
-                "[A drop of rain fell on {h}'s nose|The first drops began to fall|There was a flash "
-                "of light], and then "
-                "[the thunder rolled|it began to pour|came a loud crash of thunder]."
-            ),
+            "[A drop of rain fell on {h}'s nose|The first drops began to fall|There was a flash of light], and then "
+            "[the thunder rolled|it began to pour|came a loud crash of thunder].",
             '"[We must go home!|Run!|A storm is coming!]" [cried|shouted] {f}.',
         ),
         (
-            (
-                "They ran as fast as they could, but [the rain was faster|the path was already full of mud"
-                "|home was too far away]."
-            ),
+            "They ran as fast as they could, but [the rain was faster|the path was already full of mud"
+            "|home was too far away].",
             '"[There!|Look over there!]" said {h}. "[I see an old barn|I see a little cave|I see a hut]."',
             "They [crept inside|ran in and shook off the water|squeezed in and sat close together].",
             "It was [dark, but it was dry|dry and quiet|small, but the rain could not get in].",
-            (
-                "?In the corner sat {x.a}, who was hiding from the storm as well, and they all moved "
-                "together to keep warm."
-            ),
+            "?In the corner sat {x.a}, who was hiding from the storm as well, and they all moved together to keep warm.",
         ),
         (
-            (
-                "[Boom, went the thunder|The thunder boomed|Again the thunder rolled], and {f} "
-                "[trembled|began to cry|hid"
-                " {f.his} face]."
-            ),
+            "[Boom! went the thunder|The thunder boomed|Again the thunder rolled], and {f} [trembled|began to cry|hid"
+            " {f.his} face].",
             "{h} was afraid too, but {h.he} [took {f} by the hand|put an arm around {f}|began to sing a little song].",
-            (
-                '"[The thunder is only loud. It cannot hurt us|Let us count until it is over'
-                '|Every storm comes to an end]," {h.he} said.'
-            ),
+            '"[The thunder is only loud. It cannot hurt us|Let us count until it is over'
+            '|Every storm comes to an end]," {h.he} said.',
             "?They shared {h.his} last {snack} and told each other stories.",
             "Little by little, the storm [moved away|grew quiet|went over the hills].",
         ),
         (
-            (
-                "When they came out, [the sun was shining|the air smelled fresh and clean|everything sparkled],"
-                " and there was a rainbow over {p}."
-            ),
-            (
-                "[At home, {e} was waiting at the door with dry towels and warm milk"
-                "|{e} came running to meet them with a big umbrella|{e} hugged them both and made them hot tea]."
-            ),
+            "When they came out, [the sun was shining|the air smelled fresh and clean|everything sparkled],"
+            " and there was a rainbow over {p}.",
+            "[At home, {e} was waiting at the door with dry towels and warm milk"
+            "|{e} came running to meet them with a big umbrella|{e} hugged them both and made them hot tea].",
         ),
     ),
     lessons=(
@@ -312,20 +255,13 @@ PICNIC = Plot(
             "They followed it [step by step|on tiptoe], and {spot} they found {x.a} with {x.his} mouth full.",
         ),
         (
-            (
-                '"[I am sorry|Please do not be angry|Oh dear, was it yours?]{q}" said {x.the}. "[I was so hungry'
-                '|I had not eaten all day|It smelled so good]."'
-            ),
-            (
-                "[{f} was cross|{f} frowned|{f} did not know what to say], but {h} [began to "
-                "laugh|shook {h.his} head kindly"
-                "|felt sorry for {x.him}]."
-            ),
+            '"[I am sorry|Please do not be angry|Oh dear, was it yours?]{q}" said {x.the}. "[I was so hungry'
+            '|I had not eaten all day|It smelled so good]."',
+            "[{f} was cross|{f} frowned|{f} did not know what to say], but {h} [began to laugh|shook {h.his} head kindly"
+            "|felt sorry for {x.him}].",
             '"[Next time, just ask|You could have asked us|There is enough for three]," {h.he} said.',
-            (
-                "{x.The} [ran off and came back with the sweetest {snack2} they had ever tasted"
-                "|showed them a secret place where {snack2} could be found|brought them a pile of fresh {snack2}]."
-            ),
+            "{x.The} [ran off and came back with the sweetest {snack2} they had ever tasted"
+            "|showed them a secret place where {snack2} could be found|brought them a pile of fresh {snack2}].",
             "So they all sat down on the blanket and [ate together|had their picnic after all].",
         ),
     ),
@@ -348,10 +284,8 @@ RACE = Plot(
         (
             "Every year, there was a great race from [the bridge|the old oak|the village] to {p}.",
             "{when}, {h} [said that {h.he} would run too|wrote {h.his} name on the list|lined up with all the others].",
-            (
-                "[The fastest runner was {n.a}|Next to {h.him} stood {n.a}], who [had won three times|always bragged"
-                "|could run like the wind]."
-            ),
+            "[The fastest runner was {n.a}|Next to {h.him} stood {n.a}], who [had won three times|always bragged"
+            "|could run like the wind].",
             '"[You will never beat me|I will win again|Do not even try]," said {n}.',
             '{h} only said, "[I will do my best|We shall see|I am here to have fun]."',
         ),
@@ -359,11 +293,8 @@ RACE = Plot(
             '"Ready, steady, go!" called {e}, and they all [began to run|were off|shot forward].',
             "{n} was far ahead, and {h} was [near the end|in the middle|right behind].",
             "?[The sun was hot|The wind was strong|The path was steep], but {h} kept going, one step after another.",
-            (
-                "Then, [at the last bend|near the stream|halfway up the hill], {n} [tripped over a "
-                "root|slipped in the mud"
-                "|stepped into a hole] and fell."
-            ),
+            "Then, [at the last bend|near the stream|halfway up the hill], {n} [tripped over a root|slipped in the mud"
+            "|stepped into a hole] and fell.",
             '"[Ouch! My foot!|Help! I cannot get up!]" cried {n}.',
         ),
         (
@@ -372,7 +303,7 @@ RACE = Plot(
             '"[Lean on me|Come, take my hand|I will not leave you here]," {h.he} said, and {h.he} helped {n} up.',
             "Together they [walked|limped|went slowly] over the line, and they were the very last.",
             "But everyone [cheered louder than ever|clapped and called out {h}'s name|threw flowers in the air].",
-            '?{e} gave {h} {o.a}. "[This is for the kindest heart|You won something better than a race]," said {e}.',
+            "?{e} gave {h} {o.a}. \"[This is for the kindest heart|You won something better than a race],\" said {e}.",
         ),
     ),
     lessons=(
@@ -394,14 +325,10 @@ SHARE = Plot(
         (
             "{h} had {o.a}, and {h.he} [loved it very much|took it everywhere|was very proud of it].",
             "{when}, {f} [came to visit|came over to play|saw it and smiled].",
-            (
-                '"[What a fine {o}!|That is a lovely {o}!]" said {f}. "[May I play with it?|May I hold it, please?'
-                '|Can I have a turn?]"'
-            ),
-            (
-                '"No!" said {h}, and {h.he} [hid it behind {h.his} back|held it tight]. "[It is mine|You might break it'
-                '|It is only for me]."'
-            ),
+            '"[What a fine {o}!|That is a lovely {o}!]" said {f}. "[May I play with it?|May I hold it, please?'
+            '|Can I have a turn?]"',
+            '"No!" said {h}, and {h.he} [hid it behind {h.his} back|held it tight]. "[It is mine|You might break it'
+            '|It is only for me]."',
         ),
         (
             "{f} [looked at the ground|said nothing|was hurt] and went away.",
@@ -409,24 +336,17 @@ SHARE = Plot(
             "At first {h.he} was glad, but soon [it was no fun at all|{h.he} grew bored|the house felt too quiet].",
             "?{h.He} [turned the {o} this way and that|put the {o} on the table and looked at it|sighed and sighed].",
             '{e} asked, "[Why the long face?|Why are you alone?|Where is {f}?]"',
-            (
-                'When {h} told {e.him}, {e} said, "[A thing is only half as nice when you keep it all to yourself'
-                "|You can have the {o} and no friend, or half of the {o} and a whole friend"
-                '|Sharing does not make your {o} smaller]."'
-            ),
+            'When {h} told {e.him}, {e} said, "[A thing is only half as nice when you keep it all to yourself'
+            '|You can have the {o} and no friend, or half of the {o} and a whole friend'
+            '|Sharing does not make your {o} smaller]."',
         ),
         (
             "{h} thought about it for a while.",
             "Then {h.he} [picked up the {o} and ran to {p}|took the {o} and went to look for {f}|ran out of the door].",
-            (
-                '{f} was sitting {seat}. "[I am sorry|I was wrong|I was not nice]," said {h}. "[You go first'
-                '|Let us play with it together|You can hold it as long as you like]."'
-            ),
-            (
-                "{f} [smiled|was not angry for long|jumped up], and they [took turns all "
-                "afternoon|played until it was dark"
-                "|laughed as they had never laughed before]."
-            ),
+            '{f} was sitting {seat}. "[I am sorry|I was wrong|I was not nice]," said {h}. "[You go first'
+            '|Let us play with it together|You can hold it as long as you like]."',
+            "{f} [smiled|was not angry for long|jumped up], and they [took turns all afternoon|played until it was dark"
+            "|laughed as they had never laughed before].",
         ),
     ),
     lessons=(
@@ -446,19 +366,12 @@ BIRTHDAY = Plot(
     titles=("The Birthday Surprise", "A Gift for {f}", "Happy Birthday, {f}"),
     paragraphs=(
         (
-            (
-                "[Tomorrow was {f}'s birthday|It was almost {f}'s birthday], and {h} [had no gift yet"
-                "|did not know what to give {f.him}]."
-            ),
-            (
-                "{when}, {h.he} [went to {p} to look for something nice|counted {h.his} coins, but there were only two"
-                "|asked {e} for help]."
-            ),
-            (
-                '"[A gift does not have to cost much|The best gifts are made by hand|Think of what '
-                'makes {f.him} smile],"'
-                " {e} [told {h.him}|said]."
-            ),
+            "[Tomorrow was {f}'s birthday|It was almost {f}'s birthday], and {h} [had no gift yet"
+            "|did not know what to give {f.him}].",
+            "{when}, {h.he} [went to {p} to look for something nice|counted {h.his} coins, but there were only two"
+            "|asked {e} for help].",
+            '"[A gift does not have to cost much|The best gifts are made by hand|Think of what makes {f.him} smile],"'
+            " {e} [told {h.him}|said].",
         ),
         (
             "{h} [thought and thought|sat down to think|walked up and down].",
@@ -469,14 +382,10 @@ BIRTHDAY = Plot(
             "?{h.He} asked all the neighbours to come, and {x.a} [promised to bring flowers|hung up paper lanterns].",
         ),
         (
-            (
-                "On the birthday, {f} [opened the door and everything was dark|came in and saw no one"
-                "|thought that everyone had forgotten]."
-            ),
-            (
-                '"Surprise!" [they all shouted|called {h}|cried everyone], and [the candles were lit'
-                "|they all began to sing|the lights came on]."
-            ),
+            "On the birthday, {f} [opened the door and everything was dark|came in and saw no one"
+            "|thought that everyone had forgotten].",
+            '"Surprise!" [they all shouted|called {h}|cried everyone], and [the candles were lit'
+            "|they all began to sing|the lights came on].",
             "{f} [opened the gift with shaking hands|saw the {o} and gasped|held the {o} up to the light].",
             '"[This is the best gift of all|It is perfect|I will keep it forever]," {f.he} said.',
             "?They [ate {cake} and danced|played games|told stories] until the moon came up.",
@@ -507,7 +416,7 @@ GARDEN = Plot(
         (
             "The next day, {h} [ran out to look|went to see it]. There was nothing but earth.",
             "[A day passed, and then another|A whole week passed], and still nothing grew.",
-            '?[{f} said, "Maybe it is asleep."|{x.A} came by and said that seeds take time.]',
+            "?[{f} said, \"Maybe it is asleep.\"|{x.A} came by and said that seeds take time.]",
             "{h} [wanted to dig it up|almost gave up|stamped {h.his} foot].",
             'But {e} said, "[Good things take time|The seed is working under the ground|It only needs rain and sun]."',
             "So every day {h} [gave it water|pulled up the weeds|sang to it], and every day {h.he} waited.",
@@ -537,46 +446,30 @@ DARK = Plot(
     paragraphs=(
         (
             "One night, {h} could not sleep.",
-            (
-                "[The room was very dark|There was no moon|The wind was blowing around the house], "
-                "and {h.he} heard a strange"
-                " sound."
-            ),
+            "[The room was very dark|There was no moon|The wind was blowing around the house], and {h.he} heard a strange"
+            " sound.",
             "[Scratch, scratch, it went|Tap, tap, tap, it went|Whoo, it went].",
             '"[Who is there?|What is that?]" {h} whispered, but [no one answered|there was no answer].',
             "?{h.He} pulled the blanket up to {h.his} nose, and {h.his} heart beat fast.",
         ),
         (
             "{h} wanted to [hide|call for {e}|run away].",
-            (
-                'Then {h.he} thought, "[If I do not look, I will be afraid all night|Maybe someone needs help'
-                '|I can be brave for one minute]."'
-            ),
-            (
-                "So {h.he} took [a little lantern|a candle|a small lamp] and went [to the window|to "
-                "the door|outside], one "
-                "step at a time."
-            ),
+            "Then {h.he} thought, \"[If I do not look, I will be afraid all night|Maybe someone needs help"
+            "|I can be brave for one minute].\"",
+            "So {h.he} took [a little lantern|a candle|a small lamp] and went [to the window|to the door|outside], one "
+            "step at a time.",
             "The sound [grew louder|came again|was very near now].",
             "{h} held up the light, and there was {x.a}!",
         ),
         (
-            (
-                '"[I am sorry|Please do not be afraid|Excuse me]," said {x.the}. "[I lost my way in the dark|I am cold'
-                '|I saw your house and hoped for a friend]."'
-            ),
+            '"[I am sorry|Please do not be afraid|Excuse me]," said {x.the}. "[I lost my way in the dark|I am cold'
+            '|I saw your house and hoped for a friend]."',
             "{h} [laughed out loud|took a deep breath|had to smile].",
             '"[You were afraid too!|And I thought you were a monster|Come in and get warm]{q}" {h.he} said.',
-            (
-                "{h.He} gave {x.the} [some {snack}|a warm place by the fire|a cup of warm milk], and "
-                "they talked until they "
-                "were both sleepy."
-            ),
-            (
-                "?In the morning, {e} found them [asleep side by side|sleeping by the fire] and "
-                "[smiled|shook {e.his} head]"
-                "."
-            ),
+            "{h.He} gave {x.the} [some {snack}|a warm place by the fire|a cup of warm milk], and they talked until they "
+            "were both sleepy.",
+            "?In the morning, {e} found them [asleep side by side|sleeping by the fire] and [smiled|shook {e.his} head]"
+            ".",
         ),
     ),
     lessons=(
@@ -596,40 +489,28 @@ TRUTH = Plot(
     paragraphs=(
         (
             "{when}, {h} was playing [with a ball|with {f}] inside the house, although {e} had said not to.",
-            (
-                "[Bump!|Crash!|Oh no!] The [blue|white|big] vase fell [off the table|from the shelf] "
-                "and broke into [many"
-                "|a hundred] pieces."
-            ),
+            "[Bump!|Crash!|Oh no!] The [blue|white|big] vase fell [off the table|from the shelf] and broke into [many"
+            "|a hundred] pieces.",
             "{h} [stood still|held {h.his} breath|did not dare to move].",
             "It was {e}'s favourite vase.",
         ),
         (
-            (
-                "{h} [put the pieces in a box and hid it|pushed the pieces under the carpet|swept "
-                "the pieces behind the "
-                "door]."
-            ),
+            "{h} [put the pieces in a box and hid it|pushed the pieces under the carpet|swept the pieces behind the "
+            "door].",
             '"No one will know," {h.he} thought.',
             "But all day long, {h.he} [had a pain in {h.his} tummy|could not eat or play|felt bad].",
             '?When {f} asked what was wrong, {h} said, "[Nothing|It is nothing]," and that made it even worse.',
-            'That evening, {e} asked, "Has anyone seen my vase?"',
+            "That evening, {e} asked, \"Has anyone seen my vase?\"",
         ),
         (
             "{h} could [have said no|have blamed the wind|have said nothing].",
             "Instead, {h.he} [began to cry|took a deep breath|stepped forward].",
             '"[It was me|I broke it|I did it], and I hid the pieces," {h.he} said. "I am [so|very] sorry."',
             "{e} was quiet for a moment.",
-            (
-                'Then {e.he} said, "[I am sad about the vase, but I am glad that you told me'
-                "|A vase can be mended. It is harder to mend a lie|Thank you for telling me the "
-                'truth. That was brave]."'
-            ),
-            (
-                "Together they [glued the pieces|put the vase back together], and {h} painted a "
-                "[flower|star|sun] over the "
-                "biggest crack."
-            ),
+            'Then {e.he} said, "[I am sad about the vase, but I am glad that you told me'
+            '|A vase can be mended. It is harder to mend a lie|Thank you for telling me the truth. That was brave]."',
+            "Together they [glued the pieces|put the vase back together], and {h} painted a [flower|star|sun] over the "
+            "biggest crack.",
         ),
     ),
     lessons=(
@@ -652,17 +533,13 @@ RESCUE = Plot(
             "?{look}",
             'All at once, {h.he} heard a [small|weak|tiny] voice. "[Help! Help!|Please help me!|Is anyone there?]"',
             "{h} [looked around|ran toward the voice|stopped and listened], and soon {h.he} saw {x.a}.",
-            (
-                "{x.The} was [stuck in the mud|caught in an old net|trapped under a fallen branch"
-                "|sitting at the bottom of a deep hole]."
-            ),
+            "{x.The} was [stuck in the mud|caught in an old net|trapped under a fallen branch"
+            "|sitting at the bottom of a deep hole].",
         ),
         (
             '"[Hold on|Do not be afraid|Stay calm]!" said {h}. "[I will get you out|I will help you]."',
-            (
-                "{h} pulled [with all {h.his} might|as hard as {h.he} could], but [it was no use"
-                "|{h.he} was not strong enough|nothing moved]."
-            ),
+            "{h} pulled [with all {h.his} might|as hard as {h.he} could], but [it was no use"
+            "|{h.he} was not strong enough|nothing moved].",
             "So {h.he} ran to fetch {f}.",
             "?On the way, {h.he} did not stop once, not even to catch {h.his} breath.",
             "{f} brought [a long rope|a strong rope|a stick and a rope], and they [tied it tight|made a loop].",
@@ -672,10 +549,8 @@ RESCUE = Plot(
         (
             '"[You saved me!|How can I ever thank you?|I will never forget this]{q}" said {x.the}.',
             '"[Anyone would have done it|You would have done the same|We are glad that you are safe]," said {h}.',
-            (
-                "[{x.The} gave them {o.a} that {x.he} had found|{x.The} led them to a bush full of ripe berries"
-                "|{x.The} told them a secret way home]."
-            ),
+            "[{x.The} gave them {o.a} that {x.he} had found|{x.The} led them to a bush full of ripe berries"
+            "|{x.The} told them a secret way home].",
         ),
     ),
     lessons=(
@@ -697,34 +572,25 @@ BUILD = Plot(
             "{when}, {h} had [an idea|a big idea].",
             '"[Let us build a {build}!|I want to build a {build}!]" {h.he} [told {f}|said to {f}].',
             '"[A {build}? Can we do that?|That sounds like a lot of work|I like that idea]{q}" said {f}.',
-            (
-                "First they made a [plan|drawing]. Then they looked for [wood, nails and string|old boards and rope"
-                "|sticks, stones and moss]."
-            ),
+            "First they made a [plan|drawing]. Then they looked for [wood, nails and string|old boards and rope"
+            "|sticks, stones and moss].",
         ),
         (
             "{h} wanted to do everything [fast|quickly], but {f} wanted to do it [slowly|with care].",
             '"[You are too slow|Hurry up]," said {h}. "[You are too fast|Wait]," said {f}.',
-            (
-                "Because they did not [work together|listen to each other], the {build} [fell down|broke in two"
-                "|leaned to one side and fell over]."
-            ),
+            "Because they did not [work together|listen to each other], the {build} [fell down|broke in two"
+            "|leaned to one side and fell over].",
             "?They sat in the middle of the mess and did not say a word.",
-            (
-                '?{e} [came by and looked at it|brought them {snack}]. "[One hand alone cannot '
-                'clap|Try it together]," {e} '
-                "said."
-            ),
+            "?{e} [came by and looked at it|brought them {snack}]. \"[One hand alone cannot clap|Try it together],\" {e} "
+            "said.",
             '"[I should have listened to you|I am sorry]," said {h}. "[I am sorry too|Me too]," said {f}.',
         ),
         (
             "So they [started again|began once more].",
             "This time, {h} [held the boards|carried the wood], and {f} [tied the knots|measured everything twice].",
             "They [sang while they worked|helped each other|worked side by side] until the sun was low.",
-            (
-                "At last, the {build} was finished, and it [stood strong and straight|was even better than the plan"
-                "|was the best one they had ever seen]."
-            ),
+            "At last, the {build} was finished, and it [stood strong and straight|was even better than the plan"
+            "|was the best one they had ever seen].",
             "?They painted it [red and yellow|blue|green] and wrote both their names on it.",
         ),
     ),
@@ -750,35 +616,22 @@ SNOW = Plot(
             "[Crunch, crunch, went the snow under {h.his} feet|The snow was deep and soft|The air was cold and clear].",
         ),
         (
-            (
-                "{h} and {f} [threw snowballs|slid down the hill|made angels in the snow|caught "
-                "snowflakes on their tongues]"
-                " and laughed."
-            ),
-            (
-                "Then they built a [big|round|funny] snowman with [a carrot for a nose|two stones for eyes"
-                "|a smile made of berries]."
-            ),
+            "{h} and {f} [threw snowballs|slid down the hill|made angels in the snow|caught snowflakes on their tongues]"
+            " and laughed.",
+            "Then they built a [big|round|funny] snowman with [a carrot for a nose|two stones for eyes"
+            "|a smile made of berries].",
             '"[He looks cold|He needs a name|He looks lonely]," said {f}.',
-            (
-                "So {h} [gave him {h.his} own scarf|put a hat on his head|named him Mister "
-                "Frost|made a small snow dog to "
-                "keep him company]."
-            ),
+            "So {h} [gave him {h.his} own scarf|put a hat on his head|named him Mister Frost|made a small snow dog to "
+            "keep him company].",
             "?While they were working, {x.a} came by, [shivering with cold|looking for food].",
             "When their fingers were [cold|red with cold], they went in to {e}, who had made {food}.",
         ),
         (
             "They sat [by the fire|by the stove] and watched the snow fall.",
-            (
-                '"[I wish it would snow every day|Will the snowman be there in the morning?|This was '
-                'the best day]{q}" said'
-                " {h}."
-            ),
-            (
-                '{e} smiled. "[Enjoy it while it lasts|Snow comes and goes, but it always comes back'
-                '|Every season has its own joy]," {e.he} said.'
-            ),
+            '"[I wish it would snow every day|Will the snowman be there in the morning?|This was the best day]{q}" said'
+            " {h}.",
+            '{e} smiled. "[Enjoy it while it lasts|Snow comes and goes, but it always comes back'
+            '|Every season has its own joy]," {e.he} said.',
         ),
     ),
     lessons=(
@@ -803,13 +656,10 @@ TREASURE = Plot(
             '"[Let us go at once|What are we waiting for?|I will bring a spade]{q}" said {f}.',
         ),
         (
-            (
-                "They walked [over the bridge and past the old mill|a hundred steps to the "
-                "north|along the stream and up a "
-                "hill]."
-            ),
+            "They walked [over the bridge and past the old mill|a hundred steps to the north|along the stream and up a "
+            "hill].",
             "?They met {x.a}, who [showed them the right way|wished them good luck|warned them about the deep mud].",
-            "When they came to {p}, {look.low}",
+            "When they came to {p}, {look.l}",
             '"[The cross must be here|Dig here]," said {h}. They dug and dug.',
             "?They were [hot and tired|covered with earth], but they did not stop.",
             "Suddenly there was a [clunk|thump]. It was [a small box|an old wooden box|a rusty iron box]!",
@@ -817,18 +667,12 @@ TREASURE = Plot(
         (
             "{h} opened the lid with [shaking hands|a deep breath].",
             "There was no gold inside. There was only {o.a} and a [letter|note].",
-            (
-                '{f} read it out loud. "[Whoever finds this has walked a long way with a friend. That friend is your '
-                "treasure|The real treasure is the one who is standing next to you|You found this "
-                "because you did not give "
-                'up. Well done]."'
-            ),
+            '{f} read it out loud. "[Whoever finds this has walked a long way with a friend. That friend is your '
+            "treasure|The real treasure is the one who is standing next to you|You found this because you did not give "
+            'up. Well done]."',
             "The two friends looked at each other and [smiled|laughed|were quiet for a moment].",
-            (
-                "They [took turns carrying the {o} home|put their own letter into the box for the "
-                "next one who would find it"
-                "|took the {o} home and put it in a place where everyone could see it]."
-            ),
+            "They [took turns carrying the {o} home|put their own letter into the box for the next one who would find it"
+            "|took the {o} home and put it in a place where everyone could see it].",
         ),
     ),
     lessons=(
@@ -847,15 +691,10 @@ STAR = Plot(
     titles=("The Little Star", "{h}'s Wish", "A Wish at Night"),
     paragraphs=(
         (
-            (
-                "{h} [had a wish|wished for something every night]. {h.He} wanted to [touch a star|visit the moon"
-                "|see what was behind the stars]."
-            ),
+            "{h} [had a wish|wished for something every night]. {h.He} wanted to [touch a star|visit the moon"
+            "|see what was behind the stars].",
             "Every evening, {h.he} [sat on the roof|climbed up the hill|lay in the grass] and looked up at the sky.",
-            (
-                '"[The stars are so far away|How can I ever get up there?|I would need a very long '
-                'ladder]{q}" {h.he} said.'
-            ),
+            '"[The stars are so far away|How can I ever get up there?|I would need a very long ladder]{q}" {h.he} said.',
             "?{e} [smiled and brought {h.him} a blanket|sat down beside {h.him}|told {h.him} the names of the stars].",
         ),
         (
@@ -863,23 +702,15 @@ STAR = Plot(
             "{h} [ran to it|crept closer|could not believe {h.his} eyes].",
             "It was a small star, and it was [crying|shaking|glowing very weakly].",
             '"[I fell down|I slipped], and I cannot get home," said the star.',
-            (
-                '"[Do not cry|I will help you]," said {h}. "[I know someone who can fly|I have an '
-                'idea|We will find a way]."'
-            ),
+            '"[Do not cry|I will help you]," said {h}. "[I know someone who can fly|I have an idea|We will find a way]."',
             "?{h.He} wrapped the star in {h.his} blanket, and it was as warm as toast.",
         ),
         (
             "So {h} carried the star to [the top of the highest hill|the top of the tower|the tallest tree].",
-            (
-                "[There {h.he} tied it to {f}'s kite, and the kite rose up and up"
-                "|There an old owl took it gently and flew up and up|There the wind lifted it, and it rose up and up]."
-            ),
-            (
-                "[Soon there was one more light in the sky|At last the star was back in its place], "
-                "and it [winked at {h}"
-                "|shone brighter than all the others]."
-            ),
+            "[There {h.he} tied it to {f}'s kite, and the kite rose up and up"
+            "|There an old owl took it gently and flew up and up|There the wind lifted it, and it rose up and up].",
+            "[Soon there was one more light in the sky|At last the star was back in its place], and it [winked at {h}"
+            "|shone brighter than all the others].",
             "?{h} waved until {h.his} arm was tired.",
         ),
     ),
@@ -901,40 +732,24 @@ LOST_WAY = Plot(
         (
             "{when}, {h} went into the woods to [pick berries|look for mushrooms|gather sticks].",
             '"[Do not go too far|Stay on the path|Be home before dark]," said {e}.',
-            (
-                "But {h} saw [a blue butterfly|a shiny beetle|a little bird with a red tail] and [ran after it"
-                "|followed it from tree to tree]."
-            ),
-            (
-                "When {h.he} stopped, [there was no path|all the trees looked the same|{h.he} did not "
-                "know where {h.he} was]."
-            ),
+            "But {h} saw [a blue butterfly|a shiny beetle|a little bird with a red tail] and [ran after it"
+            "|followed it from tree to tree].",
+            "When {h.he} stopped, [there was no path|all the trees looked the same|{h.he} did not know where {h.he} was].",
         ),
         (
-            (
-                '"[Hello? Is anyone there?|Which way is home?]" {h} called, but only [the wind '
-                "answered|an echo came back]."
-            ),
+            '"[Hello? Is anyone there?|Which way is home?]" {h} called, but only [the wind answered|an echo came back].',
             "{h} [sat down on a log and cried a little|felt a lump in {h.his} throat|turned around three times].",
             "Then {h.he} [remembered what {e} had taught {h.him}|dried {h.his} eyes and thought].",
-            (
-                "?[The sun goes down in the west, and home is in the west|Moss grows where it is "
-                "damp|Water always runs down"
-                " to the village]. That was what {e} had always said."
-            ),
+            "?[The sun goes down in the west, and home is in the west|Moss grows where it is damp|Water always runs down"
+            " to the village]. That was what {e} had always said.",
             "After a while, {h.he} met {x.a}.",
-            (
-                '"[Follow the stream|Walk toward the setting sun|Go left at the big oak]," said '
-                '{x.the}, "and you will be '
-                'home before dark."'
-            ),
+            '"[Follow the stream|Walk toward the setting sun|Go left at the big oak]," said {x.the}, "and you will be '
+            'home before dark."',
         ),
         (
             "{h} [thanked {x.the} and walked on|gave {x.the} some berries and went on {h.his} way].",
-            (
-                "{h.He} walked [and walked|without stopping|past rocks and ferns], and at last {h.he} saw [a light"
-                "|smoke from a chimney|the roof of {h.his} home]."
-            ),
+            "{h.He} walked [and walked|without stopping|past rocks and ferns], and at last {h.he} saw [a light"
+            "|smoke from a chimney|the roof of {h.his} home].",
             "{e} was standing [at the door|at the gate] with a lantern.",
             '"[There you are!|I was so worried!]" said {e}, and {e.he} hugged {h} tight.',
             "?They had {food} for supper, and {h} told {e.him} everything.",
@@ -962,10 +777,8 @@ BAKE = Plot(
             "They needed flour, eggs, milk and [a little sugar|a spoon of sugar|butter].",
         ),
         (
-            (
-                "{h} wanted to do it all alone, so when {e} went out to [fetch the eggs|feed the hens|get more wood],"
-                " {h.he} began."
-            ),
+            "{h} wanted to do it all alone, so when {e} went out to [fetch the eggs|feed the hens|get more wood],"
+            " {h.he} began.",
             "{h.He} took [the white jar|the big jar|the jar on the left] and poured in [a whole cup|two big spoons].",
             "But it was not sugar. It was salt!",
             "?{h} [tasted it and made a face|took a little taste, and {h.his} eyes grew wide].",
@@ -973,18 +786,12 @@ BAKE = Plot(
         ),
         (
             "{e} came back and [tasted it too|saw the jar]. {e.He} began to laugh.",
-            (
-                '"[When I was little, I did the same thing|Everyone makes mistakes|That is how cooks '
-                'learn]," {e.he} said. '
-                '"[We will simply start again|Let us make salty crackers out of it|Let us try once more, together]."'
-            ),
+            '"[When I was little, I did the same thing|Everyone makes mistakes|That is how cooks learn]," {e.he} said. '
+            '"[We will simply start again|Let us make salty crackers out of it|Let us try once more, together]."',
             "This time, {h} [read every label|tasted everything first|waited for {e}].",
             "Soon the whole house smelled [sweet|wonderful|of good things].",
-            (
-                "{friend} [followed the smell to the door|came in and asked for a piece], and they "
-                "all ate until there was "
-                "nothing left."
-            ),
+            "{friend} [followed the smell to the door|came in and asked for a piece], and they all ate until there was "
+            "nothing left.",
         ),
     ),
     lessons=(
@@ -1004,18 +811,12 @@ SONG = Plot(
     titles=("The Song", "{h} Sings", "The Quiet Voice"),
     paragraphs=(
         (
-            (
-                "There was going to be a [great feast|music night|spring party] {p.at}, and everyone "
-                "had to [sing|play a "
-                "song]."
-            ),
+            "There was going to be a [great feast|music night|spring party] {p.at}, and everyone had to [sing|play a "
+            "song].",
             "{h} [loved music|knew many songs], but {h.he} only sang when no one was near.",
             "{when}, {f} heard {h.him} singing [in the garden|by the window|behind the house].",
-            (
-                '"[That was beautiful!|You have a lovely voice!]" said {f}. "[You must sing at the '
-                "feast|Will you sing for "
-                'everyone?]{q}"'
-            ),
+            '"[That was beautiful!|You have a lovely voice!]" said {f}. "[You must sing at the feast|Will you sing for '
+            'everyone?]{q}"',
         ),
         (
             "{h} [turned red|shook {h.his} head|looked down].",
@@ -1026,16 +827,12 @@ SONG = Plot(
         ),
         (
             "On the day, {h}'s knees [shook|trembled].",
-            (
-                "{h.He} [stepped forward|climbed onto the little stage|opened {h.his} mouth], but [no sound came out"
-                "|{h.he} forgot the first word]."
-            ),
+            "{h.He} [stepped forward|climbed onto the little stage|opened {h.his} mouth], but [no sound came out"
+            "|{h.he} forgot the first word].",
             "Then {h.he} saw {f} [smile|nod|in the first row], and {h.he} [began|took a breath and began].",
             "The song [rose up like a bird|was soft at first and then clear as a bell|filled the air].",
-            (
-                "When it was over, [it was very quiet, and then everyone clapped|everyone stood up and cheered"
-                "|even {x.a} in the last row wiped away a tear]."
-            ),
+            "When it was over, [it was very quiet, and then everyone clapped|everyone stood up and cheered"
+            "|even {x.a} in the last row wiped away a tear].",
         ),
     ),
     lessons=(
@@ -1055,41 +852,27 @@ QUARREL = Plot(
     titles=("The Quarrel", "Saying Sorry", "Friends Again"),
     paragraphs=(
         (
-            "{h} and {f} [were the best of friends|played together every day].",
-            "But {when.low}, they had a quarrel about [who was faster|a game|the last of the {snack}|{o.a}].",
+            "{h} and {f} [were the best of friends|did everything together].",
+            "But {when.l}, they had a quarrel about [who was faster|a game|the last of the {snack}|{o.a}].",
             '"[It was my turn!|You are not fair!|You started it!]" [shouted|said] {h}.',
-            (
-                '"[I do not want to play with you any more|Then play alone]!" said {f}, and {f.he} [stamped off'
-                "|turned around and left]."
-            ),
+            '"[I do not want to play with you any more|Then play alone]!" said {f}, and {f.he} [stamped off'
+            "|turned around and left].",
         ),
         (
             "[One day passed|Two days passed], and they did not speak to each other.",
-            (
-                "{h} [tried to play alone|went to {p} alone|kicked a stone down the road], but "
-                "[nothing was fun|it was not "
-                "the same|everything was dull]."
-            ),
-            (
-                "?[Something funny happened, and there was no one to tell|{h.He} found {x.a}, and there "
-                "was no one to show]."
-            ),
+            "{h} [tried to play alone|went to {p} alone|kicked a stone down the road], but [nothing was fun|it was not "
+            "the same|everything was dull].",
+            "?[Something funny happened, and there was no one to tell|{h.He} found {x.a}, and there was no one to show].",
             "{f} was [just as sad|lonely too], but neither of them wanted to be the first to speak.",
-            (
-                '"[A sorry is a small word, but it opens big doors|Someone has to go first|Do you '
-                "want to be right, or do you"
-                ' want to have a friend?]{q}" {e} said to {h}.'
-            ),
+            '"[A sorry is a small word, but it opens big doors|Someone has to go first|Do you want to be right, or do you'
+            ' want to have a friend?]{q}" {e} said to {h}.',
         ),
         (
             "So {h} [took a deep breath and went to {f}'s home|picked some flowers and went out|set off].",
             "Halfway there, {h.he} met {f}, who was on {f.his} way to {h}!",
             '"I am sorry!" they both said at the same time.',
-            (
-                "Then they [laughed|hugged|began to laugh], and [neither of them could remember what "
-                "the quarrel had been "
-                "about|the quarrel was over]."
-            ),
+            "Then they [laughed|hugged|began to laugh], and [neither of them could remember what the quarrel had been "
+            "about|the quarrel was over].",
             "?{h} [gave {f} the flowers|shared {h.his} {snack2} with {f}|asked {f} to come home with {h.him}].",
         ),
     ),
@@ -1109,26 +892,18 @@ GIVE = Plot(
     titles=("The {o.FT}", "The Best Gift", "{h} Gives"),
     paragraphs=(
         (
-            "{h} had saved up for a long time, and {when.low}, {h.he} bought {o.a} at the market.",
-            (
-                "{h.He} [carried it home carefully|was so happy that {h.he} skipped all the way|looked "
-                "at it every few steps]."
-            ),
+            "{h} had saved up for a long time, and {when.l}, {h.he} bought {o.a} at the market.",
+            "{h.He} [carried it home carefully|was so happy that {h.he} skipped all the way|looked at it every few steps].",
             "On the way, {h.he} met {x.a}, who was [sitting alone at the side of the road|very sad|crying softly].",
             '"[What is wrong?|Can I help you?|Why are you so sad?]" asked {h}.',
         ),
         (
-            (
-                '"[I once had {o.a} just like yours|My little one is sick, and I have no gift to bring home'
-                '|Today is my birthday, and nobody remembered]," said {x.the}.'
-            ),
+            '"[I once had {o.a} just like yours|My little one is sick, and I have no gift to bring home'
+            '|Today is my birthday, and nobody remembered]," said {x.the}.',
             "{h} looked at the {o}, and {h.he} looked at {x.the}.",
             "?It was [not easy|very hard], because {h.he} had waited so long for it.",
-            (
-                'Then {h.he} held it out. "[Take it|Please take it|It is for you]," {h.he} said. '
-                '"[You need it more than I do'
-                '|I hope it makes you happy|I want you to have it]."'
-            ),
+            'Then {h.he} held it out. "[Take it|Please take it|It is for you]," {h.he} said. "[You need it more than I do'
+            '|I hope it makes you happy|I want you to have it]."',
             "{x.The} [could not speak for joy|smiled with {x.his} whole face|danced around in a circle].",
         ),
         (
@@ -1136,10 +911,8 @@ GIVE = Plot(
             "?{e} asked where the {o} was, and when {h} told {e.him}, {e.he} was very proud.",
             "[A week later|Some days later|Not long after], there was a knock at the door.",
             "It was {x.the}, and {x.he} had brought [{food}|a basket full of {snack}|a little painting of {h}].",
-            (
-                '"[One kindness calls another|For my friend|You made me smile, and now I want to make you smile]," said'
-                " {x.the}."
-            ),
+            '"[One kindness calls another|For my friend|You made me smile, and now I want to make you smile]," said'
+            " {x.the}.",
         ),
     ),
     lessons=(
@@ -1159,24 +932,15 @@ MYSTERY = Plot(
     paragraphs=(
         (
             "{when}, {e} [came out of the kitchen with a frown|called everyone together].",
-            (
-                '"[Someone has been taking my {snack}|My {snack} are gone again]," said {e}. "[Every '
-                "morning, a few are "
-                'missing|Yesterday there were ten, and now there are six]."'
-            ),
+            '"[Someone has been taking my {snack}|My {snack} are gone again]," said {e}. "[Every morning, a few are '
+            'missing|Yesterday there were ten, and now there are six]."',
             '"[This is a case for me|I will find out who did it]!" said {h}.',
-            (
-                "?{h.He} put on {h.his} best hat and took [a magnifying glass|a pencil and some paper], "
-                "as real detectives do."
-            ),
+            "?{h.He} put on {h.his} best hat and took [a magnifying glass|a pencil and some paper], as real detectives do.",
         ),
         (
-            'First, {h} asked {f}. "[It was not me|I was asleep|I do not even like {snack}]," said {f}.',
-            (
-                "Then {h.he} looked for clues. On the floor there were [tiny footprints|a few "
-                "crumbs|little marks in the "
-                "flour]."
-            ),
+            "First, {h} asked {f}. \"[It was not me|I was asleep|I do not even like {snack}],\" said {f}.",
+            "Then {h.he} looked for clues. On the floor there were [tiny footprints|a few crumbs|little marks in the "
+            "flour].",
             "That night, {h} and {f} hid [behind the door|under the table] and waited.",
             "?The clock ticked, and {f} [almost fell asleep|had to hold back a sneeze].",
             "[At midnight|Just before dawn], they heard something. [Tip, tap, tip, tap|Patter, patter, patter].",
@@ -1184,19 +948,12 @@ MYSTERY = Plot(
         ),
         (
             '"[Stop!|Got you!]" said {h}, and {x.the} [dropped everything|jumped with fright].',
-            (
-                '"[Please forgive me|I am sorry]," {x.the} said. "[I have five little ones at home, and they are hungry'
-                '|Winter is coming, and I have nothing to eat]."'
-            ),
-            (
-                "{h} [lowered {h.his} voice|scratched {h.his} head|looked at {f}]. This was not a "
-                "thief. This was someone who "
-                "needed help."
-            ),
-            (
-                "In the morning, {h} told {e} everything, and {e} [filled a whole basket with {snack} for {x.the}"
-                "|said that from now on there would always be a bowl of {snack} by the door]."
-            ),
+            '"[Please forgive me|I am sorry]," {x.the} said. "[I have five little ones at home, and they are hungry'
+            '|Winter is coming, and I have nothing to eat]."',
+            "{h} [lowered {h.his} voice|scratched {h.his} head|looked at {f}]. This was not a thief. This was someone who "
+            "needed help.",
+            "In the morning, {h} told {e} everything, and {e} [filled a whole basket with {snack} for {x.the}"
+            "|said that from now on there would always be a bowl of {snack} by the door].",
         ),
     ),
     lessons=(
@@ -1216,26 +973,18 @@ CALM_DAY = Plot(
     paragraphs=(
         (
             "{when}, {h} [woke up early|got up with the sun] and had {food} for breakfast.",
-            (
-                "Then {h.he} [went to see {f}|called {f}|knocked at {f}'s door]. \"[Shall we go to "
-                "{p}?|Will you come to {p} "
-                'with me?]" {h.he} asked.'
-            ),
+            "Then {h.he} [went to see {f}|called {f}|knocked at {f}'s door]. \"[Shall we go to {p}?|Will you come to {p} "
+            'with me?]" {h.he} asked.',
             '"[Yes, please|What a good idea|I was hoping you would ask]," said {f}.',
         ),
         (
             "It was a nice walk to {p}.",
             "{look}",
             "?They [counted their steps|picked wild flowers|stopped to greet {x.a}] on the way.",
-            (
-                "{h} [found {o.a} {spot}|made a crown of leaves for {f}|skipped stones], and {f} [told a funny story"
-                "|sang a song|climbed a tree to look around]."
-            ),
+            "{h} [found {o.a} {spot}|made a crown of leaves for {f}|skipped stones], and {f} [told a funny story"
+            "|sang a song|climbed a tree to look around].",
             "They ate {snack} and [watched the clouds|lay in the shade|listened to the wind].",
-            (
-                '"[That cloud looks like a sheep|I can see a face in that cloud|I wish this day would '
-                'never end]," said {h}.'
-            ),
+            '"[That cloud looks like a sheep|I can see a face in that cloud|I wish this day would never end]," said {h}.',
         ),
         (
             "When the sun [went down|was low], they walked home [slowly|hand in hand|with tired feet].",
@@ -1270,72 +1019,24 @@ BUILDS: tuple[str, ...] = (
 
 OPENINGS: tuple[str, ...] = (
     "Once upon a time, there [was|lived] {h.a}.",
-    "Once upon a time, there was {h.a} who lived in {land}.",
+    "Once upon a time, there [was|lived] {h.a}.",
+    "Once upon a time, there [was|lived] {h.a} who lived in {land}.",
+    "Once upon a time, in {land}, there lived {h.a}.",
     "Once upon a time, in {land}, there lived {h.a}.",
     "Once upon a time, {h.a} lived in {land}.",
     "Once upon a time, {h.a} lived in {h.home} near {p}.",
-)
-OTHER_OPENINGS: tuple[str, ...] = (
     "There was once {h.a}.",
-    "Once there was {h.a}.",
     "There once lived {h.a} in {land}.",
-    "[Long ago|Long, long ago|Many years ago], in {land}, there lived {h.a}.",
-    "[A long time ago|Long ago], there was {h.a}.",
+    "Long ago, in {land}, there lived {h.a}.",
+    "A long time ago, there was {h.a}.",
     "In {land}, there lived {h.a}.",
     "In {h.home} near {p} lived {h.a}.",
     "This is the story of {h.a}.",
     "{h} was {h.plain} who lived in {land}.",
-    "{h} was {h.plain}.",
     "{h}{h.tag} lived in {h.home} near {p}.",
-    "[Far, far away|Far away, behind the hills|Beyond the sea|At the end of the world], there lived {h.a}.",
-    ("[Deep in the woods|High in the mountains|Down by the sea|On a small island|On top of a hill|Under a big oak tree]"
-    " lived {h.a}."),
+    "Far, far away, there lived {h.a}.",
     "Do you know {h}? {h} was {h.plain} who lived in {land}.",
-    ("It was a [cold|warm|quiet|windy|dark] [winter|summer|autumn|spring] "
-    "[night|morning|evening|day]. {h.A} [sat by the "
-    "window and looked out|was sitting by the fire|could not find anything to do|was wide awake]."),
-    ("It was a [cold|warm|quiet|windy|dark] [winter|summer|autumn|spring] [night|morning|evening|day], and {h.a} [was "
-    "all alone|was sitting at home|was thinking]."),
-    "The [sun|moon] was [shining|high in the sky|just coming up]. {h.A} [looked up and smiled|stretched and yawned].",
-    "The [wind|rain] had [stopped|died down], and {h.a} came out of {h.home}.",
-    "[The old|The little|The young|The clever|The big] {h.kind} was called {h}.",
-    ("[The old|The little|The young|The clever|The big] {h.kind} [was all alone|woke up early|lived in {land}"
-    "|had a name, and the name was {h}]. Everyone called {h.him} {h}."),
-    "{h} the {h.kind} [was happy|was sad|was bored|was tired|was hungry|had nothing to do].",
-    "{h} [was happy|was sad|was bored|was tired|was hungry|had nothing to do]. {h.He} was {h.plain}.",
-    "{h} was [four|five|six|seven|eight|nine|ten] years old. {h.He} was {h.plain}.",
-    "Every [morning|evening|day], {h.a} [went for a walk|looked out of the window|said hello to the sun].",
-    "Everyone in the village knew {h}. {h.He} was {h.plain}.",
-    "My grandmother once told me about {h.a}.",
-    "Let me tell you about {h}. {h.He} was {h.plain}.",
-    "One [day|morning|evening|night], {h.a} [woke up early|could not sleep|looked up at the sky|had an idea].",
-    "A {h.kind} named {h} [lived in {land}|lived near {p}|sat in the grass].",
-    "In [spring|summer|autumn|winter], {h.a} liked to {hobby}.",
-    "When {h} was small, {h.he} lived in {land}. {h.He} was {h.plain}.",
-    "{h} lived with {e} in {h.home} near {p}. {h.He} was {h.plain}.",
-    "{h} had {o.a}. {h.He} was {h.plain}, and {h.he} took it everywhere.",
-    "{h} [loved|liked] to {hobby}. {h.He} was {h.plain}.",
-    "{h} wanted to {hobby}. {h.He} was {h.plain}.",
-    "{h} [went|walked|ran] to {p}. {h.He} was {h.plain}, and {h.he} liked it there.",
 )  # fmt: skip
-FRIEND_OPENINGS: tuple[str, ...] = (
-    "{h} and {f} were friends. {h} was {h.plain}, and {f} was {f.plain}.",
-    "{h} and {f} lived in {land}. {h} was {h.plain}, and {f} was {f.plain}.",
-    "{h} and {h.his} friend {f} [lived in {land}|did everything together]. {h} was {h.plain}, and {f} was {f.plain}.",
-    "Once upon a time, there were two friends. One was {h.a}, and the other was {f.a}.",
-    (
-        "A {h.kind} and a {f.kind} [were friends|lived side by side]. The {h.kind} was called {h}, "
-        "and the {f.kind} was "
-        "called {f}."
-    ),
-    "There were once two friends called {h} and {f}. {h} was {h.plain}, and {f} was {f.plain}.",
-)
-SIBLING_OPENINGS: tuple[str, ...] = (
-    "{h} and {h.his} {f.sibling} {f} lived in {land}. {h} was {h.plain}.",
-    "{h} and {h.his} [little|big] {f.sibling} {f} [were always together|played together every day]. {h} was {h.plain}.",
-    "Once upon a time, there was {h.a} who had a [little|big] {f.sibling} named {f}.",
-    "{h} had a [little|big] {f.sibling} named {f}. {h} was {h.plain}, and the two did everything together.",
-)
 FRIEND_LINES: tuple[str, ...] = (
     "{h.His} best friend was {f.a}.",
     "{h.He} had a good friend, {f.a}.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEMPERATURE = 0.7
 TOP_P = 0.95
@@ -56,7 +56,7 @@ def sample(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: 
     else:
         ids = tokenizer(prompt.text, return_tensors="pt")["input_ids"]
     torch.manual_seed(seed)
-    output = model.generate(  # type: ignore[misc]
+    output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=True,
@@ -68,31 +68,25 @@ def sample(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: 
     )[0, ids.shape[1] :]
     end_ids = model.generation_config.eos_token_id
     ended = int(output[-1]) in (end_ids if isinstance(end_ids, list) else [end_ids])
-    return str(tokenizer.decode(output, skip_special_tokens=True)), ended
+    return tokenizer.decode(output, skip_special_tokens=True), ended
 
 
 def write(directory: Path) -> None:
     """Sample every prompt once and write `samples.md` into the directory of the model."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
     # Sampling in float32 keeps the samples the same on processors with and without bfloat16 arithmetic.
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    model.eval()  # type: ignore[no-untyped-call]
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     parts = [
-        (
-            "# Samples\n\n"
-            f"One sample for each prompt, none left out: temperature {TEMPERATURE}, top-p {TOP_P}, at "
-            f"most {MAX_NEW_TOKENS} "
-            "new tokens, float32 on a CPU.\nThe prompt is in bold. `python deploy/demo/samples.py` "
-            "makes this file again.\n"
-        )
+        "# Samples\n\n"
+        f"One sample for each prompt, none left out: temperature {TEMPERATURE}, top-p {TOP_P}, at most {MAX_NEW_TOKENS} "
+        "new tokens, float32 on a CPU.\nThe prompt is in bold. `python deploy/demo/samples.py` makes this file again.\n"
     ]
     for seed, prompt in enumerate(PROMPTS, start=1):
         text, ended = sample(model, tokenizer, prompt, seed)
         state = "ended by itself" if ended else "cut off"
         kind = "chat" if prompt.chat else "text"
-        apart = prompt.chat or prompt.text.endswith("\n")
-        told = f"\n\n{text.strip()}" if apart else text.rstrip()
-        parts.append(f"## {seed}. {kind}, seed {seed}, {state}\n\n**{prompt.text.strip()}**{told}\n")
+        joint = "\n\n" if prompt.chat or prompt.text.endswith("\n") else ""
+        parts.append(f"## {seed}. {kind}, seed {seed}, {state}\n\n**{prompt.text.strip()}**{joint}{text.strip() if joint else text.rstrip()}\n")
     (directory / "samples.md").write_text("\n".join(parts))
 
 
