@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--scale", type=float, default=0.25, help="multiplies the trace's lengths")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="bfloat16", help="of both; the demo model is bfloat16")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
     if not arguments.trace.is_file():

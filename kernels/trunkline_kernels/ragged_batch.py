@@ -49,9 +49,12 @@ def allocate_kv(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[KVLayer]:
-    """An empty pool."""
+    """An empty pool. Only the zero block is written: memory that no sequence has used yet stays untouched."""
     shape = (num_blocks + 1, block_size, num_kv_heads, head_dim)
-    return [
-        KVLayer(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-        for _ in range(num_layers)
-    ]
+
+    def pool() -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        tensor[-1] = 0
+        return tensor
+
+    return [KVLayer(pool(), pool()) for _ in range(num_layers)]
