@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trunkline.status import invalid
+from trunkline.status import context_exceeded, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
@@ -51,6 +51,8 @@ class Prepared:
                 traceparent=trace[0],
                 tracestate=trace[1],
             )
+            if choice > 0:
+                submit.sampling.ClearField("prompt_logprobs")  # the same for every choice: computed once
             if timeout_ns is not None:
                 submit.timeout.FromNanoseconds(timeout_ns)
             submits.append(submit)
@@ -97,6 +99,9 @@ async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, li
     elif kind == "text":
         if not request.text:
             raise invalid("text", "the prompt is empty")
+        most = tokenizer.longest_token * limits.context_length
+        if len(request.text) > most:  # seen before megabytes are tokenized in vain
+            raise context_exceeded(f"{len(request.text)} characters cannot fit into {limits.context_length} tokens")
         prompt = await tokenizer.encode(request.text)
     else:
         prompt = await tokenizer.encode_chat(request.chat)

@@ -33,6 +33,7 @@ class PromptTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._prefix, self._suffix = self._missing_special_ids(config)
+        self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)  # in characters
         self._template, self.template_problem = _read_template(files, config)
 
     @property

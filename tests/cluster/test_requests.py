@@ -16,6 +16,7 @@ from trunkline.errors import (
     ModelNotFound,
     TrunklineError,
 )
+from trunkline.v1 import inference_pb2, worker_pb2
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest
 from trunkline.v1.worker_pb2 import GetModelRequest
 
@@ -161,3 +162,26 @@ def test_models_are_listed_with_their_limits(cluster: Cluster) -> None:
     assert description.fingerprint
     assert description.kv_blocks == 512
     assert description.deterministic
+
+
+@pytest.mark.parametrize("which", ["router", "worker"])
+def test_every_rpc_of_the_contract_is_served(cluster: Cluster, which: str) -> None:
+    """Walks the descriptors: an RPC that is added to the contract and forgotten in a server fails here."""
+    file = inference_pb2.DESCRIPTOR if which == "router" else worker_pb2.DESCRIPTOR
+    channel = cluster.channel if which == "router" else cluster.workers[1].channel
+    (service,) = file.services_by_name.values()
+    assert len(service.methods) >= 4
+    for method in service.methods:
+        if method.name == "Drain":
+            continue  # tests/cluster/test_bad_days.py: it would end the worker for everybody
+        call = channel.stream_stream(f"/{service.full_name}/{method.name}")(iter([b""]), timeout=2)
+        try:
+            next(call, None)
+            code = grpc.StatusCode.OK
+        except grpc.RpcError as error:
+            code = error.code()  # type: ignore[attr-defined]
+        finally:
+            call.cancel()
+        assert code not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), (
+            method.name
+        )

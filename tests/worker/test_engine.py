@@ -18,9 +18,7 @@ def engine() -> Engine:
     return make_engine(kv_blocks=512)
 
 
-def test_choices_of_one_seed_differ_and_repeat(engine: Engine) -> None:
-    """Pitfall 17: all n choices identical."""
-
+def test_pitfall_17_choices_of_one_seed_differ_and_repeat(engine: Engine) -> None:
     def choices() -> list[list[int]]:
         submits = [
             make_submit(n + 1, PROMPT, choice=n, temperature=1.0, seed=5, max_tokens=24, ignore_eos=True)

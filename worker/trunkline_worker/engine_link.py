@@ -97,8 +97,7 @@ class EngineLink:
         try:
             await asyncio.to_thread(process.wait, STOP_GRACE_S)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self._kill()
             await asyncio.to_thread(process.wait)
 
     def _schedule_flush(self) -> None:
@@ -126,15 +125,22 @@ class EngineLink:
                     self._on_step(EngineResponse.FromString(payload).step)
         except ConnectionError as error:
             self._log.warning("engine socket broke", error=str(error))
+        except Exception as error:  # whatever it was, nobody reads from this engine any more
+            self._log.error("unexpected error", exc_info=error)
+            self._kill()
         if not self._stopping:
             self._on_death(f"the engine process ended{await self._exit_status()}")
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _exit_status(self) -> str:
         assert self._process is not None
         try:
             status = await asyncio.to_thread(self._process.wait, STOP_GRACE_S)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill()
             return " (it closed its socket and was killed)"
         return f" (signal {signal.Signals(-status).name})" if status < 0 else f" (exit status {status})"

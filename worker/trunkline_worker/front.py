@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from tokenizers import Tokenizer
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
-from trunkline.status import RequestRefused, deadline_exceeded, no_worker
+from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, deadline_exceeded, no_worker
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample, SequenceOutput, Submit
 from trunkline_runtime.log import get_logger
@@ -129,7 +129,12 @@ class Front:
             choice = self._choices.get(output.handle)
             if choice is None:
                 continue  # cancelled meanwhile
-            result = choice.stream.take(output)
+            try:
+                result = choice.stream.take(output)
+            except Exception as error:  # a bug must cost this choice only, not everybody's
+                self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
+                self._break_off(choice, RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; see the log"))
+                continue
             if choice.stream.finished and not output.finish_reason:
                 self._abort_in_engine(choice)  # a stop string: the engine does not know
             choice.deliver(result)

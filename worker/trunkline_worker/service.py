@@ -56,6 +56,9 @@ class WorkerService(WorkerServiceServicer):
                     if request.HasField("hello"):
                         log.info("session opened", router=request.hello.router_id)
                     session.take(request)
+            except Exception as error:
+                if not isinstance(error, grpc.aio.UsageError):
+                    log.error("session ends by an unexpected error", exc_info=error)
             finally:
                 if writer is not None:
                     writer.cancel()  # the router is gone, or has nothing more to say
