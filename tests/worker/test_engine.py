@@ -31,6 +31,12 @@ def test_pitfall_17_choices_of_one_seed_differ_and_repeat(engine: Engine) -> Non
     assert choices() == first
 
 
+def test_a_temperature_next_to_zero_is_greedy(engine: Engine) -> None:
+    submits = [make_submit(n, PROMPT, max_tokens=6, temperature=t) for n, t in enumerate((0.0, 1e-38, 1e-6), start=1)]
+    tokens = list(drive(engine, submits).tokens.values())
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
 def test_max_tokens_and_the_context_bound_the_output(engine: Engine) -> None:
     limit = engine.limits.max_total_tokens
     long_prompt = [60] * (limit - 3)

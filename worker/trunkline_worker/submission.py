@@ -9,6 +9,9 @@ from trunkline_worker.prefix_tree import PrefixTree
 from trunkline_worker.sampling_key import choice_seed
 from trunkline_worker.sequence import Sequence
 
+# Below this, dividing logits by the temperature overflows, and what it would give is greedy anyhow.
+LEAST_TEMPERATURE = 1e-5
+
 
 def sequence_of(submit: Submit, *, tree: PrefixTree, arrival: int, max_total: int, eos: frozenset[int]) -> Sequence:
     """The sequence that a Submit describes.
@@ -33,10 +36,11 @@ def resolve_sampling(params: SamplingParams, choice: int, room: int, eos: frozen
         return getattr(params, name) if params.HasField(name) else otherwise
 
     stop = frozenset(params.stop_token_ids)
+    temperature = given("temperature", 1.0)
     return Sampling(
         max_tokens=min(params.max_tokens, room) if params.HasField("max_tokens") else room,
         seed=choice_seed(params.seed, choice),
-        temperature=given("temperature", 1.0),
+        temperature=0.0 if temperature < LEAST_TEMPERATURE else temperature,
         top_k=given("top_k", 0),
         top_p=given("top_p", 1.0),
         min_p=given("min_p", 0.0),
