@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# Two installations into one environment at once would break it, also under make -j.
+.NOTPARALLEL:
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -66,6 +66,37 @@ def imported(file: Path) -> set[str]:
     return names - set(sys.stdlib_module_names)
 
 
+# What the engine process may import itself, so that GPU checks run where only these are installed.
+ENGINE_MAY = {"torch", "triton", "numpy", "safetensors", "tokenizers", "xxhash", "google"}
+
+
+def reached_files(module: str) -> dict[str, Path]:
+    """Files of ours that a module imports, directly or through others of ours; anywhere in them."""
+    found: dict[str, Path] = {}
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        base = REPOSITORY / OURS.get(name.split(".")[0], "?") / name.replace(".", "/")
+        file = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
+        if name in found or not file.is_file():
+            continue  # known, or a name within a module
+        found[name] = file
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                queue += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                queue += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def test_the_engine_process_needs_nothing_but_what_a_gpu_machine_has() -> None:
+    reached = reached_files("trunkline_worker.engine_process")
+    assert "trunkline_kernels.paged_attention" in reached, "the walk reaches the kernels"
+    for name, file in reached.items():
+        extra = imported(file) - ENGINE_MAY - {"trunkline", "trunkline_worker", "trunkline_kernels"}
+        assert not extra, f"{name}, which the engine process imports, imports {', '.join(sorted(extra))}"
+
+
 @pytest.mark.parametrize("package", OURS)
 def test_a_package_imports_only_what_its_layer_may(package: str) -> None:
     folder = REPOSITORY / OURS[package] / package

@@ -1,6 +1,7 @@
 """`trunkline serve`: one router and several workers on this machine, started, watched, and stopped together."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from trunkline.errors import TrunklineError
 from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status, script
 
+MOST_PORT = 65_535
 POLL_S = 0.1  # between looks at whether a process is ready
 STOP_S = 4.0  # processes have this long to stop; what is left is killed, so that all is over within 5 s
 
@@ -39,7 +41,23 @@ class ClusterPlan:
     threads: int | None = None  # per worker
 
     def worker_address(self, index: int) -> str:
-        return f"{self.host}:{self.worker_port + index}"
+        return address(self.host, self.worker_port + index)
+
+    @property
+    def router_address(self) -> str:
+        return address(self.host, self.port)
+
+    def ports(self) -> list[int]:
+        """The router's and the workers'. Raises LaunchError where they are not ports, or one is meant twice."""
+        workers = range(self.worker_port, self.worker_port + self.workers)
+        for port in (self.port, workers[0], workers[-1]):
+            if not 1 <= port <= MOST_PORT:
+                raise LaunchError(f"port {port} is out of range; allowed: 1 to {MOST_PORT}")
+        if self.port in workers:
+            raise LaunchError(
+                f"port {self.port} is the router's and also one of the workers' {workers[0]} to {workers[-1]}"
+            )
+        return [self.port, *workers]
 
     def worker_command(self, index: int) -> list[str]:
         threads = self.threads or max(1, (os.cpu_count() or 1) // self.workers)
@@ -78,8 +96,7 @@ class Cluster:
     async def run(self, stop: asyncio.Event) -> None:
         """Starts everything, says how to use it, and keeps it running until `stop`. Raises LaunchError."""
         plan = self._plan
-        ports = [plan.port, *(plan.worker_port + index for index in range(plan.workers))]
-        for port in ports:
+        for port in plan.ports():
             check_port(plan.host, port)
         commands = {f"worker-{index}": plan.worker_command(index) for index in range(plan.workers)}
         commands["router"] = plan.router_command()
@@ -87,7 +104,10 @@ class Cluster:
         stopped = asyncio.create_task(stop.wait())
         try:
             for name, command in commands.items():
-                self._children[name] = await Child.start(name, command)
+                try:
+                    self._children[name] = await Child.start(name, command)
+                except OSError as error:
+                    raise LaunchError(f"{name} cannot be started: {command[0]}: {error.strerror}") from None
             starting = asyncio.create_task(self._wait_until_ready())
             deaths = {asyncio.create_task(child.wait()): child for child in self._children.values()}
             done, _ = await asyncio.wait({starting, stopped, *deaths}, return_when=asyncio.FIRST_COMPLETED)
@@ -114,14 +134,14 @@ class Cluster:
         for name, address in addresses.items():
             await wait_until_serving(address)
             say(f"{name} is ready on {address}")
-        async with Client(f"{plan.host}:{plan.port}") as client:
+        async with Client(plan.router_address) as client:
             while True:
                 try:
                     models = await client.list_models()
                 except TrunklineError:
                     models = []
                 if sum(model.ready_workers for model in models) == plan.workers:
-                    say(f"router is ready on {plan.host}:{plan.port}")
+                    say(f"router is ready on {plan.router_address}")
                     return
                 await asyncio.sleep(POLL_S)
 
@@ -135,7 +155,7 @@ class Cluster:
             delay_s = backoff.after_death(asyncio.get_running_loop().time() - child.started_s)
             say(f"{name} died ({describe_status(status)}): {child.last_line}; starting it again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
-            self._children[name] = await Child.start(name, command)
+            self._children[name] = await start_again(name, command, backoff)
 
     async def _stop_all(self) -> None:
         """The router first, so that nothing new reaches the workers; then everything; then by force."""
@@ -152,7 +172,7 @@ class Cluster:
 
     def _announce(self) -> None:
         plan = self._plan
-        server = "" if (plan.host, plan.port) == ("127.0.0.1", 50051) else f" --server {plan.host}:{plan.port}"
+        server = "" if (plan.host, plan.port) == ("127.0.0.1", 50051) else f" --server {plan.router_address}"
         found = script("trunkline")
         command = os.path.relpath(found) if os.sep in found else found
         print(f"\nServing {plan.name} with {plan.workers} workers. Try:\n")
@@ -163,16 +183,34 @@ def say(text: str) -> None:
     print(f"trunkline: {text}", file=sys.stderr, flush=True)
 
 
+async def start_again(name: str, command: list[str], backoff: Backoff) -> Child:
+    """Tries until the system lets it start (it may be out of memory or processes), with growing delays."""
+    while True:
+        try:
+            return await Child.start(name, command)
+        except OSError as error:
+            delay_s = backoff.after_death(0.0)
+            say(f"{name} cannot be started: {error.strerror}; trying again in {delay_s:.1f} s")
+            await asyncio.sleep(delay_s)
+
+
+def address(host: str, port: int) -> str:
+    """host:port as gRPC reads it; IPv6 hosts stand in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def check_port(host: str, port: int) -> None:
-    """Raises LaunchError where somebody listens already."""
+    """Raises LaunchError where somebody listens already, or nobody can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise LaunchError(
-                f"port {port} on {host} is taken ({error.strerror}): is a cluster running already?"
-            ) from None
+            if error.errno == errno.EADDRINUSE:
+                reason = f"is taken ({error.strerror}): is a cluster running already?"
+            else:
+                reason = f"cannot be used: {error.strerror}"
+            raise LaunchError(f"port {port} on {host} {reason}") from None
 
 
 async def wait_until_serving(address: str) -> None:

@@ -51,7 +51,7 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
     except launcher.LaunchError as error:
         print(f"trunkline serve: {error}", file=sys.stderr)
         return 1
-    name = parsed.name or os.path.basename(os.path.normpath(parsed.model))
+    name = parsed.name or os.path.basename(os.path.abspath(parsed.model))
     return launcher.serve(
         launcher.ClusterPlan(
             model=model,

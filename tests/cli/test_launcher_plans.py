@@ -1,0 +1,134 @@
+"""What the launcher decides before anything runs, and what it does with processes that misbehave."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.cluster.processes import wait_until
+from trunkline_cli import launcher
+from trunkline_cli.backoff import Backoff
+from trunkline_cli.child import Child, describe_status
+from trunkline_cli.launcher import Cluster, ClusterPlan, LaunchError, check_port
+
+
+def plan(host: str = "127.0.0.1", port: int = 50051, worker_port: int = 50061, workers: int = 2) -> ClusterPlan:
+    return ClusterPlan(Path("m"), "m", workers, host, port, worker_port)
+
+
+def test_threads_are_shared_out_and_never_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert "--threads=4" in plan(workers=2).worker_command(0)
+    assert "--threads=1" in plan(workers=20).worker_command(0)
+
+
+def test_the_router_is_told_every_workers_address() -> None:
+    assert "--workers=127.0.0.1:50061,127.0.0.1:50062" in plan().router_command()
+    assert "--workers=[::1]:50061,[::1]:50062" in plan(host="::1").router_command()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (plan(port=70_000), "port 70000 is out of range; allowed: 1 to 65535"),
+        (plan(port=0), "port 0 is out of range; allowed: 1 to 65535"),
+        (plan(worker_port=65_535), "port 65536 is out of range; allowed: 1 to 65535"),
+        (plan(port=50_062), "port 50062 is the router's and also one of the workers' 50061 to 50062"),
+    ],
+)
+def test_ports_that_make_no_sense_are_one_line(wrong: ClusterPlan, said: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        wrong.ports()
+    assert str(caught.value) == said
+
+
+def test_a_taken_port_is_told_from_one_that_cannot_be_used() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(LaunchError, match=r"is taken .* is a cluster running already"):
+            check_port("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(LaunchError, match=r"port 50051 on 192\.0\.2\.1 cannot be used: ") as caught:
+        check_port("192.0.2.1", 50051)  # an address of documentation: no machine has it
+    assert "taken" not in str(caught.value)
+
+
+async def test_a_missing_console_script_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "script", lambda name: f"/nowhere/{name}")
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], two.getsockname()[1]
+    with pytest.raises(LaunchError) as caught:
+        await Cluster(plan(port=ports[0], worker_port=ports[1], workers=1)).run(asyncio.Event())
+    assert str(caught.value) == "worker-0 cannot be started: /nowhere/trunkline-worker: No such file or directory"
+
+
+async def test_a_restart_that_the_system_refuses_is_reported_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries, slept, made = 0, [], object()
+
+    async def start(name: str, command: list[str]) -> object:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError(12, "Cannot allocate memory")
+        return made
+
+    async def sleep(delay_s: float) -> None:
+        slept.append(delay_s)
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(launcher.asyncio, "sleep", sleep)
+    assert await launcher.start_again("worker-0", ["x"], Backoff(Random(0))) is made
+    assert len(slept) == 2
+    assert slept[0] < slept[1]
+    assert capsys.readouterr().err.count("worker-0 cannot be started: Cannot allocate memory") == 2
+
+
+def runs(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_child_that_ignores_sigterm_is_killed_with_its_grandchildren(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launcher, "STOP_S", 0.2)
+    stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    inner = tmp_path / "inner.py"
+    inner.write_text(stubborn + "print(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    outer = tmp_path / "outer.py"
+    outer.write_text(stubborn + f"import subprocess, sys\nsubprocess.run([sys.executable, {str(inner)!r}])\n")
+    child = await Child.start("worker-0", [sys.executable, str(outer)])
+    await asyncio.to_thread(wait_until, lambda: bool(child.last_lines), "it and what it started run")
+    grandchild = int(child.last_line)
+    try:
+        assert runs(grandchild)
+        cluster = Cluster(plan())
+        cluster._children["worker-0"] = child
+        await cluster._stop_all()
+        assert describe_status(await child.wait()) == "killed by SIGKILL"
+        await asyncio.to_thread(wait_until, lambda: not runs(grandchild), "the grandchild is gone")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(grandchild, signal.SIGKILL)  # a failing test must not leave what nothing else can stop
+
+
+async def test_a_childs_lines_are_relayed_under_its_name_and_its_last_is_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = "import sys; print('one'); print('the reason', file=sys.stderr); sys.exit(2)"
+    child = await Child.start("router", [sys.executable, "-u", "-c", code])
+    assert describe_status(await child.wait()) == "exit status 2"
+    assert child.last_line == "the reason"
+    assert "[router] one\n[router] the reason\n" in capsys.readouterr().err

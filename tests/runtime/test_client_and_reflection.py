@@ -1,0 +1,113 @@
+"""The client against a real server: what it sends, and what it lets go of."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import format_trace_id
+
+from trunkline import Client
+from trunkline.errors import DeadlineExceeded, NoWorker, TrunklineError
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from trunkline_runtime.server import GrpcServer
+
+SERVICE = "trunkline.v1.InferenceService"
+
+
+class Endless(InferenceServiceServicer):
+    """Answers once, then only waits; tells what it was asked and when it was cancelled."""
+
+    def __init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.metadata: dict[str, str] = {}
+        self.cancelled = asyncio.Event()
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[GenerateResponse]:
+        self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata())
+        try:
+            yield GenerateResponse(request_id="r", chunks=[{"index": 0, "text": "a"}])
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[str, Endless]]:
+    endless = Endless()
+    server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
+    add_InferenceServiceServicer_to_server(endless, server.grpc)
+    await server.start()
+    yield f"127.0.0.1:{server.port}", endless
+    await server.stop(0)
+
+
+async def test_closing_the_iterator_cancels_the_request(served: tuple[str, Endless]) -> None:
+    address, endless = served
+    async with Client(address) as client:
+        pieces: Any = client.generate("x")
+        assert (await anext(pieces)).text == "a"
+        assert not endless.cancelled.is_set()
+        await pieces.aclose()
+        await asyncio.wait_for(endless.cancelled.wait(), 10)
+
+
+async def test_a_deadline_that_passes_is_its_own_exception_and_cancels(served: tuple[str, Endless]) -> None:
+    address, endless = served
+    async with Client(address) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.complete("x", timeout_s=0.2)
+        await asyncio.wait_for(endless.cancelled.wait(), 10)
+
+
+async def test_a_prompt_is_text_tokens_or_a_conversation(served: tuple[str, Endless]) -> None:
+    address, endless = served
+    chat = [("system", "be kind"), ("user", "hi")]
+    async with Client(address, model="m") as client:
+        for prompt in ("x", [1, 2], chat, [{"role": role, "content": content} for role, content in chat]):
+            pieces: Any = client.generate(prompt, max_tokens=3, stop=["\n"])
+            await anext(pieces)
+            await pieces.aclose()
+    text, ids, pairs, mappings = endless.requests
+    assert (text.text, text.model, text.sampling.max_tokens, list(text.sampling.stop)) == ("x", "m", 3, ["\n"])
+    assert list(ids.token_ids.ids) == [1, 2]
+    assert pairs.chat == mappings.chat
+    assert [(message.role, message.content) for message in pairs.chat.messages] == chat
+
+
+async def test_the_callers_span_goes_along_and_only_where_there_is_one(served: tuple[str, Endless]) -> None:
+    address, endless = served
+    async with Client(address) as client:
+        with TracerProvider().get_tracer("test").start_as_current_span("caller") as span:
+            pieces: Any = client.generate("x")
+            await anext(pieces)
+            await pieces.aclose()
+        assert endless.metadata["traceparent"].split("-")[1] == format_trace_id(span.get_span_context().trace_id)
+        pieces = client.generate("x")
+        await anext(pieces)
+        await pieces.aclose()
+        assert "traceparent" not in endless.metadata
+
+
+async def test_a_field_that_does_not_exist_and_a_server_that_is_not_there() -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(ValueError, match="max_tokenz"):
+            await client.complete("x", max_tokenz=1)
+        with pytest.raises(NoWorker) as caught:
+            await client.complete("x")
+        assert isinstance(caught.value, TrunklineError)
+        assert caught.value.reason == "", "no server answered"
+
+
+async def test_reflection_lists_the_services(served: tuple[str, Endless]) -> None:
+    async with grpc.aio.insecure_channel(served[0]) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        (answer,) = [one async for one in stub.ServerReflectionInfo(asked)]
+    names = {service.name for service in answer.list_services_response.service}
+    assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}

@@ -1,0 +1,94 @@
+"""Trace context crosses processes; a log line is written once, as JSON, with the trace it belongs to."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from trunkline_runtime import tracing
+from trunkline_runtime.log import configure_logging, get_logger
+from trunkline_runtime.tracing import current_trace_context, request_span, trace_context_of
+
+TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE_ID}-{CALLER}-01"
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What the runtime traces while the test runs; the process's own provider stays as it is."""
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(tracing.trace, "get_tracer", provider.get_tracer)
+    return exporter
+
+
+@pytest.fixture
+def fresh_structlog() -> Iterator[None]:
+    """Leaves the configuration as other tests expect it."""
+    before = structlog.get_config()
+    yield
+    structlog.contextvars.clear_contextvars()
+    structlog.configure(**before)
+
+
+def test_a_span_is_the_child_of_the_caller_and_hands_the_trace_on(spans: InMemorySpanExporter) -> None:
+    with request_span("a", traceparent=TRACEPARENT, tracestate="vendor=1", attributes={"k": 1}):
+        handed, state = current_trace_context()
+    (span,) = spans.get_finished_spans()
+    assert span.parent is not None
+    assert trace.format_trace_id(span.parent.trace_id) == TRACE_ID
+    assert trace.format_span_id(span.parent.span_id) == CALLER
+    assert handed == f"00-{TRACE_ID}-{trace.format_span_id(span.context.span_id)}-01"
+    assert state == "vendor=1"
+    assert span.attributes == {"k": 1}
+
+
+@pytest.mark.parametrize("nonsense", ["", "00-xyz", f"00-{'0' * 32}-{CALLER}-01"])
+def test_a_trace_context_that_makes_no_sense_starts_a_new_trace(spans: InMemorySpanExporter, nonsense: str) -> None:
+    with request_span("a", traceparent=nonsense):
+        pass
+    assert spans.get_finished_spans()[0].parent is None
+
+
+def test_metadata_without_a_trace_is_no_trace() -> None:
+    assert trace_context_of(None) == ("", "")
+    assert trace_context_of([("other", "x"), ("traceparent", b"bytes")]) == ("", "")
+    assert trace_context_of([("traceparent", TRACEPARENT), ("tracestate", "v=1")]) == (TRACEPARENT, "v=1")
+    assert current_trace_context() == ("", "")
+
+
+def test_spans_are_exported_only_where_the_variables_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    assert tracing._exporter() is None
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    assert isinstance(tracing._exporter(), ConsoleSpanExporter)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    assert tracing._exporter() is None, "`none` wins"
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
+    with pytest.raises(ValueError, match="pigeon is not supported; allowed: otlp, console, none"):
+        tracing._exporter()
+
+
+@pytest.mark.usefixtures("fresh_structlog")
+def test_a_line_is_json_on_standard_error_once_with_its_trace(
+    spans: InMemorySpanExporter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("worker", worker="w-1")
+    configure_logging("worker", worker="w-1")  # twice must not double the lines
+    with request_span("a", traceparent=TRACEPARENT):
+        get_logger().info("request ended", request_id="r")
+    printed = capsys.readouterr()
+    (line,) = map(json.loads, printed.err.splitlines())
+    assert printed.out == ""
+    assert (line["service"], line["worker"], line["request_id"]) == ("worker", "w-1", "r")
+    assert line["event"] == "request ended"
+    assert line["trace_id"] == TRACE_ID
+    (span,) = spans.get_finished_spans()
+    assert line["span_id"] == trace.format_span_id(span.context.span_id)
