@@ -1,16 +1,19 @@
 """The router's end of a worker's Session stream."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from trunkline.status import no_worker
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionHello, SessionRequest, SessionWelcome, Submit
+from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
+
+MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES // 4  # of submits in one message
 
 Sink = Callable[[SequenceOutput], None]
 
@@ -82,8 +85,8 @@ class WorkerSession:
                 await self._wake.wait()
                 self._wake.clear()
                 request, self._pending = self._pending, SessionRequest()
-                if request.submits or request.abort_handles:
-                    await call.write(request)
+                for part in split_request(request):
+                    await call.write(part)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             call.cancel()  # the reader sees the end of the stream and says why
 
@@ -92,6 +95,20 @@ class WorkerSession:
         sinks, self._sinks = self._sinks, {}
         for handle, sink in sinks.items():
             sink(_lost(handle))
+
+
+def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
+    """The same in messages that a worker accepts: a burst of long prompts can be more than one may hold."""
+    part, size = SessionRequest(abort_handles=request.abort_handles), 0
+    for submit in request.submits:
+        submit_bytes = submit.ByteSize()
+        if part.submits and size + submit_bytes > MAX_REQUEST_BYTES:
+            yield part
+            part, size = SessionRequest(), 0
+        part.submits.append(submit)
+        size += submit_bytes
+    if part.submits or part.abort_handles:
+        yield part
 
 
 def _lost(handle: int) -> SequenceOutput:

@@ -15,11 +15,14 @@ from trunkline.v1.worker_pb2 import (
     CacheSnapshot,
     GetModelResponse,
     LoadSample,
+    SessionRequest,
+    Submit,
     WatchCacheResponse,
 )
+from trunkline_router import session
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policy import WorkerView, choose
-from trunkline_router.session import WorkerSession
+from trunkline_router.session import WorkerSession, split_request
 from trunkline_router.worker_link import CacheFollower, Live, WatchBroken
 
 
@@ -169,3 +172,15 @@ def test_the_index_equals_a_brute_force_model(changes: list[tuple[bool, int]], l
     asked = chain(length)
     expected = next((i for i, d in enumerate(asked) if d not in truth), length)
     assert blocks.longest_prefix(asked) == expected
+
+
+def test_a_burst_of_long_prompts_leaves_in_messages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_REQUEST_BYTES", 1000)
+    submits = [Submit(handle=n, prompt_token_ids=[1000] * 150) for n in range(1, 8)]
+    submits.append(Submit(handle=8, prompt_token_ids=[1000] * 5000))  # too large by itself: goes alone
+    parts = list(split_request(SessionRequest(submits=submits, abort_handles=[99])))
+    assert [submit.handle for part in parts for submit in part.submits] == list(range(1, 9))
+    assert [list(part.abort_handles) for part in parts if part.abort_handles] == [[99]]
+    assert all(part.ByteSize() < 1100 for part in parts[:-1])
+    assert len(parts) < 8
+    assert list(split_request(SessionRequest())) == []

@@ -40,6 +40,7 @@ class EngineLink:
         self._on_death = on_death
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._pending = EngineRequest()
         self._flush_scheduled = False
@@ -91,9 +92,11 @@ class EngineLink:
         self._stopping = True
         if self._reading is not None:
             self._reading.cancel()
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         process = self._process
-        assert process is not None
+        if process is None:
+            return  # stopped before it was started
         try:
             await asyncio.to_thread(process.wait, STOP_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -108,7 +111,7 @@ class EngineLink:
     def _flush(self) -> None:
         self._flush_scheduled = False
         request, self._pending = self._pending, EngineRequest()
-        if not self._writer.is_closing():
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(request))
 
     async def _receive(self) -> list[EngineResponse]:
