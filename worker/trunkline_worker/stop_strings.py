@@ -17,6 +17,8 @@ class StopSearch:
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
         self._stops = tuple(stops)
+        self._firsts = frozenset(stop[0] for stop in self._stops)
+        self._longest = max(map(len, self._stops), default=0)
         self._include_stop = include_stop
         self._held = ""
 
@@ -47,8 +49,9 @@ class StopSearch:
 
     def _longest_beginning(self, buffer: str) -> int:
         """Length of the longest end of `buffer` that is a proper beginning of a stop string."""
-        for length in range(min(len(buffer), max(map(len, self._stops), default=0)), 0, -1):
-            tail = buffer[len(buffer) - length :]
-            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
-                return length
+        for start in range(max(0, len(buffer) - self._longest + 1), len(buffer)):
+            if buffer[start] in self._firsts:  # most positions end here, however many and long the stop strings are
+                tail = buffer[start:]
+                if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
+                    return len(tail)
         return 0
