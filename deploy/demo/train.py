@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -342,8 +341,7 @@ def main() -> None:
     rows = Rows(tokenizer, recipe.seed)
     training_loss = train(recipe, model, rows)
 
-    shutil.rmtree(arguments.output, ignore_errors=True)
-    arguments.output.mkdir(parents=True)
+    arguments.output.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=end_ids, do_sample=True, temperature=0.7, top_p=0.95
     )

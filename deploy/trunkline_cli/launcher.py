@@ -91,7 +91,6 @@ class Cluster:
         self._plan = plan
         self._children: dict[str, Child] = {}
         self._rng = Random()
-        self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Starts everything, says how to use it, and keeps it running until `stop`. Raises LaunchError."""
@@ -123,7 +122,6 @@ class Cluster:
             supervisors = [asyncio.create_task(self._supervise(name, command)) for name, command in commands.items()]
             await stopped
         finally:
-            self._stopping = True
             for task in supervisors:
                 task.cancel()
             await self._stop_all()
@@ -158,7 +156,7 @@ class Cluster:
             self._children[name] = await start_again(name, command, backoff)
 
     async def _stop_all(self) -> None:
-        """The router first, so that nothing new reaches the workers; then everything; then by force."""
+        """Asks everything to stop, and ends by force what does not in time."""
         children = list(self._children.values())
         for child in reversed(children):
             child.ask_to_stop()

@@ -17,18 +17,24 @@ from grpc_status.rpc_status import to_status
 from trunkline.status import CODE_INTERNAL, ERROR_DOMAIN, INTERNAL, RequestRefused
 from trunkline_runtime.log import get_logger
 
+# A status travels in trailing metadata, 8 KiB for all of it; a message may quote what a client sent.
+MAX_MESSAGE_CHARACTERS = 400
+
 
 def rich_status(refused: RequestRefused) -> Status:
     """A google.rpc.Status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
+    message = refused.message
+    if len(message) > MAX_MESSAGE_CHARACTERS:
+        message = message[:MAX_MESSAGE_CHARACTERS] + "…"
     details: list[Message] = [ErrorInfo(reason=refused.reason, domain=ERROR_DOMAIN)]
     if refused.field:
-        violation = BadRequest.FieldViolation(field=refused.field, description=refused.message)
+        violation = BadRequest.FieldViolation(field=refused.field, description=message)
         details.append(BadRequest(field_violations=[violation]))
     if refused.retry_delay_ms:
         delay = Duration()
         delay.FromMilliseconds(refused.retry_delay_ms)
         details.append(RetryInfo(retry_delay=delay))
-    return Status(code=refused.code, message=refused.message, details=[_pack(detail) for detail in details])
+    return Status(code=refused.code, message=message, details=[_pack(detail) for detail in details])
 
 
 def _pack(detail: Message) -> AnyProto:

@@ -99,7 +99,7 @@ class WorkerSession:
 
 def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
     """The same in messages that a worker accepts: a burst of long prompts can be more than one may hold."""
-    part, size = SessionRequest(abort_handles=request.abort_handles), 0
+    part, size = SessionRequest(), 0
     for submit in request.submits:
         submit_bytes = submit.ByteSize()
         if part.submits and size + submit_bytes > MAX_REQUEST_BYTES:
@@ -107,6 +107,8 @@ def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
             part, size = SessionRequest(), 0
         part.submits.append(submit)
         size += submit_bytes
+    # Last: an abort must not overtake its own submit.
+    part.abort_handles.extend(request.abort_handles)
     if part.submits or part.abort_handles:
         yield part
 

@@ -85,6 +85,13 @@ def test_statuses_carry_google_rpc_details() -> None:
     assert retry.retry_delay.ToMilliseconds() == 1000
 
 
+async def test_a_refusal_that_quotes_a_long_text_keeps_its_status(server: tuple[GrpcServer, Failing]) -> None:
+    server[1].error = invalid("model", "x" * 100_000)
+    error = await outcome(server[0], "unary")
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "model"
+
+
 async def test_alive_at_once_ready_when_told(server: tuple[GrpcServer, Failing]) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server[0].port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)

@@ -196,7 +196,8 @@ def test_a_ledger_fills_and_uses_the_cache() -> None:
     for _ in range(2):
         rig.submit([9, 8, 7, 6, 5], 12, output=whole[:7])
         rig.run()
-    assert rig.cached == {1: 0, 2: 8}
+    assert rig.cached == {1: 0, 2: 5}, "8 tokens were found; those of the prompt are reported"
+    assert rig.tokens_computed == 2 * (12 + 4) - 8
     assert rig.outputs[2] == whole
 
 

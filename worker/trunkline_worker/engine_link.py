@@ -132,7 +132,8 @@ class EngineLink:
             self._log.error("unexpected error", exc_info=error)
             self._kill()
         if not self._stopping:
-            self._on_death(f"the engine process ended{await self._exit_status()}")
+            self._on_death("the engine closed its socket")  # at once: streams wait for this
+            self._log.error("engine process ended", status=await self._exit_status())
 
     def _kill(self) -> None:
         assert self._process is not None

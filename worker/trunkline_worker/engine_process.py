@@ -4,6 +4,7 @@ It ends when the socket does, so an engine never outlives its front.
 """
 
 import argparse
+import ctypes
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ from trunkline_worker.runner import TorchExecutor
 from trunkline_worker.scheduler import Scheduler, SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 
+PR_SET_PDEATHSIG = 1  # prctl(2)
 RECEIVE_BYTES = 1 << 20  # most bytes taken from the socket at once
 # Of the memory that is free once the model is loaded. A host runs other things too, other workers for example.
 KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
@@ -118,11 +120,22 @@ def main() -> None:
     arguments = parser.parse_args()
     # The terminal's Ctrl-C reaches the whole process group; when to stop is the front's decision alone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_front()
     link = FrontLink(socket.socket(fileno=arguments.socket_fd))
     try:
         start(EngineSettings.from_json(arguments.settings), link)
-    except BrokenPipeError:
+    except ConnectionError:
         sys.exit(0)  # the front is gone
+
+
+def die_with_front() -> None:
+    """Has the kernel end this process when its front does, in the middle of a step too (Linux; elsewhere the closed
+    socket ends it after the step)."""
+    if sys.platform == "linux":
+        front = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != front:
+            sys.exit(0)
 
 
 def start(settings: EngineSettings, link: FrontLink) -> None:

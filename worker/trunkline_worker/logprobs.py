@@ -14,7 +14,7 @@ def position_logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) 
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    most = max(num_top)
+    most = min(max(num_top), logits.shape[1])
     values, ids = logprobs.topk(most, dim=-1) if most else (logprobs[:, :0], logprobs[:, :0].long())
     columns = zip(token_ids, chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), num_top, strict=True)
     return [

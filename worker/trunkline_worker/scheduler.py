@@ -182,7 +182,7 @@ class Scheduler:
             self.blocks.admit(sequence, matched)
             insort(self.running, sequence, key=attrgetter("arrival"))
             if sequence.cached_tokens is None:
-                sequence.cached_tokens = sequence.num_computed
+                sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if sequence.wants_prompt_logprobs:
                 sequence.prompt_logprobs = []
             self._announce(sequence)

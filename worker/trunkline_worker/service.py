@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from trunkline.status import RequestRefused, deadline_exceeded
+from trunkline.status import RequestRefused, deadline_exceeded, invalid
 from trunkline.v1.worker_pb2 import (
     DrainRequest,
     DrainResponse,
@@ -117,5 +117,7 @@ class WorkerService(WorkerServiceServicer):
 
     async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:
         timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
+        if timeout_s is not None and timeout_s < 0:
+            raise invalid("timeout", f"{timeout_s} s is negative")
         # A caller that hangs up does not stop a drain that has begun.
         return await asyncio.shield(asyncio.ensure_future(self._drain(timeout_s)))

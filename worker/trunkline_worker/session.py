@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from trunkline.status import RequestRefused, invalid
+from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, invalid
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
+from trunkline_runtime.log import get_logger
 from trunkline_worker.front import Choice, Front
 
 MAX_OUTPUTS_PER_MESSAGE = 4096
@@ -48,6 +49,10 @@ class Session:
                 self._submit(submit)
             except RequestRefused as refused:
                 self._outbox.put(SequenceOutput(handle=submit.handle, error=refused.to_proto()))
+            except Exception as error:  # a bug must cost this choice only, not the router's whole session
+                get_logger().error("unexpected error", request_id=submit.request_id, exc_info=error)
+                broken = RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; see the worker's log")
+                self._outbox.put(SequenceOutput(handle=submit.handle, error=broken.to_proto()))
         for handle in request.abort_handles:
             choice = self._choices.pop(handle, None)
             if choice is not None:

@@ -147,6 +147,14 @@ def test_generation_defaults_come_from_generation_config(checkpoint: Path) -> No
     assert load(checkpoint).eos_token_ids == {2}
 
 
+@pytest.mark.parametrize("settings", [{"eos_token_id": 4000}, {"eos_token_id": -1}, {"do_sample": True, "top_p": 0.0}])
+def test_generation_defaults_that_no_request_could_use_are_refused(
+    checkpoint: Path, settings: dict[str, object]
+) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps(settings))
+    assert "generation_config.json" in problem(checkpoint)
+
+
 def test_a_context_longer_than_the_models_is_refused(checkpoint: Path) -> None:
     assert "256" in problem(checkpoint, context_length=257)
     assert load(checkpoint, context_length=100).context_length == 100

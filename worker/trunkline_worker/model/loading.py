@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.validation import validate_sampling, validate_token_ids
 from trunkline_worker.model.checkpoint import Checkpoint, fingerprint
 from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
 from trunkline_worker.model.errors import ModelError
@@ -72,7 +74,7 @@ def load_model(
             tied = ("lm_head.weight",) if spec.tie_word_embeddings else ()
             checkpoint.check_all_read(IGNORED_TENSORS + tied)
             identity = fingerprint(directory, checkpoint.files, *facts)
-    eos, defaults = read_generation_defaults(directory)
+    eos, defaults = read_generation_defaults(directory, spec.vocab_size)
     return LoadedModel(
         decoder=Decoder(spec, weights, context_length=context, deterministic=deterministic),
         spec=spec,
@@ -148,7 +150,7 @@ def _dummy_fill(device: torch.device) -> Fill:
     return fill
 
 
-def read_generation_defaults(directory: Path) -> tuple[frozenset[int], SamplingParams]:
+def read_generation_defaults(directory: Path, vocab_size: int) -> tuple[frozenset[int], SamplingParams]:
     """End-of-sequence ids and sampling defaults: generation_config.json, else config.json for the ids.
 
     A generation config that does not say do_sample means greedy to Hugging Face; but one that sets nothing at all is
@@ -157,7 +159,8 @@ def read_generation_defaults(directory: Path) -> tuple[frozenset[int], SamplingP
     config = read_json(directory / "config.json")
     path = directory / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    eos = generation.get("eos_token_id")
+    eos = config.get("eos_token_id") if eos is None else eos
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     defaults = SamplingParams()
     try:
@@ -167,6 +170,8 @@ def read_generation_defaults(directory: Path) -> tuple[frozenset[int], SamplingP
                     setattr(defaults, name, generation[name])
         if generation.get("repetition_penalty") is not None:
             defaults.repetition_penalty = generation["repetition_penalty"]
+        validate_token_ids(ids, vocab_size=vocab_size, field="eos_token_id")
+        validate_sampling(defaults, vocab_size=vocab_size, prefix="default")
         return frozenset(int(token) for token in ids), defaults
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RequestRefused) as error:
         raise ModelError(f"{path}: {error}") from None
