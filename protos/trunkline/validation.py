@@ -11,6 +11,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_PROMPT_LOGPROBS = 1 << 20  # entries of one prompt, about 14 bytes each: they travel in one message
 
 # name → (least, most, least itself allowed); as in the comments of SamplingParams
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -66,6 +67,13 @@ def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int
             f"more than {what}: {limit}",
             field="sampling.max_tokens",
         )
+
+
+def check_prompt_logprobs(params: SamplingParams, num_prompt: int, prefix: str = "sampling") -> None:
+    """Raises RequestRefused (INVALID_REQUEST) where the prompt's log-probabilities would not fit into a message."""
+    if params.HasField("prompt_logprobs") and num_prompt * (params.prompt_logprobs + 1) > MAX_PROMPT_LOGPROBS:
+        most = MAX_PROMPT_LOGPROBS // num_prompt - 1
+        raise invalid(f"{prefix}.prompt_logprobs", f"at most {most} for a prompt of {num_prompt} tokens")
 
 
 def _validate_stop(params: SamplingParams, prefix: str) -> None:

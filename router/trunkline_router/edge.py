@@ -10,7 +10,7 @@ from trunkline.status import context_exceeded, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
-from trunkline.validation import check_length, validate_sampling, validate_token_ids
+from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
 from trunkline_router.pool import limits_of
 from trunkline_router.tokenizer import PromptTokenizer
 from trunkline_router.worker_link import Live
@@ -85,6 +85,7 @@ async def prepare(
         context_length=limits.context_length,
         capacity=limits.kv_token_capacity,
     )
+    check_prompt_logprobs(request.sampling, len(prompt))
     return Prepared(request_id, model, prompt, resolve_sampling(request.sampling, limits.default_sampling), choices)
 
 

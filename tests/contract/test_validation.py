@@ -6,7 +6,7 @@ import pytest
 
 from trunkline.status import CODE_INVALID_ARGUMENT, RequestRefused
 from trunkline.v1.generation_pb2 import RequestError, SamplingParams
-from trunkline.validation import check_length, validate_sampling, validate_token_ids
+from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
 
 BAD = [
     ({"temperature": math.nan}, "sampling.temperature"),
@@ -75,3 +75,11 @@ def test_a_refusal_survives_the_wire() -> None:
     refused = RequestRefused(8, "OVERLOADED", "full", field="x", retry_delay_ms=5)
     again = RequestRefused.from_proto(RequestError.FromString(refused.to_proto().SerializeToString()))
     assert vars(again) == vars(refused)
+
+
+def test_prompt_logprobs_that_fill_a_message_are_refused() -> None:
+    params = SamplingParams(prompt_logprobs=20)
+    check_prompt_logprobs(params, 49_000)
+    with pytest.raises(RequestRefused, match="at most 7 for a prompt of 131072 tokens") as caught:
+        check_prompt_logprobs(params, 131_072)
+    assert caught.value.field == "sampling.prompt_logprobs"

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, invalid
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
+from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 from trunkline_runtime.log import get_logger
 from trunkline_worker.front import Choice, Front
 
-MAX_OUTPUTS_PER_MESSAGE = 4096
+MAX_RESPONSE_BYTES = MAX_MESSAGE_BYTES // 4  # of outputs in one message; a single output is bounded by validation
 
 
 class Outbox:
@@ -29,8 +30,13 @@ class Outbox:
         while not self._outputs:
             self._wake.clear()
             await self._wake.wait()
-        taken = self._outputs[:MAX_OUTPUTS_PER_MESSAGE]
-        del self._outputs[:MAX_OUTPUTS_PER_MESSAGE]
+        size = count = 0
+        for output in self._outputs:
+            size += output.ByteSize()
+            if count and size > MAX_RESPONSE_BYTES:
+                break
+            count += 1
+        taken, self._outputs = self._outputs[:count], self._outputs[count:]
         return taken
 
 

@@ -2,7 +2,7 @@
 
 from trunkline.status import deadline_exceeded, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
-from trunkline.validation import check_length, validate_sampling, validate_token_ids
+from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
 
 
 def max_total_tokens(model: GetModelResponse) -> int:
@@ -24,6 +24,7 @@ def validate_submit(submit: Submit, model: GetModelResponse) -> None:
         context_length=model.context_length,
         capacity=model.kv_token_capacity,
     )
+    check_prompt_logprobs(submit.sampling, len(submit.prompt_token_ids))
     ledger = submit.resume.output_token_ids
     validate_token_ids(ledger, vocab_size=model.vocab_size, field="resume.output_token_ids")
     if len(submit.prompt_token_ids) + len(ledger) > max_total_tokens(model):
