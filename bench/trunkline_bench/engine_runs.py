@@ -69,6 +69,7 @@ def run_engine(job: Job) -> Callable[[], int]:
         while engine.has_work:
             step = engine.step()
             assert step is not None
+            generated += len(step.token_ids)
             for output in step.outputs:
                 assert not output.HasField("error"), output.error
                 generated += len(output.token_ids)

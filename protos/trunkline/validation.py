@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from trunkline.status import context_exceeded, invalid
-from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.generation_pb2 import Lane, SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -12,6 +12,9 @@ MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_PROMPT_LOGPROBS = 1 << 20  # entries of one prompt, about 14 bytes each: they travel in one message
+
+MAX_TENANT_BYTES = 128
+LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT = 0.001, 1000.0
 
 # name → (least, most, least itself allowed); as in the comments of SamplingParams
 _RANGES: dict[str, tuple[float, float, bool]] = {
@@ -22,6 +25,16 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
 }
+
+
+def validate_scheduling(lane: int, tenant: str, weight: float) -> None:
+    """Raises RequestRefused naming what makes no sense. A weight of 0 is an absent one."""
+    if lane not in Lane.values():
+        raise invalid("lane", f"{lane} is not a lane; allowed: {', '.join(Lane.keys()[1:])}")
+    if len(tenant.encode()) > MAX_TENANT_BYTES or not tenant.isprintable():
+        raise invalid("tenant", f"must be at most {MAX_TENANT_BYTES} printable bytes")
+    if weight and not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
+        raise invalid("tenant_weight", f"{weight} is out of range [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
 
 
 def validate_sampling(params: SamplingParams, *, vocab_size: int, prefix: str = "sampling") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest
+from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import Resume, Submit
 from trunkline_worker.engine import Engine
@@ -52,6 +52,12 @@ class Collected:
         self.finished: dict[int, FinishReason] = {}
         self.cached: dict[int, int] = {}
 
+    def add_step(self, step: EngineStep) -> None:
+        for output in step.outputs:
+            self.add(output)
+        for handle, token_id in zip(step.token_handles, step.token_ids, strict=True):
+            self.add(EngineOutput(handle=handle, token_ids=[token_id]))
+
     def add(self, output: EngineOutput) -> None:
         assert not output.HasField("error"), output.error
         self.outputs.setdefault(output.handle, []).append(output)
@@ -71,9 +77,10 @@ def drive(
     steps = 0
     while engine.has_work:
         step = engine.step()
-        assert step is not None, "there is work, but no step"
-        for output in step.outputs:
-            collected.add(output)
+        if step is None:
+            assert not engine.is_waiting, "there is work, but no step"
+            continue
+        collected.add_step(step)
         steps += 1
         if each_step is not None:
             each_step(steps, collected)

@@ -1,15 +1,20 @@
 """A scheduler before an executor that checks it: what the tests of the engine's core drive."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from tests.worker.fake_executor import HistoryExecutor
 from trunkline.block_hash import block_hash
 from trunkline_worker.blocks import KVBlocks
+from trunkline_worker.lanes import Lane
+from trunkline_worker.limits import SchedulerLimits
+from trunkline_worker.news import SequenceNews
 from trunkline_worker.plan import Sampling, StepPlan, StepResult
 from trunkline_worker.prefix_tree import PrefixTree
-from trunkline_worker.scheduler import Scheduler, SchedulerLimits, SequenceNews
+from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.sequence import Finish
 from trunkline_worker.sequence import Sequence as EngineSequence
+from trunkline_worker.stats import EngineStats
 
 BLOCK_SIZE = 4
 
@@ -24,12 +29,21 @@ class Rig:
         block_size: int = BLOCK_SIZE,
         max_step_tokens: int = 64,
         max_running: int = 8,
-        max_waiting: int = 1000,
         hash_block: Callable[[bytes, Sequence[int]], bytes] = block_hash,
+        run_ahead: int = 0,
+        **limits: object,
     ) -> None:
+        self.now_s = 0.0  # each step takes a second
+        self.run_ahead = run_ahead
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.tree = PrefixTree("model", block_size, hash_block)
         self.blocks = KVBlocks(num_blocks, self.tree)
-        self.scheduler = Scheduler(SchedulerLimits(max_step_tokens, max_running, max_waiting), self.blocks)
+        self.stats = EngineStats(0.0)
+        self.scheduler = Scheduler(
+            SchedulerLimits(max_step_tokens, max_running, **limits),  # type: ignore[arg-type]
+            self.blocks,
+            self.stats,
+        )
         self.executor = HistoryExecutor(num_blocks=num_blocks, block_size=block_size)
         self.sequences: dict[int, EngineSequence] = {}
         self.outputs: dict[int, list[int]] = {}
@@ -38,24 +52,46 @@ class Rig:
         self.plans: list[StepPlan] = []
         self.tokens_computed = 0
 
-    def submit(self, prompt: list[int], max_tokens: int = 8, *, output: Sequence[int] = (), **options: object) -> int:
-        """A new sequence; `output` is what it has generated elsewhere already."""
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        output: Sequence[int] = (),
+        lane: Lane = Lane.STANDARD,
+        tenant: str = "",
+        weight: float = 1.0,
+        within_s: float | None = None,
+        **options: object,
+    ) -> int:
+        """A new sequence; `output` is what it has generated elsewhere already, `within_s` its deadline from now."""
         sequence_id = len(self.sequences) + 1
         salt = options.pop("salt", b"")
         assert isinstance(salt, bytes)
         room = self.blocks.num_blocks * self.blocks.block_size - len(prompt)
         sampling = Sampling(max_tokens=min(max_tokens, room), **options)  # type: ignore[arg-type]
         sequence = EngineSequence(
-            sequence_id, [*prompt, *output], len(prompt), sampling, self.tree.root(salt), arrival=sequence_id
+            sequence_id,
+            [*prompt, *output],
+            len(prompt),
+            sampling,
+            self.tree.root(salt),
+            arrival=sequence_id,
+            account=self.scheduler.waiting.lanes[lane].account(tenant, weight),
+            arrival_s=self.now_s,
+            deadline_s=None if within_s is None else self.now_s + within_s,
         )
         self.sequences[sequence_id] = sequence
         self.outputs[sequence_id] = list(output)
         self.scheduler.submit(sequence)
         return sequence_id
 
+    def abort(self, sequence_id: int) -> bool:
+        return self.scheduler.abort(sequence_id, self.now_s)
+
     def schedule(self) -> tuple[StepPlan, StepResult] | None:
         """The first half of a step, so that a test can do something while it is in flight."""
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.now_s)
         if plan is None:
             return None
         self.plans.append(plan)
@@ -66,8 +102,11 @@ class Rig:
         return plan, self.executor.sample(plan)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceNews]:
-        news = self.scheduler.commit(plan, result)
+        self.now_s += 1.0
+        step_news = self.scheduler.commit(plan, result, self.now_s)
         self.scheduler.check_integrity()
+        plain = zip(step_news.handles, step_news.token_ids, strict=True)
+        news = [*step_news.special, *(SequenceNews(handle, [token_id]) for handle, token_id in plain)]
         for item in news:
             assert item.sequence_id not in self.finished, "news after the end"
             self.outputs[item.sequence_id] += item.token_ids
@@ -78,14 +117,19 @@ class Rig:
         return news
 
     def step(self) -> list[SequenceNews]:
+        """Plans a step, and commits the oldest one if more than `run_ahead` are under way then."""
         scheduled = self.schedule()
-        assert scheduled is not None, "there was nothing to compute"
-        return self.commit(*scheduled)
+        if scheduled is not None:
+            self.in_flight.append(scheduled)
+        assert self.in_flight, "there was nothing to compute"
+        if scheduled is not None and len(self.in_flight) <= self.run_ahead:
+            return []
+        return self.commit(*self.in_flight.popleft())
 
     def run(self, most_steps: int = 10_000) -> None:
         """Steps until nothing is left."""
         for _ in range(most_steps):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.in_flight:
                 return
             self.step()
         raise AssertionError(f"not done after {most_steps} steps")

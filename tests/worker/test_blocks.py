@@ -90,4 +90,4 @@ def test_check_integrity_notices_a_lost_block() -> None:
     rig.step()
     rig.sequences[1].block_table = []
     with pytest.raises(AssertionError, match="counted"):
-        rig.scheduler.blocks.check_integrity(rig.scheduler.running)
+        rig.scheduler.check_integrity()

@@ -88,9 +88,9 @@ def test_whatever_the_chunk_size(how, alone, chunk) -> None:  # type: ignore[no-
 
 
 def test_when_the_pool_is_so_small_that_requests_are_preempted(how, alone) -> None:  # type: ignore[no-untyped-def]
-    engine = make_engine(deterministic=True, kv_blocks=9, max_step_tokens=64)
+    engine = make_engine(deterministic=True, kv_blocks=9, max_step_tokens=64, admission="optimistic")
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.stats.preemptions > 0
 
 
 def test_resumed_from_a_ledger_at_any_token(how, alone) -> None:  # type: ignore[no-untyped-def]
@@ -114,3 +114,34 @@ def test_while_neighbours_are_aborted(how, alone) -> None:  # type: ignore[no-un
     collected = drive(engine, [submit(index, how) for index in range(NUM_REQUESTS)], each_step=abort_one)
     assert len(collected.finished) < NUM_REQUESTS
     check(collected, alone)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_with_every_feature_of_the_scheduler_on(how, alone, run_ahead) -> None:  # type: ignore[no-untyped-def]
+    engine = make_engine(
+        deterministic=True,
+        kv_blocks=40,
+        max_step_tokens=48,
+        max_running_requests=12,
+        run_ahead=run_ahead,
+        admission="optimistic",
+        interactive_reserve=0.2,
+        itl_target_ms=5.0,
+        long_prefill_threshold=20,
+        aging_s=0.2,
+    )
+    submits = [submit(index, how) for index in range(NUM_REQUESTS)]
+    for index, one in enumerate(submits):
+        one.lane = 1 + index % 3
+        one.tenant = "ab"[index % 2]
+        one.tenant_weight = 1 + index % 2
+    check(drive(engine, submits), alone)
+    assert engine.scheduler.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("batching", ["static", "static-unpadded", "dynamic"])
+def test_with_every_baseline(how, alone, batching) -> None:  # type: ignore[no-untyped-def]
+    engine = make_engine(deterministic=True, kv_blocks=512, batching=batching, batch_size=4, batch_window_ms=0.0)
+    check(drive(engine, [submit(index, how) for index in PICKED]), alone)
+    padding = engine.scheduler.stats.total.padding_tokens
+    assert (padding > 0) == (batching == "static")

@@ -3,8 +3,11 @@
 import pytest
 
 from tests.worker.rig import BLOCK_SIZE, Rig
+from trunkline_worker.limits import AdmissionRule
 from trunkline_worker.scheduler import MAX_DEFERRED
 from trunkline_worker.sequence import Finish
+
+OPTIMISTIC = AdmissionRule.OPTIMISTIC
 
 
 def reference(prompt: list[int], max_tokens: int, **options: object) -> list[int]:
@@ -40,9 +43,9 @@ def test_pitfall_2_tokens_are_counted_after_the_cache_match() -> None:
 
 
 def test_pitfall_3_preempted_one_token_past_a_block_it_computes_the_same_again() -> None:
-    rig = Rig(num_blocks=5)  # both need a third block in the same step, and one is left
+    rig = Rig(num_blocks=5, admission=OPTIMISTIC)  # both need a third block in the same step, and one is left
     old, young = rig.submit([1, 2, 3, 4], max_tokens=12), rig.submit([5, 6, 7, 8], max_tokens=12)
-    while not rig.scheduler.num_preemptions:
+    while not rig.stats.preemptions:
         rig.step()
     assert len(rig.sequences[young].token_ids) == 2 * BLOCK_SIZE + 1
     rig.run()
@@ -67,8 +70,8 @@ def test_pitfall_5_an_abort_in_flight_frees_its_blocks_once_and_after_the_step()
     scheduled = rig.schedule()
     assert scheduled is not None
     live = rig.blocks.num_live
-    assert rig.scheduler.abort(doomed)
-    assert not rig.scheduler.abort(doomed), "the second abort finds nothing"
+    assert rig.abort(doomed)
+    assert not rig.abort(doomed), "the second abort finds nothing"
     rig.scheduler.check_integrity()
     assert rig.blocks.num_live == live, "the step in flight still writes them"
     news = rig.commit(*scheduled)
@@ -83,9 +86,9 @@ def test_pitfall_5_an_abort_of_a_sequence_that_finishes_in_the_same_step() -> No
     doomed = rig.submit([1, 2, 3, 4, 5], max_tokens=1)
     scheduled = rig.schedule()
     assert scheduled is not None
-    rig.scheduler.abort(doomed)
+    rig.abort(doomed)
     assert rig.commit(*scheduled) == []
-    assert not rig.scheduler.abort(doomed)
+    assert not rig.abort(doomed)
     assert rig.blocks.num_live == 0
 
 
@@ -95,8 +98,8 @@ def test_pitfall_6_nothing_is_live_after_everything_has_ended() -> None:
         rig.submit(list(range(n, n + 10)), max_tokens=6)
     for _ in range(3):
         rig.step()
-    rig.scheduler.abort(3)
-    rig.scheduler.abort(12)
+    rig.abort(3)
+    rig.abort(12)
     rig.run()
     assert rig.blocks.num_live == 0
     assert rig.blocks.num_cached > 0, "cached blocks are no leak"
@@ -146,7 +149,7 @@ def test_one_that_waits_for_a_prefix_goes_on_when_its_leader_is_aborted() -> Non
     leader, follower = rig.submit(prompt, max_tokens=2), rig.submit(prompt, max_tokens=2)
     rig.step()
     assert follower not in {step.sequence_id for step in rig.plans[-1].steps}
-    rig.scheduler.abort(leader)
+    rig.abort(leader)
     rig.run()
     assert rig.outputs[follower] == reference(prompt, 2)
     assert rig.cached[follower] == 8, "what the leader had computed is used"
@@ -162,7 +165,7 @@ def test_many_that_wait_for_one_prefix_keep_their_order() -> None:
 
 
 def test_the_oldest_is_never_preempted_and_nothing_thrashes() -> None:
-    rig = Rig(num_blocks=5)
+    rig = Rig(num_blocks=5, admission=OPTIMISTIC)
     old, young = rig.submit([1, 2, 3, 4], max_tokens=16), rig.submit([5, 6, 7, 8], max_tokens=16)
     rig.run(most_steps=80)
     assert rig.sequences[old].generation == 0

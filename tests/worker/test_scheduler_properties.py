@@ -6,10 +6,12 @@ step that reads it (tests/worker/fake_executor.py).
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.worker.rig import Rig
 from trunkline.block_hash import block_hash
+from trunkline_worker.lanes import Lane
+from trunkline_worker.limits import AdmissionRule, Batching
 from trunkline_worker.sequence import Finish
 
 
@@ -28,50 +30,50 @@ class SchedulerLife(RuleBasedStateMachine):
         block_size=st.integers(1, 5),
         max_step_tokens=st.integers(1, 32),
         max_running=st.integers(1, 6),
+        run_ahead=st.integers(0, 2),
+        admission=st.sampled_from(AdmissionRule),
+        interactive_reserve=st.sampled_from([0.0, 0.2, 0.5]),
+        aging_s=st.sampled_from([3.0, 30.0]),
+        long_prefill_threshold=st.sampled_from([0, 3]),
+        batching=st.sampled_from([Batching.CONTINUOUS] * 3 + [Batching.STATIC, Batching.STATIC_UNPADDED]),
+        batch_size=st.integers(1, 5),
+        itl_target_s=st.sampled_from([0.0, 0.5]),
     )
-    def start(self, num_blocks: int, block_size: int, max_step_tokens: int, max_running: int) -> None:
+    def start(self, num_blocks: int, block_size: int, max_step_tokens: int, max_running: int, **limits: object) -> None:
         self.rig = Rig(
             num_blocks=num_blocks,
             block_size=block_size,
             max_step_tokens=max_step_tokens,
             max_running=max_running,
             hash_block=self.hash_block,
+            **limits,  # type: ignore[arg-type]
         )
         self.aborted: set[int] = set()
-        self.in_flight = None
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30),
         max_tokens=st.integers(1, 12),
         salt=st.sampled_from([b"", b"a"]),
         with_logprobs=st.booleans(),
+        lane=st.sampled_from(Lane),
+        tenant=st.sampled_from(["a", "b"]),
+        weight=st.sampled_from([0.5, 1.0, 3.0]),
+        within_s=st.sampled_from([None, None, 500.0]),
     )
-    def submit(self, prompt: list[int], max_tokens: int, salt: bytes, with_logprobs: bool) -> None:
+    def submit(self, prompt: list[int], max_tokens: int, with_logprobs: bool, **options: object) -> None:
         capacity = self.rig.blocks.num_blocks * self.rig.blocks.block_size
         if len(prompt) < capacity:
-            options = {"prompt_logprobs": 0} if with_logprobs else {}
-            self.rig.submit(prompt, max_tokens, salt=salt, **options)
+            if with_logprobs:
+                options["prompt_logprobs"] = 0
+            self.rig.submit(prompt, max_tokens, **options)  # type: ignore[arg-type]
 
     @rule(pick=st.integers(0, 1 << 30))
     def abort(self, pick: int) -> None:
         if self.rig.sequences:
             sequence_id = 1 + pick % len(self.rig.sequences)
-            if self.rig.scheduler.abort(sequence_id):
+            if self.rig.abort(sequence_id):
                 self.aborted.add(sequence_id)
 
-    @precondition(lambda self: self.in_flight is None and self.rig.scheduler.has_work)
-    @rule()
-    def schedule(self) -> None:
-        self.in_flight = self.rig.schedule()
-        assert self.in_flight is not None, "there is work, but nothing was scheduled"
-
-    @precondition(lambda self: self.in_flight is not None)
-    @rule()
-    def commit(self) -> None:
-        self.rig.commit(*self.in_flight)
-        self.in_flight = None
-
-    @precondition(lambda self: self.in_flight is None)
     @rule(steps=st.integers(1, 40))
     def steps(self, steps: int) -> None:
         for _ in range(steps):
@@ -86,10 +88,9 @@ class SchedulerLife(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "rig"):
             return
-        if self.in_flight is not None:
-            self.rig.commit(*self.in_flight)
         self.rig.run()
         assert set(self.rig.finished) | self.aborted == set(self.rig.sequences), "every sequence ends"
+        assert not set(self.rig.finished) & self.aborted, "no sequence ends twice"
         assert self.rig.blocks.num_live == 0
         for sequence_id, finish in self.rig.finished.items():
             assert finish is Finish.LENGTH
@@ -135,11 +136,11 @@ def test_neighbours_cache_and_pool_never_change_what_a_sequence_generates(
 
 
 def test_thousands_of_steps_of_a_tight_pool_leave_nothing_behind() -> None:
-    rig = Rig(num_blocks=30, max_step_tokens=24, max_running=8)
+    rig = Rig(num_blocks=30, max_step_tokens=24, max_running=8, admission=AdmissionRule.OPTIMISTIC)
     for n in range(400):
         rig.submit([(n * k) % 3 for k in range(1, 2 + n % 37)], max_tokens=1 + n % 50)
     rig.run(most_steps=20_000)
     assert len(rig.plans) > 1000
-    assert rig.scheduler.num_preemptions > 0
+    assert rig.stats.preemptions > 0
     assert len(rig.finished) == 400
     assert rig.blocks.num_live == 0

@@ -83,22 +83,24 @@ class KVBlocks:
 
     # Matching
 
-    def match(self, sequence: Sequence) -> list[int]:
-        """The longest cached prefix of a sequence as physical blocks, not yet held.
+    def match(self, sequence: Sequence) -> int:
+        """How many leading blocks of a sequence are cached; they are not yet held.
 
-        It covers at most all known tokens but one: the last one must be computed to have something to sample from.
+        They cover at most all known tokens but one: the last one must be computed to have something to sample from.
+        What was found the last time is kept: a chain is intact as long as its last node is.
         """
-        blocks: list[int] = []
         if not sequence.may_use_cache:
-            return blocks
-        node = sequence.root
-        for index in range((len(sequence.token_ids) - 1) // self.block_size):
-            found = self.tree.find(node, self._tokens(sequence, index), self.digest(sequence, index))
-            if found is None:
+            return 0
+        found = sequence.found
+        while found and not found[-1].copies:
+            found.pop()
+        for index in range(len(found), (len(sequence.token_ids) - 1) // self.block_size):
+            parent = found[-1] if found else sequence.root
+            node = self.tree.find(parent, self._tokens(sequence, index), self.digest(sequence, index))
+            if node is None:
                 break
-            blocks.append(found.copies[0])
-            node = found
-        return blocks
+            found.append(node)
+        return len(found)
 
     def digest(self, sequence: Sequence, index: int) -> bytes:
         """The hash of a sequence's full block; computed once."""
@@ -110,37 +112,45 @@ class KVBlocks:
 
     # Taking and giving back
 
-    def can_admit(self, sequence: Sequence, matched: list[int], reserve: int) -> bool:
-        """Whether a sequence's known tokens fit, its matched blocks held, with `reserve` blocks to spare."""
-        revived = sum(1 for block in matched if not self._holders[block])
-        fresh = self.blocks_for(len(sequence.token_ids)) - len(matched)
-        return revived + fresh + reserve <= self._free.size
+    def num_fresh(self, sequence: Sequence) -> int:
+        """Blocks that admitting a sequence takes for what is not cached; match() must just have been called."""
+        return self.blocks_for(len(sequence.token_ids)) - len(sequence.found)
 
-    def admit(self, sequence: Sequence, matched: list[int]) -> None:
+    def can_admit(self, sequence: Sequence, reserve: int) -> bool:
+        """Whether a sequence's known tokens fit, its matched blocks held, with `reserve` blocks to spare."""
+        room = self._free.size - reserve - self.num_fresh(sequence)
+        if room < 0:
+            return False
+        return room >= len(sequence.found) or room >= self.num_revived(sequence)
+
+    def num_revived(self, sequence: Sequence) -> int:
+        """Matched blocks that nobody holds now."""
+        return sum(1 for node in sequence.found if not self._holders[node.copies[0]])
+
+    def admit(self, sequence: Sequence) -> None:
         """Gives a sequence its matched blocks and fresh ones for the rest of its known tokens."""
         assert not sequence.block_table, "admitted twice"
+        matched = [node.copies[0] for node in sequence.found]
         for block in matched:
             self._hold(block)
-        node = sequence.root
-        for block in matched:
-            held = self._node[block]
-            assert held is not None, "a matched block lost its identity"
-            assert held.parent is node, "a matched block follows another one"
-            node = held
-        sequence.chain = node
-        sequence.num_published = len(matched)
-        sequence.num_computed = len(matched) * self.block_size
-        fresh = self.blocks_for(len(sequence.token_ids)) - len(matched)
+        fresh = self.num_fresh(sequence)
+        sequence.chain = sequence.found[-1] if matched else sequence.root
+        sequence.num_published = sequence.num_matched = len(matched)
+        sequence.num_computed = sequence.num_scheduled = len(matched) * self.block_size
         sequence.block_table = matched + [self._take() for _ in range(fresh)]
+        sequence.found = []
 
-    def can_grow(self, sequence: Sequence) -> bool:
-        """Whether the block table covers all known tokens, or can be made to."""
-        return self.blocks_for(len(sequence.token_ids)) - len(sequence.block_table) <= self._free.size
+    def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a block table lacks to hold `num_tokens`."""
+        return max(0, self.blocks_for(num_tokens) - len(sequence.block_table))
 
-    def grow(self, sequence: Sequence) -> list[int]:
-        """Extends the block table over all known tokens; returns the new blocks."""
-        missing = self.blocks_for(len(sequence.token_ids)) - len(sequence.block_table)
-        new = [self._take() for _ in range(missing)]
+    def can_grow(self, count: int, reserve: int = 0) -> bool:
+        """Whether `count` blocks can be taken, with `reserve` to spare."""
+        return count + reserve <= self._free.size
+
+    def grow(self, sequence: Sequence, count: int) -> list[int]:
+        """Extends a block table by `count` blocks; returns them."""
+        new = [self._take() for _ in range(count)]
         sequence.block_table += new
         return new
 
@@ -157,9 +167,18 @@ class KVBlocks:
             sequence.chain = node
             self._node[block] = node
 
-    def release(self, sequence: Sequence) -> None:
-        """Takes all blocks of a sequence back, tail first."""
-        for block in reversed(sequence.block_table):
+    def detach(self, sequence: Sequence) -> list[int]:
+        """Takes a sequence's block table away; its blocks stay held until free() gets it."""
+        table = sequence.block_table
+        sequence.block_table = []
+        sequence.num_published = sequence.num_matched = 0
+        sequence.num_computed = sequence.num_scheduled = sequence.num_pending = 0
+        sequence.chain = None
+        return table
+
+    def free(self, table: list[int]) -> None:
+        """Gives a detached block table back, tail first."""
+        for block in reversed(table):
             self._holders[block] -= 1
             if self._holders[block]:
                 continue
@@ -168,10 +187,6 @@ class KVBlocks:
             else:
                 self._free.push_back(block)
                 self.num_cached += 1
-        sequence.block_table = []
-        sequence.num_published = 0
-        sequence.num_computed = 0
-        sequence.chain = None
 
     def _hold(self, block: int) -> None:
         if not self._holders[block]:
@@ -194,9 +209,12 @@ class KVBlocks:
 
     # Checking
 
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Asserts the partition into states, that reference counts equal holders, and prefix closure. O(blocks)."""
-        held = Counter(block for sequence in sequences for block in sequence.block_table)
+    def check_integrity(self, tables: Iterable[list[int]]) -> None:
+        """Asserts the partition into states, that reference counts equal holders, and prefix closure. O(blocks).
+
+        tables: all block tables, and those that are detached but not yet freed
+        """
+        held = Counter(block for table in tables for block in table)
         listed = list(self._free)
         assert len(listed) == len(set(listed)) == self._free.size, "the free list is broken"
         for block in range(self.num_blocks):

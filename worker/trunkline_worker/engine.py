@@ -1,35 +1,38 @@
-"""The engine loop: schedule → forward → sample → commit."""
+"""The engine loop: schedule → launch → collect → commit.
 
+A step is planned while the one before it runs, where the executor allows (`run_ahead`): then the device never waits for
+the host. Time is a number that a clock gives, so the same loop runs in virtual time.
+"""
+
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
-from trunkline.status import (
-    CODE_INVALID_ARGUMENT,
-    CODE_RESOURCE_EXHAUSTED,
-    CONTEXT_LENGTH_EXCEEDED,
-    OVERLOADED,
-    RequestRefused,
-)
+from trunkline.status import CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import (
     BlocksRemoved,
     BlocksStored,
     CacheEvent,
     CacheTier,
+    GetStatsResponse,
     LoadSample,
     Submit,
 )
-from trunkline_worker.executor import Executor
-from trunkline_worker.plan import PositionLogprobs
+from trunkline_worker.deadlines import too_late
+from trunkline_worker.executor import Executor, RepeatingExecutor
+from trunkline_worker.lanes import Lane, lane_of
+from trunkline_worker.news import SequenceNews, StepNews
+from trunkline_worker.plan import PositionLogprobs, StepPlan
 from trunkline_worker.prefix_tree import CacheChange, Removed, Stored
-from trunkline_worker.scheduler import Scheduler, SequenceNews
+from trunkline_worker.queue_bounds import QueueBounds, queue_full
+from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.sequence import Finish
+from trunkline_worker.stats import StepCounts
+from trunkline_worker.stats_report import stats_report
 from trunkline_worker.submission import sequence_of
-
-# What a refused caller is told to wait; about the time in which a busy worker finishes a short request.
-OVERLOAD_RETRY_DELAY_MS = 1000
 
 _FINISH = {
     Finish.STOP: FinishReason.FINISH_REASON_STOP,
@@ -47,72 +50,174 @@ class ModelLimits:
 
 
 class Engine:
-    """Scheduler and executor, driven one step at a time by whoever owns the thread (see engine_process.py)."""
+    """Scheduler and executor, driven by whoever owns the thread (see engine_process.py).
+
+    `repeating`: the executor once more, if plans may be repeated (simulation).
+    """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, limits: ModelLimits, clock_s: Callable[[], float]
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        limits: ModelLimits,
+        clock_s: Callable[[], float],
+        *,
+        repeating: RepeatingExecutor | None = None,
+        price_per_hour: float = 0.0,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.limits = limits
+        self.next_arrival_s = float("inf")  # nothing is accepted before it: known in simulation only
+        self._repeating = repeating
+        self._price_per_hour = price_per_hour
         self._clock_s = clock_s
+        bounds = scheduler.limits
+        self._bounds = QueueBounds(bounds.max_waiting_requests, bounds.max_waiting_tokens)
         self._arrivals = 0
-        self._refusals: list[EngineOutput] = []
-        self._step_time_us = 0
+        self._last_handle = 0
+        self._in_flight: deque[StepPlan] = deque()
+        self._host_s: deque[float] = deque()  # time it took to plan each of these
+        self._outputs: list[EngineOutput] = []  # refusals that are not told yet
         self._load_changed = False  # by an abort, which may be all that happens for a while
 
     @property
     def has_work(self) -> bool:
-        return bool(self._refusals) or self._load_changed or self.scheduler.has_work
+        """Whether step() has something to do now or later; if not, nothing happens until something is accepted."""
+        return bool(self._outputs) or self._load_changed or bool(self._in_flight) or self.scheduler.has_work
 
     def accept(self, request: EngineRequest) -> None:
         """Takes in new and dropped work."""
+        now_s = self._clock_s()
         for submit in request.submits:
             try:
-                self._submit(submit)
+                self._submit(submit, now_s)
             except RequestRefused as refused:
-                self._refusals.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
+                self._outputs.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
+            self._last_handle = max(self._last_handle, submit.handle)
         for handle in request.abort_handles:
-            self._load_changed |= self.scheduler.abort(handle)
+            self._load_changed |= self.scheduler.abort(handle, now_s)
 
     def step(self) -> EngineStep | None:
-        """Computes one step. None when there was nothing to do."""
-        outputs, self._refusals = self._refusals, []
+        """Plans and launches one step, and collects the oldest one if enough are under way. None when there is nothing
+        to tell; if then nothing is under way either, nothing will change before wakes_s()."""
         started_s = self._clock_s()
-        plan = self.scheduler.schedule()
+        if self._in_flight and self._in_flight[0].repeats > 1:
+            # Time has passed: whatever has arrived by now comes before the next plan.
+            return self._tell(self._collect_repetitions())
+        self._refuse_hopeless(started_s)
+        plan = self.scheduler.schedule(started_s)
         if plan is not None:
-            self.executor.forward(plan)
-            result = self.executor.sample(plan)
-            outputs += [_output(news) for news in self.scheduler.commit(plan, result)]
-            self._step_time_us = int((self._clock_s() - started_s) * 1e6)
-        if plan is None and not outputs and not self._load_changed:
-            return None
-        self._load_changed = False
-        changes = self.scheduler.blocks.tree.take_changes()
-        return EngineStep(outputs=outputs, cache_events=cache_events(changes), load=self.load())
+            plan = self._repeated(plan)
+            self.executor.launch(plan)
+            self._in_flight.append(plan)
+            self._host_s.append(self._clock_s() - started_s)
+        if not self._in_flight or (plan is not None and len(self._in_flight) <= self.executor.run_ahead):
+            return self._tell(None)
+        if self._in_flight[0].repeats > 1:  # just launched, by an executor that does not run ahead
+            earlier = self._collect_repetitions()
+            news = self._collect()
+            news.handles[:0], news.token_ids[:0] = earlier.handles, earlier.token_ids
+            return self._tell(news)
+        return self._tell(self._collect())
+
+    def wakes_s(self) -> float | None:
+        """When time alone gives step() something to do; None: never."""
+        return self.scheduler.wakes_s()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is under way: step() would do nothing before wakes_s() or the next accept()."""
+        return not self._in_flight
 
     def load(self) -> LoadSample:
         """How busy the engine is."""
-        scheduler, blocks = self.scheduler, self.scheduler.blocks
-        return LoadSample(
+        scheduler, blocks, waiting = self.scheduler, self.scheduler.blocks, self.scheduler.waiting
+        now_s = self._clock_s()
+        sample = LoadSample(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            waiting_uncached_tokens=scheduler.waiting_tokens,
+            waiting=len(waiting),
+            waiting_uncached_tokens=waiting.total_tokens + scheduler.prompt_backlog,
+            waiting_tokens=waiting.total_tokens,
             kv_live_blocks=blocks.num_live,
             kv_cached_blocks=blocks.num_cached,
             kv_free_blocks=blocks.num_available - blocks.num_cached,
-            step_time_us=self._step_time_us,
+            step_time_us=int(scheduler.stats.last.device_time_s * 1e6),
+            waiting_by_lane=waiting.count,
+        )
+        if len(waiting):
+            sample.retry_delay_ms_by_lane.extend(self._retry_delay_ms(lane, now_s) for lane in Lane)
+        return sample
+
+    def stats(self) -> GetStatsResponse:
+        """What has been done so far."""
+        now_s = self._clock_s()
+        scheduler = self.scheduler
+        scheduler.stats.turn_windows(now_s)
+        return stats_report(
+            scheduler.stats, scheduler, self.load(), price_per_hour=self._price_per_hour, now_s=now_s
         )
 
-    def _submit(self, submit: Submit) -> None:
-        if not self.scheduler.can_submit():
-            limit = self.scheduler.limits.max_waiting_requests
-            raise RequestRefused(
-                CODE_RESOURCE_EXHAUSTED,
-                OVERLOADED,
-                f"the queue is full: {limit} choices wait already",
-                retry_delay_ms=OVERLOAD_RETRY_DELAY_MS,
-            )
+    # Steps
+
+    def _repeated(self, plan: StepPlan) -> StepPlan:
+        """The plan itself, or as many repetitions of it as change nothing but the number of steps."""
+        if self._repeating is None:
+            return plan
+        most = self.scheduler.repeatable(plan)
+        if most <= 1:
+            return plan
+        wakes_s = self.scheduler.wakes_s()
+        until_s = self.next_arrival_s if wakes_s is None else min(self.next_arrival_s, wakes_s)
+        repeats = self._repeating.repeats(plan, most, until_s)
+        return self.scheduler.repeat(plan, repeats) if repeats > 1 else plan
+
+    def _collect_repetitions(self) -> StepNews:
+        """Of a plan that repeats and is next to be collected, all but the last repetition."""
+        plan = self._in_flight[0]
+        result = self.executor.collect()
+        news = self.scheduler.commit_run(plan, result, result.repeated_done_s[-1])
+        self._in_flight[0] = self.scheduler.next_in_flight
+        for device_time_s in result.repeated_times_s:
+            self._count(plan, self._host_s[0], device_time_s)
+        return news
+
+    def _collect(self) -> StepNews:
+        """The oldest step's news."""
+        plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
+        result = self.executor.collect()
+        started_s = self._clock_s()
+        news = self.scheduler.commit(plan, result, started_s)
+        self._count(plan, host_s + self._clock_s() - started_s, result.device_time_s)
+        return news
+
+    def _count(self, plan: StepPlan, host_s: float, device_time_s: float) -> None:
+        decodes = sum(1 for step in plan.steps if step.num_new == 1)
+        tokens = plan.num_tokens
+        self.scheduler.stats.step(
+            StepCounts(tokens - decodes, decodes, plan.num_padding, len(plan.steps), host_s, device_time_s)
+        )
+
+    def _tell(self, news: StepNews | None) -> EngineStep | None:
+        """What the front hears after a step."""
+        admitted = self.scheduler.take_admitted()
+        if not (news is not None or self._outputs or self._load_changed or admitted):
+            return None
+        outputs, self._outputs = self._outputs, []
+        self._load_changed = False
+        step = EngineStep(outputs=outputs, load=self.load(), last_handle=self._last_handle, admitted_handles=admitted)
+        changes = self.scheduler.blocks.tree.take_changes()
+        if changes:
+            step.cache_events.extend(cache_events(changes))
+        if news is not None:
+            step.token_handles.extend(news.handles)
+            step.token_ids.extend(news.token_ids)
+            step.outputs.extend(map(_output, news.special))
+        return step
+
+    # Admission to the queue
+
+    def _submit(self, submit: Submit, now_s: float) -> None:
         # The front has validated the request; these two are what the scheduler's own promises rest on.
         num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
         if not submit.prompt_token_ids or num_tokens >= self.limits.max_total_tokens:
@@ -122,16 +227,43 @@ class Engine:
                 f"{num_tokens} tokens leave no room in the {self.limits.max_total_tokens} that this worker can hold",
                 field="prompt",
             )
-        self._arrivals += 1
-        self.scheduler.submit(
-            sequence_of(
-                submit,
-                tree=self.scheduler.blocks.tree,
-                arrival=self._arrivals,
-                max_total=self.limits.max_total_tokens,
-                eos=self.limits.eos_token_ids,
-            )
+        scheduler, waiting = self.scheduler, self.scheduler.waiting
+        lane = lane_of(submit.lane)
+        account = waiting.lanes[lane].account(submit.tenant, submit.tenant_weight or 1.0)
+        others = waiting.lanes[lane].waiting_weight() - (account.weight if account.waiting else 0.0)
+        if not self._bounds.admits(
+            lane,
+            num_tokens,
+            waiting=waiting.count,
+            waiting_tokens=waiting.num_tokens,
+            of_tenant=account.waiting,
+            share=account.weight / (account.weight + others),
+        ):
+            scheduler.stats.lanes[lane].refused += 1
+            raise queue_full(lane, waiting.count, self._retry_delay_ms(lane, now_s))
+        sequence = sequence_of(
+            submit,
+            tree=scheduler.blocks.tree,
+            account=account,
+            arrival=self._arrivals + 1,
+            now_s=now_s,
+            max_total=self.limits.max_total_tokens,
+            eos=self.limits.eos_token_ids,
         )
+        wait_s = scheduler.wait_s(sequence, now_s)
+        if scheduler.deadlines.out_of_reach(sequence, wait_s, now_s):
+            scheduler.stats.lanes[lane].refused += 1
+            raise too_late(wait_s)
+        self._arrivals += 1
+        scheduler.submit(sequence)
+
+    def _refuse_hopeless(self, now_s: float) -> None:
+        for sequence in self.scheduler.refuse_hopeless(now_s):
+            refused = too_late(self._retry_delay_ms(sequence.lane, now_s) / 1e3)
+            self._outputs.append(EngineOutput(handle=sequence.sequence_id, error=refused.to_proto()))
+
+    def _retry_delay_ms(self, lane: Lane, now_s: float) -> int:
+        return round(self.scheduler.drain_rate.retry_delay_s(lane, self.scheduler.waiting.count, now_s) * 1e3)
 
 
 def cache_events(changes: Iterable[CacheChange]) -> list[CacheEvent]:

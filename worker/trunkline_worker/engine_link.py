@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineResponse, EngineStep
-from trunkline.v1.worker_pb2 import GetModelResponse, Submit
+from trunkline.status import no_worker
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.log import get_logger
 from trunkline_worker.frames import FrameReader, frame
 from trunkline_worker.settings import EngineSettings
@@ -44,6 +45,7 @@ class EngineLink:
         self._reading: asyncio.Task[None] | None = None
         self._pending = EngineRequest()
         self._flush_scheduled = False
+        self._stats: list[asyncio.Future[GetStatsResponse]] = []  # who waits for them, in order
         self._stopping = False
         self._log = get_logger()
 
@@ -87,6 +89,23 @@ class EngineLink:
         self._pending.abort_handles.append(handle)
         self._schedule_flush()
 
+    async def stats(self) -> GetStatsResponse:
+        """What the engine has done; it answers between two steps. Raises RequestRefused if it ends before."""
+        answer: asyncio.Future[GetStatsResponse] = asyncio.get_running_loop().create_future()
+        self._stats.append(answer)
+        self._pending.want_stats = True
+        self._schedule_flush()
+        return await answer
+
+    def _take(self, response: EngineResponse) -> None:
+        if response.HasField("stats"):
+            waiting, self._stats = self._stats, []
+            for answer in waiting:
+                if not answer.done():
+                    answer.set_result(response.stats)
+        else:
+            self._on_step(response.step)
+
     async def stop(self) -> None:
         """Closes the socket, which ends the engine; kills it if it does not."""
         self._stopping = True
@@ -125,12 +144,15 @@ class EngineLink:
         try:
             while data := await self._reader.read(RECEIVE_BYTES):
                 for payload in self._frames.feed(data):
-                    self._on_step(EngineResponse.FromString(payload).step)
+                    self._take(EngineResponse.FromString(payload))
         except ConnectionError as error:
             self._log.warning("engine socket broke", error=str(error))
         except Exception as error:  # whatever it was, nobody reads from this engine any more
             self._log.error("unexpected error", exc_info=error)
             self._kill()
+        for answer in self._stats:
+            if not answer.done():
+                answer.set_exception(no_worker("this worker's engine has ended"))
         if not self._stopping:
             self._on_death("the engine closed its socket")  # at once: streams wait for this
             self._log.error("engine process ended", status=await self._exit_status())

@@ -30,10 +30,14 @@ from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.prefix_tree import PrefixTree
 from trunkline_worker.runner import TorchExecutor
-from trunkline_worker.scheduler import Scheduler, SchedulerLimits
+from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.settings import EngineSettings
+from trunkline_worker.stats import EngineStats
+from trunkline_worker.step_thread import InlineExecutor, ThreadedExecutor
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+INTEGRITY_CHECK_S = 60.0  # an engine that has nothing to do looks its books over, no more often than this
 RECEIVE_BYTES = 1 << 20  # most bytes taken from the socket at once
 # Of the memory that is free once the model is loaded. A host runs other things too, other workers for example.
 KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
@@ -51,12 +55,12 @@ class FrontLink:
         self._socket.setblocking(True)
         self._socket.sendall(frame(response))
 
-    def receive(self, *, wait: bool) -> list[EngineRequest] | None:
-        """What has arrived; None once the front is gone. With `wait`, at least one piece of data is awaited."""
-        self._socket.setblocking(wait)
+    def receive(self, timeout_s: float | None) -> list[EngineRequest] | None:
+        """What has arrived, or arrives in this time (None: whenever); None once the front is gone."""
+        self._socket.settimeout(timeout_s)
         try:
             data = self._socket.recv(RECEIVE_BYTES)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             return []
         if not data:
             return None
@@ -66,22 +70,26 @@ class FrontLink:
 def build_engine(settings: EngineSettings, model: LoadedModel, device: torch.device) -> tuple[Engine, GetModelResponse]:
     """An engine around a loaded model, and its description without the worker's names."""
     context_length = model.context_length
+    fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
     num_blocks = settings.kv_blocks or kv_block_count(
         bytes_per_block=model.kv_bytes_per_block(settings.block_size),
         free_bytes=free_bytes(device),
-        fraction=settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type],
+        fraction=fraction,
         block_size=settings.block_size,
         context_length=context_length,
         max_running=settings.max_running_requests,
     )
     capacity = num_blocks * settings.block_size
-    limits = SchedulerLimits(settings.max_step_tokens, settings.max_running_requests, settings.max_waiting_requests)
     tree = PrefixTree(model.fingerprint, settings.block_size)
+    stats = EngineStats(time.perf_counter())
+    runner = TorchExecutor(model, num_blocks=num_blocks, block_size=settings.block_size)
+    run_ahead = settings.run_ahead if settings.run_ahead is not None else int(device.type == "cuda")
     engine = Engine(
-        Scheduler(limits, KVBlocks(num_blocks, tree)),
-        TorchExecutor(model, num_blocks=num_blocks, block_size=settings.block_size),
+        Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats),
+        ThreadedExecutor(runner, run_ahead) if run_ahead else InlineExecutor(runner),
         ModelLimits(min(context_length, capacity), frozenset(model.eos_token_ids)),
         clock_s=time.perf_counter,
+        price_per_hour=settings.price_per_hour,
     )
     description = GetModelResponse(
         fingerprint=model.fingerprint,
@@ -94,6 +102,15 @@ def build_engine(settings: EngineSettings, model: LoadedModel, device: torch.dev
         max_step_tokens=settings.max_step_tokens,
         max_running_requests=settings.max_running_requests,
         max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        itl_target_ms=settings.itl_target_ms,
+        kv_memory_fraction=0.0 if settings.kv_blocks else fraction,
+        interactive_reserve=settings.interactive_reserve,
+        batching=settings.batching,
+        admission=settings.admission,
+        aging_s=settings.aging_s,
+        price_per_hour=settings.price_per_hour,
         eos_token_ids=sorted(model.eos_token_ids),
         default_sampling=model.default_sampling,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -103,14 +120,50 @@ def build_engine(settings: EngineSettings, model: LoadedModel, device: torch.dev
     return engine, description
 
 
+def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:
+    """The scheduler's part of the settings, in its own units."""
+    return SchedulerLimits(
+        max_step_tokens=settings.max_step_tokens,
+        max_running_requests=settings.max_running_requests,
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        itl_target_s=settings.itl_target_ms / 1e3,
+        interactive_reserve=settings.interactive_reserve,
+        aging_s=settings.aging_s,
+        batching=Batching(settings.batching),
+        batch_size=settings.batch_size,
+        batch_window_s=settings.batch_window_ms / 1e3,
+        admission=AdmissionRule(settings.admission),
+    )
+
+
 def run(engine: Engine, link: FrontLink) -> None:
     """Steps until the front is gone."""
-    while (requests := link.receive(wait=not engine.has_work)) is not None:
+    timeout_s: float | None = 0.0
+    checked_s = time.perf_counter()
+    while (requests := link.receive(timeout_s)) is not None:
         for request in requests:
             engine.accept(request)
-        step = engine.step()
+            if request.want_stats:
+                link.send(EngineResponse(stats=engine.stats()))
+        step = engine.step() if engine.has_work else None
         if step is not None:
             link.send(EngineResponse(step=step))
+        timeout_s = idle_s(engine) if step is None else 0.0
+        if timeout_s is None and time.perf_counter() - checked_s > INTEGRITY_CHECK_S:
+            checked_s = time.perf_counter()
+            engine.scheduler.check_integrity()
+
+
+def idle_s(engine: Engine) -> float | None:
+    """How long nothing needs to be done; None: until something arrives."""
+    if not engine.has_work:
+        return None
+    if not engine.is_waiting:
+        return 0.0
+    wakes_s = engine.wakes_s()
+    return None if wakes_s is None else max(0.0, wakes_s - time.perf_counter())
 
 
 def main() -> None:

@@ -6,10 +6,25 @@ from trunkline_worker.plan import StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """Computes steps: on a device, or in simulation. One step at a time, in the order of their plans."""
+    """Computes steps one after the other, in the order of their plans: on a device, or in simulation.
 
-    def forward(self, plan: StepPlan) -> None:
-        """Runs the model over the plan's tokens and writes their KV."""
+    A step may be launched while the ones before it still run; they are collected in the same order.
+    """
 
-    def sample(self, plan: StepPlan) -> StepResult:
-        """Samples from the logits of the forward pass just run; appends each sampled token to its row."""
+    @property
+    def run_ahead(self) -> int:
+        """Steps that may have been launched, but not collected, when the next one is planned."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Starts a step: the model over the plan's tokens, then sampling. Returns at once where it can."""
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step that was launched and not collected; waits for it."""
+
+
+class RepeatingExecutor(Executor, Protocol):
+    """One that can foresee, in virtual time: it computes plans that repeat."""
+
+    def repeats(self, plan: StepPlan, most: int, until_s: float) -> int:
+        """How many times over, `most` at most, the plan can be computed in one go: up to the first end of a sequence,
+        and such that no repetition would have been planned at `until_s` or later."""

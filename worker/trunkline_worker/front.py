@@ -12,16 +12,22 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span, Status, StatusCode
 from tokenizers import Tokenizer
 
-from trunkline.engine.v1.engine_pb2 import EngineStep
+from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, deadline_exceeded, no_worker
 from trunkline.v1.generation_pb2 import FinishReason
-from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample, SequenceOutput, Submit
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import start_span
 from trunkline_worker.cache_mirror import CacheMirror
 from trunkline_worker.engine_link import EngineLink
+from trunkline_worker.front_queue import FrontQueue
+from trunkline_worker.lanes import lane_of
 from trunkline_worker.output_stream import OutputStream
+from trunkline_worker.queue_bounds import queue_full
 from trunkline_worker.submit_validation import max_total_tokens, validate_submit
+
+# What a refused caller is told before the engine has said anything about its queue.
+UNKNOWN_RETRY_DELAY_MS = 1000
 
 Deliver = Callable[[SequenceOutput], None]
 
@@ -61,6 +67,8 @@ class Front:
         self._tokenizer = tokenizer
         self._eos = frozenset(model.eos_token_ids)
         self._choices: dict[int, Choice] = {}
+        self._waiting = FrontQueue(model.max_waiting_requests, model.max_waiting_tokens)
+        self._retry_delays_ms: list[int] = []  # by lane, as the engine last said
         self._next_handle = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -89,6 +97,12 @@ class Front:
         if complete is not None:
             deliver(complete)
             return None
+        lane = lane_of(submit.lane)
+        num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
+        if not self._waiting.admits(lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens):
+            # At once, and not when the engine's step is over: it would say the same.
+            delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
+            raise queue_full(lane, self._waiting.count, delay_ms)
         self._next_handle += 1
         choice = Choice(
             handle=self._next_handle,
@@ -110,6 +124,7 @@ class Front:
             loop = asyncio.get_running_loop()
             choice.deadline = loop.call_later(after_s, self._break_off, choice, deadline_exceeded())
         self._choices[choice.handle] = choice
+        self._waiting.put(choice.handle, lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens)
         self._idle.clear()
         engine_submit = Submit()
         engine_submit.CopyFrom(submit)
@@ -125,25 +140,45 @@ class Front:
 
     def on_step(self, step: EngineStep) -> None:
         """The news of one engine step."""
+        for handle in step.admitted_handles:
+            self._waiting.admitted(handle)
         for output in step.outputs:
-            choice = self._choices.get(output.handle)
-            if choice is None:
-                continue  # cancelled meanwhile
-            try:
-                result = choice.stream.take(output)
-            except Exception as error:  # a bug must cost this choice only, not everybody's
-                self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
-                self._break_off(choice, RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; see the log"))
-                continue
-            if choice.stream.finished and not output.finish_reason:
-                self._abort_in_engine(choice)  # a stop string: the engine does not know
-            choice.deliver(result)
-            if result.HasField("error"):
-                self._end(choice, result.error.reason)
-            elif choice.stream.finished:
-                self._end(choice, FinishReason.Name(choice.stream.finish).removeprefix("FINISH_REASON_").lower())
-        self.mirror.apply(list(step.cache_events))
+            self._take(output)
+        for handle, token_id in zip(step.token_handles, step.token_ids, strict=True):
+            self._take(EngineOutput(handle=handle, token_ids=[token_id]))
+        if step.cache_events:
+            self.mirror.apply(list(step.cache_events))
+        self._retry_delays_ms = list(step.load.retry_delay_ms_by_lane)
         self._publish_load(step.load)
+
+    def _take(self, output: EngineOutput) -> None:
+        """The engine's news of one choice."""
+        choice = self._choices.get(output.handle)
+        if choice is None:
+            return  # cancelled meanwhile
+        try:
+            result = choice.stream.take(output)
+        except Exception as error:  # a bug must cost this choice only, not everybody's
+            self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
+            self._break_off(choice, self._internal_error(choice.request_id))
+            return
+        if choice.stream.finished and not output.finish_reason:
+            self._abort_in_engine(choice)  # a stop string: the engine does not know
+        choice.deliver(result)
+        if result.HasField("error"):
+            self._end(choice, result.error.reason)
+        elif choice.stream.finished:
+            self._end(choice, FinishReason.Name(choice.stream.finish).removeprefix("FINISH_REASON_").lower())
+
+    @staticmethod
+    def _internal_error(request_id: str) -> RequestRefused:
+        return RequestRefused(CODE_INTERNAL, INTERNAL, f"an internal error; the log has it under request {request_id}")
+
+    async def stats(self) -> GetStatsResponse:
+        """What the engine has done. Raises RequestRefused."""
+        if self.dead.is_set() or self._link is None:
+            raise no_worker("this worker's engine has ended")
+        return await self._link.stats()
 
     def on_engine_death(self, reason: str) -> None:
         """Every stream ends at once."""
@@ -185,6 +220,7 @@ class Front:
     def _end(self, choice: Choice, outcome: str) -> None:
         """The one way out: nothing of the choice stays behind."""
         del self._choices[choice.handle]
+        self._waiting.left(choice.handle)
         if not self._choices:
             self._idle.set()
         if choice.deadline is not None:

@@ -4,7 +4,9 @@ Plain, delta-encoded data: an executor keeps a row of state for each sequence it
 only what changed. That is enough for a rank that shares no memory with the scheduler.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +40,33 @@ class SequenceStart:
     sampling: Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequenceStep(NamedTuple):
     """A sequence's part in a step: tokens [num_computed, num_computed + num_new) are computed."""
 
     sequence_id: int
     generation: int  # grows with each preemption; results of another generation are stale
     num_computed: int
     num_new: int
-    new_blocks: list[int]  # appended to the block table known so far (for a SequenceStart: already in it)
+    new_blocks: Sequence[int]  # appended to the block table known so far (for a SequenceStart: already in it)
     samples: bool  # the last known token is computed, so the next one is sampled
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Apply `ended`, then `starts`, then compute `steps` as one ragged batch in this order."""
+    """One step. Apply `ended`, then `starts`, then compute `steps` as one ragged batch in this order.
+
+    A step may name a token that the one before it samples: the executor has it in its row, whoever plans does not.
+    """
 
     step_id: int
     steps: list[SequenceStep]
     starts: list[SequenceStart] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)  # finished, aborted or preempted: forget these rows
+    # Positions computed for nobody, of static batching: they go through every matrix product.
+    num_padding: int = 0
+    # How many times over the step is computed, each time with the tokens that the time before sampled. More than once
+    # only where an executor was asked (RunAheadExecutor.repeats), and only if every entry has one new token.
+    repeats: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -84,3 +93,9 @@ class StepResult:
     # Entry j of a list is for prompt position num_computed + 1 + j; positions past the prompt's end are left out.
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)  # why an entry that samples has no token
+    device_time_s: float = 0.0
+    # Of a plan that repeats: of each repetition its time on the device and when it was done, and per entry of steps one
+    # token for each repetition.
+    repeated_times_s: list[float] = field(default_factory=list)
+    repeated_done_s: list[float] = field(default_factory=list)
+    repeated_token_ids: list[list[int]] = field(default_factory=list)

@@ -41,7 +41,7 @@ class TorchExecutor:
     def forward(self, plan: StepPlan) -> None:
         self._step_rows = rows = self._rows.apply(plan)
         token_ids, batch = build_batch(plan.steps, rows, self._block_size, self._model.device)
-        self._hidden = self._model.decoder.forward(token_ids, batch, self._kv)
+        self._hidden = self._model.decoder.forward(token_ids, batch, self._kv, num_padding=plan.num_padding)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan) -> StepResult:

@@ -12,6 +12,8 @@ from trunkline.v1.worker_pb2 import (
     DrainResponse,
     GetModelRequest,
     GetModelResponse,
+    GetStatsRequest,
+    GetStatsResponse,
     GetTokenizerRequest,
     GetTokenizerResponse,
     SessionRequest,
@@ -114,6 +116,9 @@ class WorkerService(WorkerServiceServicer):
         for name, data in self._files.contents.items():
             for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
                 yield GetTokenizerResponse(name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
+
+    async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
+        return await self._front.stats()
 
     async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:
         timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None

@@ -34,8 +34,51 @@ class EngineSettings:
         maximum=0.95,
     )
     max_step_tokens: int = _setting(2048, "most tokens computed in one step", minimum=1)
-    max_running_requests: int = _setting(256, "most choices that run at once", minimum=1)
-    max_waiting_requests: int = _setting(1024, "most choices that wait; one more is refused", minimum=1)
+    max_running_requests: int = _setting(
+        256, "most choices that run at once; never more than max_step_tokens", minimum=1
+    )
+    max_waiting_requests: int = _setting(
+        1024, "most choices that wait in a lane and those above it; one more is refused", minimum=1
+    )
+    max_waiting_tokens: int = _setting(1 << 22, "most tokens that wait, counted likewise", minimum=1)
+    long_prefill_threshold: int = _setting(
+        0, "most tokens of one prompt in a step in which others want some; 0: no limit", minimum=0
+    )
+    itl_target_ms: float = _setting(
+        100.0,
+        "chunks of prompts shrink so that a step takes no longer, and running streams are not held up; 0: no target",
+        minimum=0.0,
+        maximum=60_000.0,
+    )
+    interactive_reserve: float = _setting(
+        0.05,
+        "share of a step's tokens, of the running set and of the KV pool that only the interactive lane may use",
+        minimum=0.0,
+        maximum=0.9,
+    )
+    aging_s: float = _setting(
+        60.0, "after this time a choice that waits in a lower lane goes before all others, one at a time", minimum=0.001
+    )
+    admission: str = _setting(
+        "predicted",
+        "predicted: a choice may run when the KV that the running set will need at most is foreseen to fit; "
+        "optimistic: when its prompt fits now",
+        choices=("predicted", "optimistic"),
+    )
+    batching: str = _setting(
+        "continuous",
+        "continuous; or, to measure against: static (padded), static-unpadded, dynamic",
+        choices=("continuous", "static", "static-unpadded", "dynamic"),
+    )
+    batch_size: int = _setting(64, "of static and dynamic batching", minimum=1)
+    batch_window_ms: float = _setting(100.0, "of dynamic batching: how long a batch waits to fill", minimum=0.0)
+    run_ahead: int | None = _setting(
+        None, "steps that are planned before the one under way is done; default: 1 on a GPU, 0 on a CPU", minimum=0,
+        maximum=1,
+    )  # fmt: skip
+    price_per_hour: float = _setting(
+        0.0, "what this worker costs per hour, for the cost of output tokens; 0: unknown", minimum=0.0
+    )
     deterministic: bool = _setting(False, "a request's bits do not depend on what else runs")
     threads: int | None = _setting(None, "CPU threads of the engine; default: all cores", minimum=1)
 

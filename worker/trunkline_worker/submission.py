@@ -4,6 +4,7 @@ from typing import Any
 
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
+from trunkline_worker.fair_share import Account
 from trunkline_worker.plan import Sampling
 from trunkline_worker.prefix_tree import PrefixTree
 from trunkline_worker.sampling_key import choice_seed
@@ -13,11 +14,21 @@ from trunkline_worker.sequence import Sequence
 LEAST_TEMPERATURE = 1e-5
 
 
-def sequence_of(submit: Submit, *, tree: PrefixTree, arrival: int, max_total: int, eos: frozenset[int]) -> Sequence:
+def sequence_of(
+    submit: Submit,
+    *,
+    tree: PrefixTree,
+    account: Account,
+    arrival: int,
+    now_s: float,
+    max_total: int,
+    eos: frozenset[int],
+) -> Sequence:
     """The sequence that a Submit describes.
 
     `max_total` bounds prompt and output together: the context length or what the KV pool holds, whichever is less.
     """
+    deadline_s = now_s + submit.timeout.ToNanoseconds() / 1e9 if submit.HasField("timeout") else None
     prompt = list(submit.prompt_token_ids)
     return Sequence(
         sequence_id=submit.handle,
@@ -26,6 +37,9 @@ def sequence_of(submit: Submit, *, tree: PrefixTree, arrival: int, max_total: in
         sampling=resolve_sampling(submit.sampling, submit.choice, max_total - len(prompt), eos),
         root=tree.root(submit.cache_salt),
         arrival=arrival,
+        account=account,
+        arrival_s=now_s,
+        deadline_s=deadline_s,
     )
 
 

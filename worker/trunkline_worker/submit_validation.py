@@ -2,7 +2,13 @@
 
 from trunkline.status import deadline_exceeded, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
-from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
+from trunkline.validation import (
+    check_length,
+    check_prompt_logprobs,
+    validate_sampling,
+    validate_scheduling,
+    validate_token_ids,
+)
 
 
 def max_total_tokens(model: GetModelResponse) -> int:
@@ -15,6 +21,7 @@ def validate_submit(submit: Submit, model: GetModelResponse) -> None:
     if not submit.prompt_token_ids:
         raise invalid("prompt_token_ids", "the prompt is empty")
     validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")
+    validate_scheduling(submit.lane, submit.tenant, submit.tenant_weight)
     validate_sampling(submit.sampling, vocab_size=model.vocab_size)
     if not submit.sampling.HasField("seed"):
         raise invalid("sampling.seed", "must be set in a submit")

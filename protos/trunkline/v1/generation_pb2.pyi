@@ -47,6 +47,34 @@ FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 """The client or an operator cancelled it."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _Lane:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LaneEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Lane.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LANE_UNSPECIFIED: _Lane.ValueType  # 0
+    """Not said: LANE_STANDARD."""
+    LANE_INTERACTIVE: _Lane.ValueType  # 1
+    """Somebody waits for every token, such as in a chat."""
+    LANE_STANDARD: _Lane.ValueType  # 2
+    """Calls of programs."""
+    LANE_BATCH: _Lane.ValueType  # 3
+    """Bulk work without hurry."""
+
+class Lane(_Lane, metaclass=_LaneEnumTypeWrapper):
+    """A request's priority class. Within a worker a higher lane goes first; lower ones are aged, so none starves."""
+
+LANE_UNSPECIFIED: Lane.ValueType  # 0
+"""Not said: LANE_STANDARD."""
+LANE_INTERACTIVE: Lane.ValueType  # 1
+"""Somebody waits for every token, such as in a chat."""
+LANE_STANDARD: Lane.ValueType  # 2
+"""Calls of programs."""
+LANE_BATCH: Lane.ValueType  # 3
+"""Bulk work without hurry."""
+Global___Lane: _TypeAlias = Lane  # noqa: Y015
+
 @_typing.final
 class SamplingParams(_message.Message):
     """How tokens are chosen and when generation ends. An absent optional field takes the model's own default

@@ -110,6 +110,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name. Empty where the router serves one model only."""
     text: _builtins.str
@@ -118,6 +119,8 @@ class GenerateRequest(_message.Message):
     """How many independent choices to generate. Default 1; the router's max_choices at most."""
     request_id: _builtins.str
     """Names the request in logs and traces; at most 128 printable ASCII characters. Minted where empty."""
+    lane: _generation_pb2.Lane.ValueType
+    """The priority class. A tenant's cap can lower it; PromptInfo tells what became of it."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Tokens, used as they are."""
@@ -140,10 +143,11 @@ class GenerateRequest(_message.Message):
         sampling: _generation_pb2.SamplingParams | None = ...,
         n: _builtins.int | None = ...,
         request_id: _builtins.str = ...,
+        lane: _generation_pb2.Lane.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "lane", b"lane", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -208,6 +212,7 @@ class PromptInfo(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name."""
     worker_id: _builtins.str
@@ -218,6 +223,8 @@ class PromptInfo(_message.Message):
     """Of these, how many were found in the worker's prefix cache (of the first choice)."""
     seed: _builtins.int
     """The seed that was used: given again, with the same model, it repeats the generation."""
+    lane: _generation_pb2.Lane.ValueType
+    """The lane that the request runs in."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
         """One entry per prompt token, where prompt_logprobs were asked for."""
@@ -231,10 +238,11 @@ class PromptInfo(_message.Message):
         cached_tokens: _builtins.int = ...,
         logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
         seed: _builtins.int = ...,
+        lane: _generation_pb2.Lane.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "model", b"model", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

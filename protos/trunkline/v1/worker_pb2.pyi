@@ -57,6 +57,9 @@ class Submit(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Names the choice on this session; chosen by the caller, unique among its unfinished ones."""
     request_id: _builtins.str
@@ -69,6 +72,12 @@ class Submit(_message.Message):
     """W3C trace context of the caller's span."""
     tracestate: _builtins.str
     """W3C vendor trace state."""
+    lane: _generation_pb2.Lane.ValueType
+    """The priority class."""
+    tenant: _builtins.str
+    """Who is served: tenants of one lane share a worker fairly. At most 128 bytes; empty is a tenant like any other."""
+    tenant_weight: _builtins.float
+    """The tenant's share relative to others. Range [0.001, 1000]; 0 (absent) means 1."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt. At least one token, each in [0, vocabulary size)."""
@@ -98,10 +107,13 @@ class Submit(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         traceparent: _builtins.str = ...,
         tracestate: _builtins.str = ...,
+        lane: _generation_pb2.Lane.ValueType = ...,
+        tenant: _builtins.str = ...,
+        tenant_weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "choice", b"choice", "handle", b"handle", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "choice", b"choice", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -592,6 +604,9 @@ class LoadSample(_message.Message):
     KV_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     STEP_TIME_US_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    WAITING_BY_LANE_FIELD_NUMBER: _builtins.int
+    RETRY_DELAY_MS_BY_LANE_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Choices in the running set."""
     waiting: _builtins.int
@@ -608,6 +623,18 @@ class LoadSample(_message.Message):
     """Duration of the last step, in microseconds."""
     draining: _builtins.bool
     """The worker admits nothing new."""
+    waiting_tokens: _builtins.int
+    """Tokens of the waiting ones, cached or not: what the bound on waiting tokens counts."""
+    @_builtins.property
+    def waiting_by_lane(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Choices that wait, by lane: interactive, standard, batch."""
+
+    @_builtins.property
+    def retry_delay_ms_by_lane(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """When a choice that is refused now should come back, in milliseconds: the time in which what waits will have
+        been admitted, at the rate of late. By lane: interactive, standard, batch.
+        """
+
     def __init__(
         self,
         *,
@@ -619,10 +646,13 @@ class LoadSample(_message.Message):
         kv_free_blocks: _builtins.int = ...,
         step_time_us: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        waiting_tokens: _builtins.int = ...,
+        waiting_by_lane: _abc.Iterable[_builtins.int] | None = ...,
+        retry_delay_ms_by_lane: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_cached_blocks", b"kv_cached_blocks", "kv_free_blocks", b"kv_free_blocks", "kv_live_blocks", b"kv_live_blocks", "running", b"running", "step_time_us", b"step_time_us", "waiting", b"waiting", "waiting_uncached_tokens", b"waiting_uncached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_cached_blocks", b"kv_cached_blocks", "kv_free_blocks", b"kv_free_blocks", "kv_live_blocks", b"kv_live_blocks", "retry_delay_ms_by_lane", b"retry_delay_ms_by_lane", "running", b"running", "step_time_us", b"step_time_us", "waiting", b"waiting", "waiting_by_lane", b"waiting_by_lane", "waiting_tokens", b"waiting_tokens", "waiting_uncached_tokens", b"waiting_uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,6 +700,15 @@ class GetModelResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    LONG_PREFILL_THRESHOLD_FIELD_NUMBER: _builtins.int
+    ITL_TARGET_MS_FIELD_NUMBER: _builtins.int
+    KV_MEMORY_FRACTION_FIELD_NUMBER: _builtins.int
+    INTERACTIVE_RESERVE_FIELD_NUMBER: _builtins.int
+    BATCHING_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    AGING_S_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name that requests use."""
     worker_id: _builtins.str
@@ -704,6 +743,24 @@ class GetModelResponse(_message.Message):
     """A request's bits do not depend on what else runs."""
     tokenizer_digest: _builtins.bytes
     """Identifies the tokenizer's files: equal digests, equal files."""
+    max_waiting_tokens: _builtins.int
+    """Most tokens that wait for admission."""
+    long_prefill_threshold: _builtins.int
+    """A prompt with more tokens to compute gets at most this many in a step in which others want some; 0: no limit."""
+    itl_target_ms: _builtins.float
+    """Chunks of prompts shrink so that a step stays under this time, in milliseconds; 0: no target."""
+    kv_memory_fraction: _builtins.float
+    """Share of free memory that the KV pool was sized from; 0 where its size was given."""
+    interactive_reserve: _builtins.float
+    """Share of a step's tokens and of the KV pool that only the interactive lane may use."""
+    batching: _builtins.str
+    """"continuous", or a baseline: "static", "static-unpadded", "dynamic"."""
+    admission: _builtins.str
+    """"predicted", or "optimistic" for contrast."""
+    aging_s: _builtins.float
+    """A waiting choice of a lower lane goes first after this time, in seconds."""
+    price_per_hour: _builtins.float
+    """What the worker costs, per hour; 0: not configured."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end generation."""
@@ -734,10 +791,19 @@ class GetModelResponse(_message.Message):
         device: _builtins.str = ...,
         deterministic: _builtins.bool = ...,
         tokenizer_digest: _builtins.bytes = ...,
+        max_waiting_tokens: _builtins.int = ...,
+        long_prefill_threshold: _builtins.int = ...,
+        itl_target_ms: _builtins.float = ...,
+        kv_memory_fraction: _builtins.float = ...,
+        interactive_reserve: _builtins.float = ...,
+        batching: _builtins.str = ...,
+        admission: _builtins.str = ...,
+        aging_s: _builtins.float = ...,
+        price_per_hour: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_blocks", b"kv_blocks", "kv_token_capacity", b"kv_token_capacity", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "model", b"model", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -835,3 +901,356 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class GetStatsRequest(_message.Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatsRequest: _TypeAlias = GetStatsRequest  # noqa: Y015
+
+@_typing.final
+class GetStatsResponse(_message.Message):
+    """Counters since the engine started, and distributions over the last one to two minutes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    HOST_TIME_S_FIELD_NUMBER: _builtins.int
+    DEVICE_TIME_S_FIELD_NUMBER: _builtins.int
+    COST_PER_MILLION_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    uptime_s: _builtins.float
+    """Time since the engine started."""
+    cost_per_million_output_tokens: _builtins.float
+    """Price of one million output tokens at the throughput of the last one to two minutes; 0 without a price."""
+    output_tokens_per_s: _builtins.float
+    """Output tokens per second over the last one to two minutes."""
+    @_builtins.property
+    def load(self) -> Global___LoadSample:
+        """How busy the worker is now."""
+
+    @_builtins.property
+    def steps(self) -> Global___StepTotals:
+        """What steps have done."""
+
+    @_builtins.property
+    def last_step(self) -> Global___StepSample:
+        """The last step."""
+
+    @_builtins.property
+    def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneStats]:
+        """What became of requests, by lane: interactive, standard, batch."""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantStats]:
+        """Tenants that have been served of late, the most served first; at most 100."""
+
+    @_builtins.property
+    def host_time_s(self) -> Global___Distribution:
+        """Time of a step on the host while nothing can overlap it: scheduling, committing, building outputs. In seconds."""
+
+    @_builtins.property
+    def device_time_s(self) -> Global___Distribution:
+        """Time of a step on the device, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        uptime_s: _builtins.float = ...,
+        load: Global___LoadSample | None = ...,
+        steps: Global___StepTotals | None = ...,
+        last_step: Global___StepSample | None = ...,
+        lanes: _abc.Iterable[Global___LaneStats] | None = ...,
+        tenants: _abc.Iterable[Global___TenantStats] | None = ...,
+        host_time_s: Global___Distribution | None = ...,
+        device_time_s: Global___Distribution | None = ...,
+        cost_per_million_output_tokens: _builtins.float = ...,
+        output_tokens_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_time_s", b"device_time_s", "host_time_s", b"host_time_s", "last_step", b"last_step", "load", b"load", "steps", b"steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_per_million_output_tokens", b"cost_per_million_output_tokens", "device_time_s", b"device_time_s", "host_time_s", b"host_time_s", "lanes", b"lanes", "last_step", b"last_step", "load", b"load", "output_tokens_per_s", b"output_tokens_per_s", "steps", b"steps", "tenants", b"tenants", "uptime_s", b"uptime_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
+
+@_typing.final
+class StepTotals(_message.Message):
+    """Sums over all steps since the engine started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDING_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADMISSIONS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    STALE_RESULTS_FIELD_NUMBER: _builtins.int
+    HOST_TIME_S_FIELD_NUMBER: _builtins.int
+    DEVICE_TIME_S_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps."""
+    prefill_tokens: _builtins.int
+    """Tokens computed before a sequence had caught up: prompts, and what preemption lost."""
+    decode_tokens: _builtins.int
+    """Tokens computed one at a time."""
+    padding_tokens: _builtins.int
+    """Positions computed for nobody: padding of static batching."""
+    prefix_hit_tokens: _builtins.int
+    """Tokens found in the prefix cache at admission."""
+    admissions: _builtins.int
+    """Admissions to the running set, those after a preemption included."""
+    preemptions: _builtins.int
+    """Preemptions."""
+    preempted_tokens: _builtins.int
+    """Tokens whose KV a preemption gave up."""
+    stale_results: _builtins.int
+    """Results that were dropped, because their sequence had ended or been preempted meanwhile."""
+    host_time_s: _builtins.float
+    """Time on the host and on the device, in seconds."""
+    device_time_s: _builtins.float
+    """Time on the device, in seconds."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        prefill_tokens: _builtins.int = ...,
+        decode_tokens: _builtins.int = ...,
+        padding_tokens: _builtins.int = ...,
+        prefix_hit_tokens: _builtins.int = ...,
+        admissions: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        preempted_tokens: _builtins.int = ...,
+        stale_results: _builtins.int = ...,
+        host_time_s: _builtins.float = ...,
+        device_time_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "decode_tokens", b"decode_tokens", "device_time_s", b"device_time_s", "host_time_s", b"host_time_s", "padding_tokens", b"padding_tokens", "preempted_tokens", b"preempted_tokens", "preemptions", b"preemptions", "prefill_tokens", b"prefill_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "stale_results", b"stale_results", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTotals: _TypeAlias = StepTotals  # noqa: Y015
+
+@_typing.final
+class StepSample(_message.Message):
+    """One step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDING_TOKENS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    HOST_TIME_US_FIELD_NUMBER: _builtins.int
+    DEVICE_TIME_US_FIELD_NUMBER: _builtins.int
+    prefill_tokens: _builtins.int
+    """Tokens of sequences that had not caught up."""
+    decode_tokens: _builtins.int
+    """Tokens of sequences that had."""
+    padding_tokens: _builtins.int
+    """Padding."""
+    sequences: _builtins.int
+    """Sequences in the step."""
+    host_time_us: _builtins.int
+    """Time on the host, in microseconds."""
+    device_time_us: _builtins.int
+    """Time on the device, in microseconds."""
+    def __init__(
+        self,
+        *,
+        prefill_tokens: _builtins.int = ...,
+        decode_tokens: _builtins.int = ...,
+        padding_tokens: _builtins.int = ...,
+        sequences: _builtins.int = ...,
+        host_time_us: _builtins.int = ...,
+        device_time_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens", b"decode_tokens", "device_time_us", b"device_time_us", "host_time_us", b"host_time_us", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepSample: _TypeAlias = StepSample  # noqa: Y015
+
+@_typing.final
+class LaneStats(_message.Message):
+    """What became of one lane's choices."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    ABORTED_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUE_TIME_S_FIELD_NUMBER: _builtins.int
+    TTFT_S_FIELD_NUMBER: _builtins.int
+    ITL_S_FIELD_NUMBER: _builtins.int
+    TPOT_S_FIELD_NUMBER: _builtins.int
+    E2E_S_FIELD_NUMBER: _builtins.int
+    lane: _generation_pb2.Lane.ValueType
+    """The lane."""
+    running: _builtins.int
+    """Choices in the running set."""
+    waiting: _builtins.int
+    """Choices that wait."""
+    accepted: _builtins.int
+    """Choices accepted since the start."""
+    refused: _builtins.int
+    """Choices refused since the start: the queue was full, or the deadline out of reach."""
+    finished: _builtins.int
+    """Choices that ended by themselves."""
+    aborted: _builtins.int
+    """Choices that were cancelled or broke off."""
+    output_tokens: _builtins.int
+    """Output tokens."""
+    @_builtins.property
+    def queue_time_s(self) -> Global___Distribution:
+        """From submission to admission, in seconds."""
+
+    @_builtins.property
+    def ttft_s(self) -> Global___Distribution:
+        """From submission to the first output token (time to first token), in seconds."""
+
+    @_builtins.property
+    def itl_s(self) -> Global___Distribution:
+        """Between consecutive output tokens (inter-token latency), in seconds."""
+
+    @_builtins.property
+    def tpot_s(self) -> Global___Distribution:
+        """Mean time per output token after the first, of each finished choice, in seconds."""
+
+    @_builtins.property
+    def e2e_s(self) -> Global___Distribution:
+        """From submission to the end, of finished choices, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        lane: _generation_pb2.Lane.ValueType = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        finished: _builtins.int = ...,
+        aborted: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        queue_time_s: Global___Distribution | None = ...,
+        ttft_s: Global___Distribution | None = ...,
+        itl_s: Global___Distribution | None = ...,
+        tpot_s: Global___Distribution | None = ...,
+        e2e_s: Global___Distribution | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["e2e_s", b"e2e_s", "itl_s", b"itl_s", "queue_time_s", b"queue_time_s", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "accepted", b"accepted", "e2e_s", b"e2e_s", "finished", b"finished", "itl_s", b"itl_s", "lane", b"lane", "output_tokens", b"output_tokens", "queue_time_s", b"queue_time_s", "refused", b"refused", "running", b"running", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneStats: _TypeAlias = LaneStats  # noqa: Y015
+
+@_typing.final
+class TenantStats(_message.Message):
+    """How one tenant has been served in one lane."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant."""
+    lane: _generation_pb2.Lane.ValueType
+    """The lane."""
+    weight: _builtins.float
+    """Its weight."""
+    virtual_tokens: _builtins.float
+    """What it has been given, in cost units divided by weight: the virtual token counter."""
+    running: _builtins.int
+    """Choices in the running set."""
+    waiting: _builtins.int
+    """Choices that wait."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        lane: _generation_pb2.Lane.ValueType = ...,
+        weight: _builtins.float = ...,
+        virtual_tokens: _builtins.float = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane", "running", b"running", "tenant", b"tenant", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantStats: _TypeAlias = TenantStats  # noqa: Y015
+
+@_typing.final
+class Distribution(_message.Message):
+    """A distribution of the last one to two minutes; count and sum since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    P50_FIELD_NUMBER: _builtins.int
+    P90_FIELD_NUMBER: _builtins.int
+    P99_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Observations since the start."""
+    sum: _builtins.float
+    """Their sum since the start."""
+    p50: _builtins.float
+    """Quantiles of late, within 2.5 %; 0 where there was nothing."""
+    p90: _builtins.float
+    """The 90th percentile."""
+    p99: _builtins.float
+    """The 99th percentile."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        sum: _builtins.float = ...,
+        p50: _builtins.float = ...,
+        p90: _builtins.float = ...,
+        p99: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "p50", b"p50", "p90", b"p90", "p99", b"p99", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Distribution: _TypeAlias = Distribution  # noqa: Y015

@@ -65,6 +65,11 @@ class WorkerServiceStub(object):
                 request_serializer=trunkline_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=trunkline_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.GetStats = channel.unary_unary(
+                '/trunkline.v1.WorkerService/GetStats',
+                request_serializer=trunkline_dot_v1_dot_worker__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_worker__pb2.GetStatsResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -115,6 +120,13 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStats(self, request, context):
+        """What the worker has done since it started, and how fast it is now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +159,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=trunkline_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=trunkline_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'GetStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStats,
+                    request_deserializer=trunkline_dot_v1_dot_worker__pb2.GetStatsRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_worker__pb2.GetStatsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,6 +329,33 @@ class WorkerService(object):
             '/trunkline.v1.WorkerService/Drain',
             trunkline_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             trunkline_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trunkline.v1.WorkerService/GetStats',
+            trunkline_dot_v1_dot_worker__pb2.GetStatsRequest.SerializeToString,
+            trunkline_dot_v1_dot_worker__pb2.GetStatsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class WorkerServiceStub:
     """The tokenizer's files, in pieces."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Stops admission, lets running requests finish, and answers when none is left or the time is up."""
+    GetStats: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetStatsRequest, _worker_pb2.GetStatsResponse]
+    """What the worker has done since it started, and how fast it is now."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -71,6 +73,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """The tokenizer's files, in pieces."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Stops admission, lets running requests finish, and answers when none is left or the time is up."""
+    GetStats: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetStatsRequest, _worker_pb2.GetStatsResponse]  # type: ignore[assignment]
+    """What the worker has done since it started, and how fast it is now."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """One replica of one model: a front process and the engine process behind it."""
@@ -126,5 +130,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """Stops admission, lets running requests finish, and answers when none is left or the time is up."""
+
+    @_abc_1.abstractmethod
+    def GetStats(
+        self,
+        request: _worker_pb2.GetStatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.GetStatsResponse, _abc.Awaitable[_worker_pb2.GetStatsResponse]]:
+        """What the worker has done since it started, and how fast it is now."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

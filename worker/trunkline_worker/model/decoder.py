@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from trunkline_kernels.kv_write import write_kv
 from trunkline_kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
@@ -57,16 +57,20 @@ class Decoder:
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.to(weights.embedding.device), sin.to(weights.embedding.device)
 
-    def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
         """Hidden states before the final norm; the tokens' keys and values are in `kv` afterwards.
 
         token_ids: [num_tokens] int64 → [num_tokens, hidden]
+        num_padding: rows that are computed for nobody, as static batching would: they go through every matrix product
         """
-        residual = self._weights.embedding[token_ids]
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        count = len(token_ids)
+        positions = pad(batch.positions, (0, num_padding))
+        residual = self._weights.embedding[pad(token_ids, (0, num_padding))]
+        cos, sin = self._cos[positions], self._sin[positions]
         plans: dict[int | None, AttentionPlan] = {}
         for layer, weights, window in zip(kv, self._weights.layers, self.spec.windows, strict=True):
             q, k, v = self._token_wise(lambda *x, w=weights: self._before_attention(w, *x), residual, cos, sin)
+            q, k, v = q[:count], k[:count], v[:count]
             write_kv(layer, k, v, batch.slots)
             if self._deterministic:
                 attended = tiled_attention(q, layer, batch, window=window, scale=self._scale)
@@ -76,8 +80,10 @@ class Decoder:
                         batch, window=window, zero_slot=layer.zero_slot, dtype=q.dtype, device=q.device
                     )
                 attended = paged_attention(q, layer, plans[window], scale=self._scale)
+            if num_padding:
+                attended = pad(attended, (0, 0, 0, 0, 0, num_padding))
             (residual,) = self._token_wise(lambda *x, w=weights: self._after_attention(w, *x), attended, residual)
-        return residual
+        return residual[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""

@@ -30,6 +30,9 @@ class EngineRequest(_message.Message):
 
     SUBMITS_FIELD_NUMBER: _builtins.int
     ABORT_HANDLES_FIELD_NUMBER: _builtins.int
+    WANT_STATS_FIELD_NUMBER: _builtins.int
+    want_stats: _builtins.bool
+    """Ask for an EngineResponse.stats."""
     @_builtins.property
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Submit]:
         """Validated work; the handles are unique in the engine."""
@@ -43,10 +46,11 @@ class EngineRequest(_message.Message):
         *,
         submits: _abc.Iterable[_worker_pb2.Submit] | None = ...,
         abort_handles: _abc.Iterable[_builtins.int] | None = ...,
+        want_stats: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_handles", b"abort_handles", "submits", b"submits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_handles", b"abort_handles", "submits", b"submits", "want_stats", b"want_stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -62,6 +66,7 @@ class EngineResponse(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___EngineProgress:
         """How far the start is."""
@@ -78,6 +83,10 @@ class EngineResponse(_message.Message):
     def step(self) -> Global___EngineStep:
         """The news of one step."""
 
+    @_builtins.property
+    def stats(self) -> _worker_pb2.GetStatsResponse:
+        """What was asked for with want_stats."""
+
     def __init__(
         self,
         *,
@@ -85,12 +94,13 @@ class EngineResponse(_message.Message):
         ready: Global___EngineReady | None = ...,
         failed: Global___EngineFailed | None = ...,
         step: Global___EngineStep | None = ...,
+        stats: _worker_pb2.GetStatsResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "item", b"item", "progress", b"progress", "ready", b"ready", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "item", b"item", "progress", b"progress", "ready", b"ready", "stats", b"stats", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "item", b"item", "progress", b"progress", "ready", b"ready", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "item", b"item", "progress", b"progress", "ready", b"ready", "stats", b"stats", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["progress", "ready", "failed", "step"]  # noqa: Y015
+    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["progress", "ready", "failed", "step", "stats"]  # noqa: Y015
     _WhichOneofArgType_item: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_item) -> _WhichOneofReturnType_item | None: ...
 
@@ -173,9 +183,15 @@ class EngineStep(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     CACHE_EVENTS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    TOKEN_HANDLES_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LAST_HANDLE_FIELD_NUMBER: _builtins.int
+    ADMITTED_HANDLES_FIELD_NUMBER: _builtins.int
+    last_handle: _builtins.int
+    """The highest handle that the engine has taken in; later ones are not in `load` yet."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineOutput]:
-        """Of each sequence that has any."""
+        """Of each sequence that has more to say than one token."""
 
     @_builtins.property
     def cache_events(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.CacheEvent]:
@@ -185,16 +201,34 @@ class EngineStep(_message.Message):
     def load(self) -> _worker_pb2.LoadSample:
         """How busy the engine is after the step."""
 
+    @_builtins.property
+    def token_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The others' news: entry i of token_ids is the next token of handle i. By column, because a message for each
+        would cost more than deciding the step did.
+        """
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """See token_handles."""
+
+    @_builtins.property
+    def admitted_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Handles that have left the queue for the running set, for the first time."""
+
     def __init__(
         self,
         *,
         outputs: _abc.Iterable[Global___EngineOutput] | None = ...,
         cache_events: _abc.Iterable[_worker_pb2.CacheEvent] | None = ...,
         load: _worker_pb2.LoadSample | None = ...,
+        token_handles: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        last_handle: _builtins.int = ...,
+        admitted_handles: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_events", b"cache_events", "load", b"load", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "cache_events", b"cache_events", "last_handle", b"last_handle", "load", b"load", "outputs", b"outputs", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

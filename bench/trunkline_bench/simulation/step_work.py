@@ -1,0 +1,39 @@
+"""What a step asks of a device, summed over its sequences."""
+
+from dataclasses import dataclass
+
+from trunkline_worker.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Of one step, or of the first repetition of a plan that repeats."""
+
+    num_tokens: int  # real tokens, of decodes and chunks
+    num_padding: int  # positions computed for nobody
+    num_sampled: int  # rows that need logits
+    num_sequences: int
+    decode_kv_tokens: int  # context lengths of sequences with one token, summed
+    chunk_kv_tokens: int  # context lengths of the others, summed
+    chunk_pairs: float  # (query, key) pairs of the others, causal
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the matrix products."""
+        return self.num_tokens + self.num_padding
+
+
+def work_of(plan: StepPlan) -> StepWork:
+    """Of a plan."""
+    tokens = sampled = decode_kv = chunk_kv = 0
+    pairs = 0.0
+    for step in plan.steps:
+        tokens += step.num_new
+        sampled += step.samples
+        context = step.num_computed + step.num_new
+        if step.num_new == 1:
+            decode_kv += context
+        else:
+            chunk_kv += context
+            pairs += step.num_new * (step.num_computed + (step.num_new + 1) / 2)
+    return StepWork(tokens, plan.num_padding, sampled, len(plan.steps), decode_kv, chunk_kv, pairs)

@@ -1,0 +1,127 @@
+"""Whether a waiting sequence may join the running set now: slots, KV blocks, and what the running set will still need.
+
+Part of the slots and of the KV pool is the interactive lane's alone. The lower lanes keep out of it, except that the
+only running sequence of theirs may use all there is: nothing that fits the pool is shut out by the reserve.
+
+Aging: when the sequence of the lower lanes that arrived first is older than `aging_s`, it is the next guest. A guest goes
+before every lane, and keeps its blocks until it has got GUEST_TOKENS further, whoever wants them; there is one at a time.
+So a sequence of n output tokens waits for at most ceil(n / GUEST_TOKENS) turns as a guest, behind those that are older.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from trunkline_worker.blocks import KVBlocks
+from trunkline_worker.kv_forecast import peak_blocks
+from trunkline_worker.lanes import Lane
+from trunkline_worker.limits import AdmissionRule, SchedulerLimits
+from trunkline_worker.output_lengths import OutputLengths
+from trunkline_worker.sequence import Sequence
+
+GUEST_TOKENS = 256
+# Under optimistic admission a spare block for each running sequence keeps a newcomer from being preempted at once.
+SPARE_BLOCKS_PER_SEQUENCE = 1
+
+
+class Admission:
+    """Pure but for what it learns: the lengths of outputs, by lane."""
+
+    def __init__(self, limits: SchedulerLimits, blocks: KVBlocks) -> None:
+        self._limits = limits
+        self._blocks = blocks
+        self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
+        self.output_lengths = [OutputLengths() for _ in Lane]
+
+    def has_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Whether the running set has a place for it. There are no more places than tokens in a step: everyone who
+        runs gets on in every step."""
+        limits = self._limits
+        if len(running) >= min(limits.max_running_requests, limits.max_step_tokens):
+            return False
+        if sequence.lane is Lane.INTERACTIVE or not limits.interactive_reserve:
+            return True
+        lower = sum(1 for other in running if other.lane is not Lane.INTERACTIVE)
+        places = limits.max_running_requests - limits.reserved_running_requests
+        return lower < min(places, limits.max_step_tokens - limits.reserved_step_tokens)
+
+    def reserve_for(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
+        """Blocks that must stay available when this sequence takes some: the interactive lane's, as far as that lane
+        does not hold them itself, and those promised to a guest."""
+        reserve = 0
+        for other in running:
+            if other.promised_len and other is not sequence:
+                reserve += self._blocks.num_missing(other, other.promised_len)
+        if sequence.lane is Lane.INTERACTIVE or not self._reserved_blocks:
+            return reserve
+        if sequence.promised_len or self._is_alone(sequence, running):
+            return reserve
+        held = sum(other.num_own_blocks for other in running if other.lane is Lane.INTERACTIVE)
+        return reserve + max(0, self._reserved_blocks - held)
+
+    def has_blocks(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Whether its known tokens fit, and the running set together with it will not outgrow the pool, as far as can
+        be foreseen. match() must just have been called."""
+        reserve = self.reserve_for(sequence, running)
+        if sequence.promised_len:
+            growth = self._blocks.blocks_for(sequence.promised_len) - self._blocks.blocks_for(len(sequence.token_ids))
+            return self._blocks.can_admit(sequence, reserve + growth)
+        if self._limits.admission is AdmissionRule.OPTIMISTIC:
+            return self._blocks.can_admit(sequence, reserve + SPARE_BLOCKS_PER_SEQUENCE * len(running))
+        if not self._blocks.can_admit(sequence, reserve):
+            return False
+        # What ranks lower can be preempted, if it comes to that.
+        rivals = [other for other in running if other.lane <= sequence.lane]
+        if not rivals:
+            return True
+        # What no single one of them gives back by ending: prefixes that several share.
+        shared = max(0, self._blocks.num_live - sum(other.num_own_blocks for other in running))
+        shared += self._blocks.num_revived(sequence)
+        return self._peak_with(sequence, rivals, shared) + reserve <= self._blocks.num_blocks
+
+    def guest_promise(self, sequence: Sequence) -> int:
+        """The length up to which a guest keeps its blocks."""
+        return min(len(sequence.token_ids) + GUEST_TOKENS, sequence.last_to_compute + 1)
+
+    def _is_alone(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether no other sequence of the lower lanes runs."""
+        return all(other is sequence or other.lane is Lane.INTERACTIVE for other in running)
+
+    def _peak_with(self, sequence: Sequence, running: list[Sequence], shared: int) -> float:
+        everyone = [*running, sequence]
+        generated = np.array([s.num_output for s in everyone])
+        most = np.array([s.sampling.max_tokens for s in everyone]) - generated
+        mean, variance = np.empty(len(everyone)), np.empty(len(everyone))
+        lanes = np.array([s.lane for s in everyone])
+        for lane in Lane:
+            rows = lanes == lane
+            if rows.any():
+                mean[rows], variance[rows] = self.output_lengths[lane].remaining(generated[rows])
+        # What max_tokens cuts off varies no more than up to there.
+        remaining = np.minimum(mean, most)
+        variance = np.minimum(variance, np.square(most - remaining))
+        own = np.array([s.num_own_blocks for s in running] + [self._blocks.num_fresh(sequence)])
+        return peak_blocks(own, remaining, variance, shared=shared, block_size=self._blocks.block_size)
+
+
+def cheapest_victim(running: Iterable[Sequence], beyond: tuple[int, int], *, lower_lanes_only: bool) -> Sequence | None:
+    """Who gives its blocks up for one of rank `beyond`: of the lowest lane there is, the one with least to compute
+    again. Only what ranks lower is ever chosen, and ranks never change, so no two sequences evict one another."""
+    best: Sequence | None = None
+    best_key = (0, 0)
+    for sequence in running:
+        lane = sequence.lane
+        if (lane <= beyond[0]) if lower_lanes_only else (sequence.rank <= beyond):
+            continue
+        if not sequence.num_own_blocks or is_guest(sequence):
+            continue
+        redo = sequence.num_scheduled - sequence.num_matched
+        key = (-lane, redo)
+        if best is None or key < best_key:
+            best, best_key = sequence, key
+    return best
+
+
+def is_guest(sequence: Sequence) -> bool:
+    """Whether it is still within what it was promised."""
+    return sequence.num_scheduled < sequence.promised_len

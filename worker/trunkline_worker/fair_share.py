@@ -1,0 +1,135 @@
+"""Fairness between the tenants of a lane: the virtual token counter (Sheng et al., OSDI 2024).
+
+Each tenant has a counter of what it was given, in cost units divided by its weight; the tenant with the smallest one
+goes next. A tenant that comes back after a pause is lifted to the smallest counter of those that wait, so nobody saves
+up service by staying away. It is work-conserving: the counters decide who goes first, never whether anybody goes.
+
+Sums are kept as whole tokens, so the order in which they are counted cannot change a decision.
+"""
+
+from heapq import heappop, heappush, heapreplace
+
+from trunkline_worker.lanes import Lane
+
+# Cost units of a token. An output token takes a pass of its own, which reads weights and KV; a token found in the
+# prefix cache takes memory and next to no compute.
+INPUT_COST = 1.0
+OUTPUT_COST = 2.0
+CACHED_COST = 0.1
+# Counters of tenants that have nothing here. Beyond it those that went longest ago are forgotten: an unlimited number
+# of names must not be an unlimited amount of memory.
+MAX_IDLE_ACCOUNTS = 4096
+
+
+class Account:
+    """What one tenant has been given in one lane."""
+
+    __slots__ = (
+        "cached_tokens", "input_tokens", "lane", "lift", "output_tokens", "running", "tenant", "waiting", "weight",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane, tenant: str, weight: float) -> None:
+        self.lane = lane
+        self.tenant = tenant
+        self.weight = weight
+        self.lift = 0.0  # where its counter was set to when it last came back, less what it had been given by then
+        self.input_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.running = 0  # sequences in the running set
+        self.waiting = 0  # sequences that wait for their first admission
+
+    @property
+    def virtual_tokens(self) -> float:
+        given = INPUT_COST * self.input_tokens + CACHED_COST * self.cached_tokens + OUTPUT_COST * self.output_tokens
+        return self.lift + given / self.weight
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    def set_weight(self, weight: float) -> None:
+        """What it was given so far keeps the weight of its time."""
+        if weight == self.weight:
+            return
+        self.lift = self.virtual_tokens
+        self.input_tokens = self.cached_tokens = self.output_tokens = 0
+        self.weight = weight
+
+
+class Accounts:
+    """All accounts of one lane, and the order of those with something waiting."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._accounts: dict[str, Account] = {}
+        # (counter when pushed, tie, account) of each account with waiting sequences, once. Counters only grow, so the
+        # smallest entry that is up to date is the smallest of all.
+        self._order: list[tuple[float, int, Account]] = []
+        self._pushes = 0
+        self._last_left = 0.0  # counter of the last account whose queue ran empty
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._accounts.values())
+
+    def account(self, tenant: str, weight: float) -> Account:
+        """A tenant's account, with its weight as of now."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            if len(self._accounts) >= MAX_IDLE_ACCOUNTS:
+                self._forget_idle()
+            account = self._accounts[tenant] = Account(self._lane, tenant, weight)
+            account.lift = self._floor()
+        account.set_weight(weight)
+        return account
+
+    def join(self, account: Account) -> None:
+        """One more sequence of it waits."""
+        account.waiting += 1
+        if account.waiting > 1:
+            return
+        behind = self._floor() - account.virtual_tokens
+        if behind > 0:
+            account.lift += behind
+        self._pushes += 1
+        heappush(self._order, (account.virtual_tokens, self._pushes, account))
+
+    def leave(self, account: Account) -> None:
+        """One sequence of it no longer waits."""
+        account.waiting -= 1
+        if not account.waiting:
+            self._last_left = account.virtual_tokens
+
+    def next(self, skipped: set[str]) -> Account | None:
+        """The account to be served next, apart from those `skipped`."""
+        aside: list[tuple[float, int, Account]] = []
+        found = None
+        while self._order:
+            counter, tie, account = self._order[0]
+            if not account.waiting:
+                heappop(self._order)
+            elif account.virtual_tokens > counter:
+                heapreplace(self._order, (account.virtual_tokens, tie, account))
+            elif account.tenant in skipped:
+                aside.append(heappop(self._order))
+            else:
+                found = account
+                break
+        for entry in aside:
+            heappush(self._order, entry)
+        return found
+
+    def waiting_weight(self) -> float:
+        """Sum of the weights of the accounts with something waiting."""
+        return sum(account.weight for account in self._accounts.values() if account.waiting)
+
+    def _floor(self) -> float:
+        """Where a newcomer starts: level with the least served of those that wait."""
+        account = self.next(set())
+        return self._last_left if account is None else account.virtual_tokens
+
+    def _forget_idle(self) -> None:
+        """Drops the idle half that came first."""
+        idle = [tenant for tenant, account in self._accounts.items() if account.is_idle]
+        for tenant in idle[: max(1, len(idle) // 2)]:
+            del self._accounts[tenant]

@@ -1,0 +1,61 @@
+"""What is left of a step's budgets while it is being filled: tokens, those of the lower lanes among them, and time."""
+
+from trunkline_worker.lanes import Lane
+from trunkline_worker.limits import SchedulerLimits
+from trunkline_worker.sequence import Sequence
+from trunkline_worker.step_cost import StepCost, StepLoad, chunk_pairs
+
+# A prompt gets on by at least this many tokens in a step, however slow the device is: work that is never done would
+# stall everything behind it. One prompt only: the first in order.
+LEAST_CHUNK = 16
+
+
+class StepBudget:
+    """Filled with decodes first, then with chunks."""
+
+    def __init__(self, limits: SchedulerLimits, cost: StepCost) -> None:
+        self._limits = limits
+        self._cost = cost
+        self.tokens_left = limits.max_step_tokens
+        self.lower_left = limits.max_step_tokens - limits.reserved_step_tokens
+        self.num_decode = 0
+        self.decode_kv_tokens = 0
+        self.num_prefill = 0
+        self._pairs = 0.0
+        self._time_left_s: float | None = None
+
+    def decodes_are_in(self) -> None:
+        """The rest of the step's time is for chunks."""
+        target_s = self._limits.itl_target_s
+        if target_s and self._cost.is_known:
+            load = StepLoad(self.num_decode, self.decode_kv_tokens, 0.0)
+            self._time_left_s = target_s - self._cost.time_s(load)
+
+    def room(self, lane: Lane) -> int:
+        """Tokens that a lane may still have."""
+        if self._time_left_s is not None and self._time_left_s <= 0 and self.num_prefill:
+            return 0
+        return min(self.tokens_left, self.lower_left) if lane else self.tokens_left
+
+    def take_chunk(self, sequence: Sequence, most: int) -> int:
+        """Tokens of a sequence that are computed in this step: 0 if there is no room."""
+        num_new = min(most, sequence.num_unscheduled, self.room(sequence.lane))
+        if self._time_left_s is not None:
+            longest = self._cost.longest_chunk(self._time_left_s, sequence.num_scheduled)
+            if longest < LEAST_CHUNK:
+                longest = 0 if self.num_prefill else LEAST_CHUNK
+            num_new = min(num_new, longest)
+        if num_new <= 0:
+            return 0
+        if self._time_left_s is not None:
+            self._time_left_s -= self._cost.chunk_s(num_new, sequence.num_scheduled)
+        self.tokens_left -= num_new
+        if sequence.lane:
+            self.lower_left -= num_new
+        self.num_prefill += num_new
+        self._pairs += chunk_pairs(num_new, sequence.num_scheduled)
+        return num_new
+
+    def load(self, num_padding: int) -> StepLoad:
+        """What the step will cost, in terms of the cost model."""
+        return StepLoad(self.num_decode + self.num_prefill + num_padding, self.decode_kv_tokens, self._pairs)
