@@ -13,6 +13,8 @@ def main() -> None:
     if arguments[:1] in (["router"], ["worker"]):
         command = script(f"trunkline-{arguments[0]}")
         os.execvp(command, [command, *arguments[1:]])
+    if arguments[:2] == ["bench", "simulate"]:
+        os.execv(sys.executable, [sys.executable, "-m", "trunkline_bench.simulation.main", *arguments[2:]])
     parser = argparse.ArgumentParser(prog="trunkline", description="An LLM serving cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     generate.add_arguments(commands.add_parser("generate", help="generate text from a prompt"))
@@ -21,6 +23,10 @@ def main() -> None:
     add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
     commands.add_parser("router", help="run a router (trunkline router --help)")
     commands.add_parser("worker", help="run a worker (trunkline worker --help)")
+    bench = commands.add_parser("bench", help="measure without a device").add_subparsers(
+        dest="bench", required=True, metavar="COMMAND"
+    )
+    bench.add_parser("simulate", help="replay a trace in virtual time (trunkline bench simulate --help)")
     parsed, rest = parser.parse_known_args(arguments)
     if rest and parsed.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -1,4 +1,4 @@
-"""Whether a waiting sequence may join the running set now: slots, KV blocks, and what the running set will still need.
+"""Whether a waiting sequence may join the running set now: slots, time, KV blocks, and what all will still need.
 
 Part of the slots and of the KV pool is the interactive lane's alone. The lower lanes keep out of it, except that the
 only running sequence of theirs may use all there is: nothing that fits the pool is shut out by the reserve.
@@ -18,8 +18,10 @@ from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule, SchedulerLimits
 from trunkline_worker.output_lengths import OutputLengths
 from trunkline_worker.sequence import Sequence
+from trunkline_worker.step_cost import StepCost, StepLoad
 
 GUEST_TOKENS = 256
+LOWER_LANES_DECODE_SHARE = 0.5  # of a step's target time
 # Under optimistic admission a spare block for each running sequence keeps a newcomer from being preempted at once.
 SPARE_BLOCKS_PER_SEQUENCE = 1
 
@@ -27,7 +29,8 @@ SPARE_BLOCKS_PER_SEQUENCE = 1
 class Admission:
     """Pure but for what it learns: the lengths of outputs, by lane."""
 
-    def __init__(self, limits: SchedulerLimits, blocks: KVBlocks) -> None:
+    def __init__(self, limits: SchedulerLimits, blocks: KVBlocks, cost: StepCost) -> None:
+        self._cost = cost
         self._limits = limits
         self._blocks = blocks
         self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
@@ -44,6 +47,16 @@ class Admission:
         lower = sum(1 for other in running if other.lane is not Lane.INTERACTIVE)
         places = limits.max_running_requests - limits.reserved_running_requests
         return lower < min(places, limits.max_step_tokens - limits.reserved_step_tokens)
+
+    def has_time(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Whether a step stays under its target time with one more sequence that decodes. The lower lanes leave half
+        of it for prompts: an interactive one is then computed in few steps, however much bulk work runs."""
+        target_s = self._limits.itl_target_s
+        if not target_s or not running or not self._cost.is_known or sequence.promised_len:
+            return True
+        kv_tokens = len(sequence.token_ids) + sum(len(other.token_ids) for other in running)
+        share = 1.0 if sequence.lane is Lane.INTERACTIVE else LOWER_LANES_DECODE_SHARE
+        return self._cost.time_s(StepLoad(len(running) + 1, kv_tokens, 0.0)) <= share * target_s
 
     def reserve_for(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Blocks that must stay available when this sequence takes some: the interactive lane's, as far as that lane

@@ -1,11 +1,13 @@
 """Who may join the running set, and how much padding is computed, under each kind of batching.
 
 Static and dynamic batching are baselines: their batches form when nothing runs and stay as they are until the last
-member has ended. Where something is left out, it is to the baseline's advantage: padding goes through the matrix
-products only, not through attention, and an ended member gives its KV back at once.
+member has ended. A padded batch is a rectangle, as generate() of transformers computes it: every prompt is as long as the
+longest, and rows that have ended go on until all have. A real executor computes padding in the matrix products only and
+leaves its attention out, and an ended member gives its KV back at once: both to the baseline's advantage.
 """
 
 from trunkline_worker.limits import Batching, SchedulerLimits
+from trunkline_worker.plan import Padding
 
 
 class BatchGate:
@@ -17,6 +19,7 @@ class BatchGate:
         self._window_s = limits.batch_window_s
         self._room = 0  # members that may still join the batch being formed
         self._prompts: list[int] = []  # tokens that each member had to compute when it joined
+        self._pairs_per_token = 0.0
         self._padding_left = 0  # positions of the prompts' padding that are not computed yet
 
     @property
@@ -58,20 +61,24 @@ class BatchGate:
         """Nobody else joins: the batch's padding is known."""
         self._room = 0
         if self._kind is Batching.STATIC and self._prompts:
-            self._padding_left = max(self._prompts) * len(self._prompts) - sum(self._prompts)
+            width = max(self._prompts)
+            self._padding_left = width * len(self._prompts) - sum(self._prompts)
+            pairs = sum(width * width - length * length for length in self._prompts) / 2
+            self._pairs_per_token = pairs / self._padding_left if self._padding_left else 0.0
 
     @property
     def is_forming(self) -> bool:
         return self._room > 0
 
-    def prompt_padding(self, most: int) -> int:
-        """Positions of the prompts' padding to compute in a step that has room for `most`."""
-        taken = min(most, self._padding_left)
-        self._padding_left -= taken
-        return taken
+    def padding(self, room: int, contexts: list[int]) -> Padding | None:
+        """What a step that has room for so many more tokens computes for nobody.
 
-    def decode_padding(self, num_decoding: int) -> int:
-        """Rows of ended members that a step with this many decodes computes as well."""
-        if self._kind is not Batching.STATIC or not num_decoding:
-            return 0
-        return len(self._prompts) - num_decoding
+        contexts: KV tokens of each sequence that decodes in it
+        """
+        if self._kind is not Batching.STATIC:
+            return None
+        taken = min(room, self._padding_left)
+        self._padding_left -= taken
+        rows = len(self._prompts) - len(contexts) if contexts else 0
+        kv_tokens = len(self._prompts) * max(contexts) - sum(contexts) if contexts else 0
+        return Padding(taken + rows, kv_tokens, taken * self._pairs_per_token)

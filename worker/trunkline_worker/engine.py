@@ -1,7 +1,8 @@
 """The engine loop: schedule → launch → collect → commit.
 
 A step is planned while the one before it runs, where the executor allows (`run_ahead`): then the device never waits for
-the host. Time is a number that a clock gives, so the same loop runs in virtual time.
+the host. But it is planned late, shortly before the one before is expected to be done: what arrives until then is part
+of it, instead of waiting for a whole step more. Time is a number that a clock gives, so the same loop runs in virtual time.
 """
 
 from collections import deque
@@ -49,6 +50,11 @@ class ModelLimits:
     eos_token_ids: frozenset[int]
 
 
+# A step is planned this long before the one under way should be done: several times the time that planning takes.
+PLANNING_LEAD_S = 0.5e-3
+PLANNING_LEAD_STEPS = 3.0
+
+
 class Engine:
     """Scheduler and executor, driven by whoever owns the thread (see engine_process.py).
 
@@ -79,6 +85,8 @@ class Engine:
         self._in_flight: deque[StepPlan] = deque()
         self._host_s: deque[float] = deque()  # time it took to plan each of these
         self._outputs: list[EngineOutput] = []  # refusals that are not told yet
+        self._plan_at_s = 0.0  # when the next step is planned, while one is under way
+        self._planning_s = 0.0  # time that planning takes, of late
         self._load_changed = False  # by an abort, which may be all that happens for a while
 
     @property
@@ -105,6 +113,8 @@ class Engine:
         if self._in_flight and self._in_flight[0].repeats > 1:
             # Time has passed: whatever has arrived by now comes before the next plan.
             return self._tell(self._collect_repetitions())
+        if self._in_flight and started_s < self._plan_at_s and not self.executor.is_done():
+            return self._tell(None)
         self._refuse_hopeless(started_s)
         plan = self.scheduler.schedule(started_s)
         if plan is not None:
@@ -112,6 +122,9 @@ class Engine:
             self.executor.launch(plan)
             self._in_flight.append(plan)
             self._host_s.append(self._clock_s() - started_s)
+            self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
+            if len(self._in_flight) == 1:
+                self._time_next_plan()
         if not self._in_flight or (plan is not None and len(self._in_flight) <= self.executor.run_ahead):
             return self._tell(None)
         if self._in_flight[0].repeats > 1:  # just launched, by an executor that does not run ahead
@@ -122,13 +135,18 @@ class Engine:
         return self._tell(self._collect())
 
     def wakes_s(self) -> float | None:
-        """When time alone gives step() something to do; None: never."""
-        return self.scheduler.wakes_s()
+        """When time alone gives step() something to do; None: never. What is under way may be done before."""
+        return self._plan_at_s if self._in_flight else self.scheduler.wakes_s()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether step() has something to tell, whatever else there is to do."""
+        return bool(self._outputs) or self._load_changed
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing is under way: step() would do nothing before wakes_s() or the next accept()."""
-        return not self._in_flight
+        """Whether step() would do nothing before wakes_s(), the next accept(), or the end of what is under way."""
+        return not self._in_flight or (self._clock_s() < self._plan_at_s and not self.executor.is_done())
 
     def load(self) -> LoadSample:
         """How busy the engine is."""
@@ -178,6 +196,7 @@ class Engine:
         result = self.executor.collect()
         news = self.scheduler.commit_run(plan, result, result.repeated_done_s[-1])
         self._in_flight[0] = self.scheduler.next_in_flight
+        self._time_next_plan()
         for device_time_s in result.repeated_times_s:
             self._count(plan, self._host_s[0], device_time_s)
         return news
@@ -188,8 +207,18 @@ class Engine:
         result = self.executor.collect()
         started_s = self._clock_s()
         news = self.scheduler.commit(plan, result, started_s)
+        if self._in_flight:
+            self._time_next_plan()
         self._count(plan, host_s + self._clock_s() - started_s, result.device_time_s)
         return news
+
+    def _time_next_plan(self) -> None:
+        """A step has just begun, the only one that is under way."""
+        if not self.executor.run_ahead:
+            return
+        now_s = self._clock_s()
+        lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s
+        self._plan_at_s = now_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
 
     def _count(self, plan: StepPlan, host_s: float, device_time_s: float) -> None:
         decodes = sum(1 for step in plan.steps if step.num_new == 1)

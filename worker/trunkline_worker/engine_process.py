@@ -6,6 +6,7 @@ It ends when the socket does, so an engine never outlives its front.
 import argparse
 import ctypes
 import os
+import select
 import signal
 import socket
 import sys
@@ -55,12 +56,15 @@ class FrontLink:
         self._socket.setblocking(True)
         self._socket.sendall(frame(response))
 
-    def receive(self, timeout_s: float | None) -> list[EngineRequest] | None:
-        """What has arrived, or arrives in this time (None: whenever); None once the front is gone."""
-        self._socket.settimeout(timeout_s)
+    def receive(self, timeout_s: float | None, steps: ThreadedExecutor | None = None) -> list[EngineRequest] | None:
+        """What has arrived, or arrives in this time (None: whenever); None once the front is gone. Returns early when a
+        step is done."""
+        if timeout_s is None or timeout_s > 0:
+            select.select([self._socket, *([steps] if steps else [])], [], [], timeout_s)
+        self._socket.setblocking(False)
         try:
             data = self._socket.recv(RECEIVE_BYTES)
-        except (BlockingIOError, TimeoutError):
+        except BlockingIOError:
             return []
         if not data:
             return None
@@ -142,7 +146,8 @@ def run(engine: Engine, link: FrontLink) -> None:
     """Steps until the front is gone."""
     timeout_s: float | None = 0.0
     checked_s = time.perf_counter()
-    while (requests := link.receive(timeout_s)) is not None:
+    executor = engine.executor if isinstance(engine.executor, ThreadedExecutor) else None
+    while (requests := link.receive(timeout_s, executor)) is not None:
         for request in requests:
             engine.accept(request)
             if request.want_stats:
@@ -150,7 +155,7 @@ def run(engine: Engine, link: FrontLink) -> None:
         step = engine.step() if engine.has_work else None
         if step is not None:
             link.send(EngineResponse(step=step))
-        timeout_s = idle_s(engine) if step is None else 0.0
+        timeout_s = idle_s(engine)
         if timeout_s is None and time.perf_counter() - checked_s > INTEGRITY_CHECK_S:
             checked_s = time.perf_counter()
             engine.scheduler.check_integrity()
@@ -160,7 +165,7 @@ def idle_s(engine: Engine) -> float | None:
     """How long nothing needs to be done; None: until something arrives."""
     if not engine.has_work:
         return None
-    if not engine.is_waiting:
+    if not engine.is_waiting or engine.has_news:
         return 0.0
     wakes_s = engine.wakes_s()
     return None if wakes_s is None else max(0.0, wakes_s - time.perf_counter())

@@ -18,6 +18,9 @@ class Executor(Protocol):
     def launch(self, plan: StepPlan) -> None:
         """Starts a step: the model over the plan's tokens, then sampling. Returns at once where it can."""
 
+    def is_done(self) -> bool:
+        """Whether collect() would not have to wait."""
+
     def collect(self) -> StepResult:
         """The result of the oldest step that was launched and not collected; waits for it."""
 

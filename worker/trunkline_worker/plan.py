@@ -52,6 +52,15 @@ class SequenceStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Padding:
+    """What a padded batch computes for nobody."""
+
+    num_tokens: int  # positions that go through every matrix product
+    kv_tokens: int = 0  # keys and values that decodes read for nothing
+    pairs: float = 0.0  # (query, key) pairs that prompts are attended over for nothing
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Apply `ended`, then `starts`, then compute `steps` as one ragged batch in this order.
 
@@ -62,8 +71,7 @@ class StepPlan:
     steps: list[SequenceStep]
     starts: list[SequenceStart] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)  # finished, aborted or preempted: forget these rows
-    # Positions computed for nobody, of static batching: they go through every matrix product.
-    num_padding: int = 0
+    padding: "Padding | None" = None  # of static batching
     # How many times over the step is computed, each time with the tokens that the time before sampled. More than once
     # only where an executor was asked (RunAheadExecutor.repeats), and only if every entry has one new token.
     repeats: int = 1
@@ -71,6 +79,10 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(step.num_new for step in self.steps)
+
+    @property
+    def num_padding(self) -> int:
+        return self.padding.num_tokens if self.padding else 0
 
 
 @dataclass(frozen=True, slots=True)

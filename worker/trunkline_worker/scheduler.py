@@ -57,8 +57,8 @@ class Scheduler:
         self.stats = stats
         self.running: list[Sequence] = []  # by rank
         self.waiting = Waiting(blocks.block_size)
-        self.admission = Admission(limits, blocks)
         self.cost = StepCost()
+        self.admission = Admission(limits, blocks, self.cost)
         self.drain_rate = DrainRate()
         self.deadlines = Deadlines(self.waiting, self.cost)
         self._gate = BatchGate(limits)
@@ -89,6 +89,10 @@ class Scheduler:
     def next_in_flight(self) -> StepPlan:
         """The oldest plan that is not committed, or what is left of it."""
         return self._in_flight[0]
+
+    def expected_s(self, plan: StepPlan) -> float:
+        """How long a plan in flight should take on the device; 0 while that is not known."""
+        return self.cost.time_s(self._loads[plan.step_id]) if self.cost.is_known else 0.0
 
     def wait_s(self, sequence: Sequence, now_s: float) -> float:
         """How long a sequence that is submitted now will wait for its admission, as far as the rate of late tells."""
@@ -154,13 +158,15 @@ class Scheduler:
             self._schedule_decodes(steps, budget)  # the batch is complete after all
         if not steps:
             return None
-        padding = self._gate.prompt_padding(budget.tokens_left)
-        padding += self._gate.decode_padding(budget.num_decode)
+        padding = None
+        if not self._gate.is_open_always:
+            contexts = [step.num_computed + 1 for step in steps if step.num_new == 1]
+            padding = self._gate.padding(budget.tokens_left, contexts)
         self._step_id += 1
         ended, self._ended = self._ended, []
         plan = StepPlan(self._step_id, steps, starts, ended, padding)
         self._in_flight.append(plan)
-        self._loads[plan.step_id] = budget.load(padding)
+        self._loads[plan.step_id] = budget.load(plan.num_padding)
         return plan
 
     def repeatable(self, plan: StepPlan) -> int:
@@ -200,7 +206,7 @@ class Scheduler:
             missing = self.blocks.num_missing(sequence, sequence.num_scheduled)
             new_blocks = [*step.new_blocks, *self.blocks.grow(sequence, missing)] if missing else step.new_blocks
             steps.append(step._replace(new_blocks=new_blocks))
-        repeated = StepPlan(plan.step_id, steps, [], plan.ended, plan.num_padding, repeats)
+        repeated = StepPlan(plan.step_id, steps, [], plan.ended, repeats=repeats)
         self._in_flight[-1] = repeated
         return repeated
 
@@ -275,9 +281,7 @@ class Scheduler:
         assert plan is self._in_flight[0], "commit in order"
         times_s = result.repeated_times_s
         assert len(times_s) < plan.repeats, "the last repetition is committed as a step of its own"
-        self._in_flight[0] = rest = StepPlan(
-            plan.step_id, [], [], [], plan.num_padding, plan.repeats - len(times_s)
-        )
+        self._in_flight[0] = rest = StepPlan(plan.step_id, [], repeats=plan.repeats - len(times_s))
         load = self._loads[plan.step_id]
         for j, time_s in enumerate(times_s):
             kv_tokens = load.decode_kv_tokens + j * len(plan.steps)
@@ -434,7 +438,12 @@ class Scheduler:
         return True
 
     def _fits(self, sequence: Sequence) -> bool:
-        return self.admission.has_slot(sequence, self.running) and self.admission.has_blocks(sequence, self.running)
+        admission, running = self.admission, self.running
+        return (
+            admission.has_slot(sequence, running)
+            and admission.has_time(sequence, running)
+            and admission.has_blocks(sequence, running)
+        )
 
     def _start(self, sequence: Sequence, starts: list[SequenceStart], now_s: float) -> None:
         """Takes a sequence into the running set."""

@@ -23,6 +23,7 @@ class StepBudget:
         self.num_prefill = 0
         self._pairs = 0.0
         self._time_left_s: float | None = None
+        self._has_urgent = False
 
     def decodes_are_in(self) -> None:
         """The rest of the step's time is for chunks."""
@@ -33,7 +34,7 @@ class StepBudget:
 
     def room(self, lane: Lane) -> int:
         """Tokens that a lane may still have."""
-        if self._time_left_s is not None and self._time_left_s <= 0 and self.num_prefill:
+        if self._time_left_s is not None and self.num_prefill and (self._time_left_s <= 0 or (lane and self._has_urgent)):
             return 0
         return min(self.tokens_left, self.lower_left) if lane else self.tokens_left
 
@@ -53,6 +54,9 @@ class StepBudget:
         if sequence.lane:
             self.lower_left -= num_new
         self.num_prefill += num_new
+        # Where steps have a target time, one with an interactive prompt is not filled up with others' prompts: somebody
+        # waits for it.
+        self._has_urgent |= sequence.lane is Lane.INTERACTIVE
         self._pairs += chunk_pairs(num_new, sequence.num_scheduled)
         return num_new
 

@@ -1,6 +1,7 @@
 """Runs a model's steps on a thread of its own, so that the engine loop can plan and answer meanwhile."""
 
 import queue
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -30,6 +31,9 @@ class InlineExecutor:
     def launch(self, plan: StepPlan) -> None:
         self._plans.append(plan)
 
+    def is_done(self) -> bool:
+        return False
+
     def collect(self) -> StepResult:
         return timed_step(self._runner, self._plans.pop(0))
 
@@ -42,13 +46,22 @@ class ThreadedExecutor:
         self.run_ahead = run_ahead
         self._plans: queue.SimpleQueue[StepPlan] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[StepResult | BaseException] = queue.SimpleQueue()
+        self._woken, self._wake = socket.socketpair()
         threading.Thread(target=self._run, name="steps", daemon=True).start()
 
     def launch(self, plan: StepPlan) -> None:
         self._plans.put(plan)
 
+    def fileno(self) -> int:
+        """Readable while a result is there to be collected: for select()."""
+        return self._woken.fileno()
+
+    def is_done(self) -> bool:
+        return not self._results.empty()
+
     def collect(self) -> StepResult:
         result = self._results.get()
+        self._woken.recv(1)
         if isinstance(result, BaseException):
             raise result
         return result
@@ -60,6 +73,7 @@ class ThreadedExecutor:
                 self._results.put(timed_step(self._runner, plan))
             except BaseException as error:  # the engine loop decides what becomes of it
                 self._results.put(error)
+            self._wake.send(b"\0")
 
 
 def timed_step(runner: StepRunner, plan: StepPlan) -> StepResult:

@@ -102,7 +102,8 @@ def replay(
                 on_step(clock.now_s, engine)
         elif engine.is_waiting:
             wakes_s = engine.wakes_s() if engine.has_work else None
-            clock.advance_to(min(next_s, until_s, float("inf") if wakes_s is None else wakes_s))
+            times_s = [next_s, until_s, executor.next_done_s, *([] if wakes_s is None else [wakes_s])]
+            clock.advance_to(min(time_s for time_s in times_s if time_s > clock.now_s))
     run.stats = engine.stats()
     run.duration_s = clock.now_s - (requests[0].arrival_s if requests else 0.0)
     return run

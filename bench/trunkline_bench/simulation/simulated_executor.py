@@ -86,6 +86,14 @@ class SimulatedExecutor:
         self._free_s = begin_s + self._elapsed_s(device_s)
         self._results.append((StepResult(plan.step_id, tokens, device_time_s=device_s), self._free_s))
 
+    def is_done(self) -> bool:
+        return bool(self._results) and self._results[0][1] <= self._clock.now_s
+
+    @property
+    def next_done_s(self) -> float:
+        """When the oldest step that was not collected is done."""
+        return self._results[0][1] if self._results else float("inf")
+
     def collect(self) -> StepResult:
         result, done_s = self._results.popleft()
         self._clock.advance_to(done_s)
@@ -93,16 +101,15 @@ class SimulatedExecutor:
 
     def repeats(self, plan: StepPlan, most: int, until_s: float) -> int:
         """See executor.RepeatingExecutor. The next repetition is planned when the one before is done or, running
-        ahead, when it begins."""
+        ahead, some time before: no later than that."""
         most = min(most, *(self._left[step.sequence_id] for step in plan.steps))
         if most <= 1:
             return 1
         done_s = max(self._clock.now_s, self._free_s)
         count = 1
         for device_s in self._cost.run_times_s(work_of(plan), most - 1).tolist():
-            planned_s = done_s
             done_s += self._elapsed_s(device_s)
-            if (planned_s if self.run_ahead else done_s) >= until_s:
+            if done_s >= until_s:
                 break
             count += 1
         return count

@@ -36,4 +36,7 @@ def work_of(plan: StepPlan) -> StepWork:
         else:
             chunk_kv += context
             pairs += step.num_new * (step.num_computed + (step.num_new + 1) / 2)
+    if plan.padding is not None:
+        decode_kv += plan.padding.kv_tokens
+        pairs += plan.padding.pairs
     return StepWork(tokens, plan.num_padding, sampled, len(plan.steps), decode_kv, chunk_kv, pairs)
