@@ -9,7 +9,7 @@ from trunkline_worker.plan import Sampling, SequenceStart, StepPlan
 class Row:
     """One sequence: its tokens and its block table, in buffers that grow by doubling."""
 
-    __slots__ = ("_blocks", "_tokens", "num_blocks", "num_tokens", "prompt_len", "sampling")
+    __slots__ = ("_blocks", "_tokens", "blocks_address", "num_blocks", "num_tokens", "prompt_len", "sampling")
 
     def __init__(self, start: SequenceStart) -> None:
         self.sampling: Sampling = start.sampling
@@ -20,6 +20,7 @@ class Row:
         self._tokens[: self.num_tokens] = start.token_ids
         self._blocks = np.empty(max(16, self.num_blocks * 2), np.int64)
         self._blocks[: self.num_blocks] = start.block_table
+        self.blocks_address: int = self._blocks.ctypes.data  # of the buffer, for C kernels
 
     @property
     def tokens(self) -> NDArray[np.int64]:
@@ -28,6 +29,9 @@ class Row:
     @property
     def blocks(self) -> NDArray[np.int64]:
         return self._blocks[: self.num_blocks]
+
+    def token(self, position: int) -> int:
+        return int(self._tokens[position])
 
     @property
     def num_output(self) -> int:
@@ -42,6 +46,7 @@ class Row:
     def append_blocks(self, blocks: list[int]) -> None:
         while self.num_blocks + len(blocks) > len(self._blocks):
             self._blocks = np.concatenate((self._blocks, np.empty_like(self._blocks)))
+            self.blocks_address = self._blocks.ctypes.data
         self._blocks[self.num_blocks : self.num_blocks + len(blocks)] = blocks
         self.num_blocks += len(blocks)
 

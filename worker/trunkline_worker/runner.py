@@ -6,12 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trunkline_kernels.cpu.paged_batch import PagedBatch
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch, allocate_kv
 from trunkline_worker.batch_rows import BatchRows, Row
 from trunkline_worker.logprobs import position_logprobs
+from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.plan import PositionLogprobs, SequenceStep, StepPlan, StepResult
-from trunkline_worker.sampler import Sampled, sample
+from trunkline_worker.sampler import NOT_FINITE, Sampled, is_plain_greedy, sample
 
 # Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
 LOGPROB_ROWS = 128
@@ -40,8 +42,13 @@ class TorchExecutor:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         self._step_rows = rows = self._rows.apply(plan)
-        token_ids, batch = build_batch(plan.steps, rows, self._block_size, self._model.device)
-        self._hidden = self._model.decoder.forward(token_ids, batch, self._kv, num_padding=plan.num_padding)
+        decoder = self._model.decoder
+        if isinstance(decoder, CpuDecoder):
+            paged = build_paged_batch(plan.steps, rows, self._block_size)
+            self._hidden = decoder.forward(paged, self._kv, num_padding=plan.num_padding)
+        else:
+            token_ids, batch = build_batch(plan.steps, rows, self._block_size, self._model.device)
+            self._hidden = decoder.forward(token_ids, batch, self._kv, num_padding=plan.num_padding)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan) -> StepResult:
@@ -56,9 +63,7 @@ class TorchExecutor:
         token_ids: list[int | None] = [None] * len(plan.steps)
         sampled = Sampled([])
         if sampling:
-            # Sampling runs on the host.
-            logits = self._model.decoder.logits(self._hidden[[ends[index] - 1 for index in sampling]]).cpu()
-            sampled = sample(logits, [rows[i] for i in sampling], row_by_row=self._model.deterministic)
+            sampled = self._sample([rows[i] for i in sampling], [ends[index] - 1 for index in sampling])
             for index, token_id in zip(sampling, sampled.token_ids, strict=True):
                 token_ids[index] = token_id
                 if token_id is not None:
@@ -72,17 +77,50 @@ class TorchExecutor:
             {sampling[i]: error for i, error in sampled.errors.items()},
         )
 
+    def _sample(self, rows: list[Row], at: list[int]) -> Sampled:
+        """The next token of each row, from the hidden states at these places."""
+        hidden = self._hidden if len(at) == len(self._hidden) else self._hidden[at]
+        decoder = self._model.decoder
+        logits = decoder.logits(hidden)
+        if isinstance(decoder, CpuDecoder) and all(map(is_plain_greedy, rows)):
+            ids = decoder.greedy(logits)
+            return Sampled(
+                [None if token_id < 0 else token_id for token_id in ids],
+                errors={i: NOT_FINITE for i, token_id in enumerate(ids) if token_id < 0},
+            )
+        # Everything else of sampling runs on the host, in float32.
+        return sample(logits.float().cpu(), rows, row_by_row=self._model.deterministic)
+
     def _prompt_logprobs(self, step: SequenceStep, row: Row, first_row: int) -> list[PositionLogprobs]:
         """The state at position p predicts the prompt's token p + 1."""
         count = min(step.num_new, row.prompt_len - 1 - step.num_computed)
         found: list[PositionLogprobs] = []
         for start in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - start)
-            logits = self._model.decoder.logits(self._hidden[first_row + start : first_row + start + size]).cpu()
+            logits = self._model.decoder.logits(self._hidden[first_row + start : first_row + start + size])
+            logits = logits.float().cpu()
             after = step.num_computed + start + 1
             targets: list[int] = row.tokens[after : after + size].tolist()
             found += position_logprobs(logits, targets, [row.sampling.prompt_logprobs or 0] * size)
         return found
+
+
+def build_paged_batch(steps: list[SequenceStep], rows: list[Row], block_size: int) -> PagedBatch:
+    """The step as the C kernels read it. It points into the rows, which outlive the step."""
+    counts = [step.num_new for step in steps]
+    if len(steps) == sum(counts):
+        token_ids = np.array([row.token(step.num_computed) for step, row in zip(steps, rows, strict=True)], np.int64)
+    else:
+        token_ids = np.concatenate(
+            [row.tokens[s.num_computed : s.num_computed + s.num_new] for s, row in zip(steps, rows, strict=True)]
+        )
+    return PagedBatch(
+        token_ids=torch.from_numpy(token_ids),
+        starts=np.cumsum([0, *counts]),
+        contexts=np.array([step.num_computed + step.num_new for step in steps], np.int64),
+        tables=np.array([row.blocks_address for row in rows], np.int64),
+        block_size=block_size,
+    )
 
 
 def build_batch(

@@ -22,6 +22,7 @@ from trunkline_worker.sampling_key import NOISE_SPREAD, position_key, race_noise
 
 # The nucleus of top_p is looked for among this many likeliest tokens before the whole row is sorted.
 NUCLEUS_GUESS = 256
+NOT_FINITE = "the model's output is not finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Sampled:
     token_ids: list[int | None]
     logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+
+
+def is_plain_greedy(row: Row) -> bool:
+    """Whether a row's next token is simply the likeliest one, and nothing is to be told about it."""
+    return row.sampling.temperature == 0 and row.sampling.logprobs is None and not changes_logits(row)
 
 
 def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool) -> Sampled:
@@ -57,7 +63,7 @@ def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool) -> Sampled:
     token_ids: list[int | None] = list(best.tolist())
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0]
     # argmax lands on a NaN if there is one, so a look at the best logit finds every unusable row.
-    errors = {i: "the model's output is not finite" for i in (~highest.isfinite()).nonzero()[:, 0].tolist()}
+    errors = {i: NOT_FINITE for i in (~highest.isfinite()).nonzero()[:, 0].tolist()}
     drawn = [i for i in drawn if i not in errors]
     if drawn:
         for i, token_id in zip(drawn, _draw(logits, highest, rows, drawn), strict=True):

@@ -11,12 +11,13 @@ from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.validation import validate_sampling, validate_token_ids
 from trunkline_worker.model.checkpoint import Checkpoint, fingerprint
+from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.spec import DecoderSpec, read_json, read_spec
 
 # Part of the fingerprint: raised when a change of kernels or model code changes bits.
-KERNEL_BUILD = "torch-twins-1"
+KERNEL_BUILD = "torch-twins-2"  # with C kernels on a CPU
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DUMMY_SEED = 0
 DUMMY_STD = 0.02
@@ -30,7 +31,7 @@ Fill = Callable[[Tensor, str], None]  # fills a tensor of the given Hugging Face
 class LoadedModel:
     """A decoder and what its directory says about using it."""
 
-    decoder: Decoder
+    decoder: Decoder | CpuDecoder
     spec: DecoderSpec
     fingerprint: str
     dtype: torch.dtype
@@ -75,8 +76,9 @@ def load_model(
             checkpoint.check_all_read(IGNORED_TENSORS + tied)
             identity = fingerprint(directory, checkpoint.files, *facts)
     eos, defaults = read_generation_defaults(directory, spec.vocab_size)
+    native = None if deterministic else cpu_decoder(spec, weights, context_length=context)
     return LoadedModel(
-        decoder=Decoder(spec, weights, context_length=context, deterministic=deterministic),
+        decoder=native or Decoder(spec, weights, context_length=context, deterministic=deterministic),
         spec=spec,
         fingerprint=identity,
         dtype=DTYPES[name],

@@ -1,0 +1,299 @@
+/* Kernels for workers on a CPU: attention over paged keys and values, and the element-wise rest of a decoder layer.
+ *
+ * Compiled once per type of element, -DBF16 or not (float32); see library.py. The PyTorch twins beside this folder say
+ * what each one computes, and the tests hold them against it. Sums are in float32 whatever the type.
+ *
+ * Loops are plain C that a compiler turns into vector code for the machine it compiles for; the one exception is the dot
+ * product of bfloat16, for which AVX-512 has an instruction that compilers do not find.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#ifdef BF16
+typedef uint16_t elem;
+static inline float load(elem x) {
+    union { uint32_t u; float f; } bits = {.u = (uint32_t)x << 16};
+    return bits.f;
+}
+static inline elem store(float x) { /* round to nearest, ties to even; a NaN stays one */
+    union { float f; uint32_t u; } bits = {.f = x};
+    uint32_t rounded = (bits.u + 0x7FFF + ((bits.u >> 16) & 1)) >> 16;
+    return x == x ? (elem)rounded : (elem)0x7FC0;
+}
+#else
+typedef float elem;
+static inline float load(elem x) { return x; }
+static inline elem store(float x) { return x; }
+#endif
+
+#define MAX_HEAD_DIM 256
+#define SEGMENT 16     /* keys scored at once: never more than a block */
+#define ROWS_AT_ONCE 4 /* queries of one sequence that share the reading of keys and values */
+#define MAX_GROUP 16   /* query heads of one KV head */
+
+/* exp(x) for x <= 0 or moderate, to about 2 ulp: Cephes' polynomial on [-ln2/2, ln2/2]. Below -87 it is 0. */
+static inline float fast_exp(float x) {
+    float bounded = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+    float n = nearbyintf(bounded * 1.44269504088896341f);
+    float r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union { uint32_t u; float f; } power = {.u = (uint32_t)((int32_t)n + 127) << 23};
+    return x < -87.0f ? 0.0f : p * power.f;
+}
+
+/* One query row against one key. */
+static inline float dot(const elem *restrict q, const elem *restrict k, int dim) {
+    int i = 0;
+    float sum = 0.0f;
+#if defined(BF16) && defined(__AVX512BF16__)
+    if (dim >= 32) {
+        __m512 acc = _mm512_setzero_ps();
+        for (; i + 32 <= dim; i += 32)
+            acc = _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(q + i), (__m512bh)_mm512_loadu_si512(k + i));
+        sum = _mm512_reduce_add_ps(acc);
+    }
+#endif
+    float rest = 0.0f;
+#pragma omp simd reduction(+ : rest)
+    for (int j = i; j < dim; j++) rest += load(q[j]) * load(k[j]);
+    return sum + rest;
+}
+
+/* Attention of `rows` queries of one sequence, at consecutive positions from `first`, for the query heads of one KV head.
+ * Softmax is computed online, segment by segment (Milakov and Gimelshein, 2018). */
+static void attend(const elem *q, const elem *keys, const elem *values, const int64_t *table, elem *out, int rows,
+                   int64_t first, int64_t window, int group, int dim, int64_t row_stride, int64_t token_stride,
+                   int block_size, float scale) {
+    float acc[ROWS_AT_ONCE * MAX_GROUP][MAX_HEAD_DIM];
+    float peak[ROWS_AT_ONCE * MAX_GROUP], total[ROWS_AT_ONCE * MAX_GROUP];
+    float p[ROWS_AT_ONCE * MAX_GROUP][SEGMENT];
+    int heads = rows * group;
+    for (int h = 0; h < heads; h++) {
+        peak[h] = -INFINITY;
+        total[h] = 0.0f;
+        memset(acc[h], 0, dim * sizeof(float));
+    }
+    int64_t end = first + rows; /* keys before this position are seen by somebody */
+    int64_t begin = window > 0 && first - window + 1 > 0 ? first - window + 1 : 0;
+    for (int64_t at = begin; at < end;) {
+        int64_t offset = at % block_size;
+        int count = block_size - offset < SEGMENT ? (int)(block_size - offset) : SEGMENT;
+        if (count > end - at) count = (int)(end - at);
+        int64_t slot = table[at / block_size] * block_size + offset;
+        const elem *k = keys + slot * token_stride, *v = values + slot * token_stride;
+        for (int row = 0; row < rows; row++) {
+            int64_t position = first + row;
+            int64_t oldest = window > 0 ? position - window + 1 : 0;
+            int low = oldest > at ? (int)(oldest - at) : 0;
+            int high = position - at + 1 < count ? (int)(position - at + 1) : count;
+            for (int g = 0; g < group; g++) {
+                int h = row * group + g;
+                float *s = p[h];
+                for (int t = 0; t < SEGMENT; t++) s[t] = 0.0f;
+                if (low >= high) continue;
+                const elem *query = q + row * row_stride + g * dim;
+                float best = peak[h];
+                for (int t = low; t < high; t++) {
+                    s[t] = dot(query, k + t * token_stride, dim) * scale;
+                    best = s[t] > best || s[t] != s[t] ? s[t] : best;
+                }
+                float shrink = peak[h] == -INFINITY ? 0.0f : fast_exp(peak[h] - best);
+                float sum = 0.0f;
+                float e[SEGMENT];
+#pragma omp simd
+                for (int t = 0; t < SEGMENT; t++) e[t] = fast_exp(s[t] - best);
+#pragma omp simd reduction(+ : sum)
+                for (int t = 0; t < SEGMENT; t++) {
+                    e[t] = t >= low && t < high ? e[t] : 0.0f;
+                    sum += e[t];
+                }
+                memcpy(s, e, sizeof(e));
+                if (best != best) s[low] = sum = best; /* a NaN shows */
+                total[h] = total[h] * shrink + sum;
+                peak[h] = best;
+                if (shrink != 1.0f) {
+#pragma omp simd
+                    for (int i = 0; i < dim; i++) acc[h][i] *= shrink;
+                }
+            }
+        }
+        for (int t = 0; t < count; t++) {
+            float row_v[MAX_HEAD_DIM];
+            const elem *value = v + t * token_stride;
+#pragma omp simd
+            for (int i = 0; i < dim; i++) row_v[i] = load(value[i]);
+            for (int h = 0; h < heads; h++) {
+                float weight = p[h][t];
+                if (weight == 0.0f) continue; /* not visible, or of no weight: what is stored there does not matter */
+                float *a = acc[h];
+#pragma omp simd
+                for (int i = 0; i < dim; i++) a[i] += weight * row_v[i];
+            }
+        }
+        at += count;
+    }
+    for (int row = 0; row < rows; row++)
+        for (int g = 0; g < group; g++) {
+            int h = row * group + g;
+            float inverse = 1.0f / total[h];
+            elem *o = out + row * row_stride + g * dim;
+#pragma omp simd
+            for (int i = 0; i < dim; i++) o[i] = store(acc[h][i] * inverse);
+        }
+}
+
+/* q, out: [num_tokens, num_heads, dim]; keys, values: [blocks, block_size, num_kv_heads, dim]; tables: a pointer to each
+ * sequence's block table; starts: [num_seqs + 1] first row of each sequence; contexts: [num_seqs] KV tokens, the new ones
+ * included; window: 0 for none. Causal. */
+void attention(const elem *q, const elem *keys, const elem *values, const int64_t *const *tables, const int64_t *starts,
+               const int64_t *contexts, elem *out, int64_t num_seqs, int num_heads, int num_kv_heads, int dim,
+               int block_size, int64_t window, float scale) {
+    int group = num_heads / num_kv_heads;
+    int64_t row_stride = (int64_t)num_heads * dim, token_stride = (int64_t)num_kv_heads * dim;
+    int64_t num_items = 0;
+    for (int64_t s = 0; s < num_seqs; s++)
+        num_items += (starts[s + 1] - starts[s] + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * num_kv_heads;
+    int64_t(*items)[3] = malloc((size_t)num_items * sizeof(*items));
+    int64_t n = 0;
+    for (int64_t s = num_seqs - 1; s >= 0; s--)
+        for (int64_t row = starts[s]; row < starts[s + 1]; row += ROWS_AT_ONCE)
+            for (int head = 0; head < num_kv_heads; head++, n++) {
+                items[n][0] = s;
+                items[n][1] = row;
+                items[n][2] = head;
+            }
+#pragma omp parallel for schedule(dynamic, 4)
+    for (int64_t i = 0; i < num_items; i++) {
+        int64_t s = items[i][0], row = items[i][1], head = items[i][2];
+        int64_t left = starts[s + 1] - row;
+        int rows = left < ROWS_AT_ONCE ? (int)left : ROWS_AT_ONCE;
+        int64_t first = contexts[s] - left;
+        int64_t offset = row * row_stride + head * group * dim;
+        attend(q + offset, keys + head * dim, values + head * dim, tables[s], out + offset, rows, first, window, group,
+               dim, row_stride, token_stride, block_size, scale);
+    }
+    free(items);
+}
+
+static inline float inverse_rms(const float *x, int dim, float eps) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < dim; i++) sum += x[i] * x[i];
+    return 1.0f / sqrtf(sum / dim + eps);
+}
+
+/* residual += x where x is given; out = rms_norm(residual) * weight.  x, residual, out: [num_rows, dim] */
+void add_rms_norm(const elem *x, elem *residual, const elem *weight, elem *out, int64_t num_rows, int dim, float eps) {
+#pragma omp parallel for schedule(static) if (num_rows > 8)
+    for (int64_t row = 0; row < num_rows; row++) {
+        float wide[dim];
+        elem *r = residual + row * dim, *o = out + row * dim;
+        if (x) {
+            const elem *added = x + row * dim;
+#pragma omp simd
+            for (int i = 0; i < dim; i++) {
+                r[i] = store(load(r[i]) + load(added[i]));
+                wide[i] = load(r[i]);
+            }
+        } else {
+#pragma omp simd
+            for (int i = 0; i < dim; i++) wide[i] = load(r[i]);
+        }
+        float scale = inverse_rms(wide, dim, eps);
+#pragma omp simd
+        for (int i = 0; i < dim; i++) o[i] = store(load(store(wide[i] * scale)) * load(weight[i]));
+    }
+}
+
+/* One head: normalised where there is a weight, then rotated (half-split layout). */
+static inline void rotate(const elem *restrict x, const elem *norm, const float *cos, const float *sin,
+                          elem *restrict out, int dim, float eps) {
+    float wide[MAX_HEAD_DIM];
+#pragma omp simd
+    for (int i = 0; i < dim; i++) wide[i] = load(x[i]);
+    if (norm) {
+        float scale = inverse_rms(wide, dim, eps);
+#pragma omp simd
+        for (int i = 0; i < dim; i++) wide[i] = load(store(load(store(wide[i] * scale)) * load(norm[i])));
+    }
+    int half = dim / 2;
+#pragma omp simd
+    for (int i = 0; i < half; i++) {
+        float a = wide[i], b = wide[i + half];
+        out[i] = store(a * cos[i] - b * sin[i]);
+        out[i + half] = store(b * cos[i] + a * sin[i]);
+    }
+}
+
+/* Queries rotated in place; keys rotated and values copied into the pool, where the tables say.
+ * qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim]; q: [num_tokens, num_heads, dim]; cos, sin: [positions, dim / 2] */
+void rotate_and_write(const elem *qkv, elem *q, elem *keys, elem *values, const int64_t *const *tables,
+                      const int64_t *starts, const int64_t *contexts, const float *cos, const float *sin,
+                      const elem *query_norm, const elem *key_norm, int64_t num_seqs, int num_heads, int num_kv_heads,
+                      int dim, int block_size, float eps) {
+    int64_t width = (int64_t)(num_heads + 2 * num_kv_heads) * dim;
+    int half = dim / 2;
+#pragma omp parallel for schedule(dynamic, 4) if (num_seqs > 4 || starts[num_seqs] > 16)
+    for (int64_t s = 0; s < num_seqs; s++)
+        for (int64_t row = starts[s]; row < starts[s + 1]; row++) {
+            int64_t position = contexts[s] - (starts[s + 1] - row);
+            int64_t slot = tables[s][position / block_size] * block_size + position % block_size;
+            const float *c = cos + position * half, *sn = sin + position * half;
+            const elem *from = qkv + row * width;
+            for (int h = 0; h < num_heads; h++, from += dim)
+                rotate(from, query_norm, c, sn, q + (row * num_heads + h) * dim, dim, eps);
+            for (int h = 0; h < num_kv_heads; h++, from += dim)
+                rotate(from, key_norm, c, sn, keys + (slot * num_kv_heads + h) * dim, dim, eps);
+            memcpy(values + slot * num_kv_heads * dim, from, (size_t)num_kv_heads * dim * sizeof(elem));
+        }
+}
+
+/* silu(gate) * up.  gate_up: [num_rows, 2 * dim], gate first; out: [num_rows, dim] */
+void silu_and_mul(const elem *gate_up, elem *out, int64_t num_rows, int dim) {
+#pragma omp parallel for schedule(static) if (num_rows > 8)
+    for (int64_t row = 0; row < num_rows; row++) {
+        const elem *gate = gate_up + row * 2 * dim, *up = gate + dim;
+        elem *o = out + row * dim;
+#pragma omp simd
+        for (int i = 0; i < dim; i++) {
+            float g = load(gate[i]);
+            o[i] = store(load(store(g / (1.0f + fast_exp(-g)))) * load(up[i]));
+        }
+    }
+}
+
+/* The greatest logit of each row: ids[row] is the first of them, or -1 where the row has a NaN or its best is infinite.
+ * logits: [num_rows, vocab] */
+void greedy(const elem *logits, int64_t *ids, int64_t num_rows, int64_t vocab) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < num_rows; row++) {
+        const elem *x = logits + row * vocab;
+        float best = -INFINITY;
+        int broken = 0;
+#pragma omp simd reduction(max : best) reduction(| : broken)
+        for (int64_t i = 0; i < vocab; i++) {
+            float value = load(x[i]);
+            best = value > best ? value : best;
+            broken |= value != value;
+        }
+        int64_t id = -1;
+        if (!broken && best - best == 0.0f)
+            for (int64_t i = 0; i < vocab; i++)
+                if (load(x[i]) == best) {
+                    id = i;
+                    break;
+                }
+        ids[row] = id;
+    }
+}

@@ -1,0 +1,91 @@
+"""The C kernels as a library: compiled for this machine at first use, and kept.
+
+Compiled with the system's C compiler (CC, else cc) into a cache folder (TRUNKLINE_CACHE_DIR, else ~/.cache/trunkline),
+under a name that tells source, flags, compiler and CPU apart. Where that does not work, one warning says so, and the
+PyTorch twins serve.
+"""
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("kernels.c")
+# No -ffast-math: a NaN must be seen, and minus infinity be minus infinity. Sums may be reordered where a pragma says so.
+FLAGS = (
+    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=fast",
+)  # fmt: skip
+COMPILE_TIMEOUT_S = 120
+DEFINES: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
+
+P, I32, I64, F32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+SIGNATURES: dict[str, tuple[type, ...]] = {
+    "attention": (P, P, P, P, P, P, P, I64, I32, I32, I32, I32, I64, F32),
+    "add_rms_norm": (P, P, P, P, I64, I32, F32),
+    "rotate_and_write": (P, P, P, P, P, P, P, P, P, P, P, I64, I32, I32, I32, I32, F32),
+    "silu_and_mul": (P, P, I64, I32),
+    "greedy": (P, P, I64, I64),
+}
+
+
+@cache
+def library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The kernels for elements of this type; None where there are none."""
+    if dtype not in DEFINES:
+        return None
+    try:
+        path = _compiled(DEFINES[dtype])
+        _share_openmp()
+        loaded = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        warnings.warn(f"no C kernels on this machine, PyTorch's operators serve: {detail.strip()[-300:]}", stacklevel=2)
+        return None
+    for name, arguments in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
+    return loaded
+
+
+def _share_openmp() -> None:
+    """Makes torch's own OpenMP runtime the one that the library finds: two of them would fight over the cores."""
+    for path in sorted(Path(torch.__file__).with_name("lib").glob("libgomp*")):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _compiled(defines: tuple[str, ...]) -> Path:
+    """The path of the library, which is compiled if it is not there."""
+    compiler = os.environ.get("CC", "cc")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    facts = "\0".join((SOURCE.read_text(), *FLAGS, *defines, version, _cpu_flags(), torch.__version__))
+    folder = Path(os.environ.get("TRUNKLINE_CACHE_DIR") or Path.home() / ".cache" / "trunkline")
+    target = folder / f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    # Under another name first: two workers may start at once, and neither may load half a library.
+    handle, made = tempfile.mkstemp(suffix=".so", dir=folder)
+    os.close(handle)
+    try:
+        command = [compiler, *FLAGS, *defines, str(SOURCE), "-o", made, "-lm"]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S)
+        os.replace(made, target)
+    finally:
+        Path(made).unlink(missing_ok=True)
+    return target
+
+
+def _cpu_flags() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

@@ -1,0 +1,22 @@
+"""A step's ragged batch as the C kernels read it: block tables by address, nothing copied."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """The new tokens of several sequences, laid end to end. Whoever made it keeps the block tables alive."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    starts: NDArray[np.int64]  # [num_seqs + 1] first row of each sequence; the last one is num_tokens
+    contexts: NDArray[np.int64]  # [num_seqs] KV tokens of each, the new ones included
+    tables: NDArray[np.int64]  # [num_seqs] address of each block table: int64 block numbers
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)

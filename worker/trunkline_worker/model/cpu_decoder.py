@@ -1,0 +1,122 @@
+"""The decoder on a CPU: packed matrix products, and C kernels for everything between them.
+
+The same function as decoder.Decoder, which is its truth; that one serves where these kernels do not: on a GPU, under
+--deterministic, in float16, and where there is no C compiler.
+"""
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from trunkline_kernels.cpu.library import library
+from trunkline_kernels.cpu.packed_linear import PackedLinear, can_pack
+from trunkline_kernels.cpu.paged_batch import PagedBatch
+from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.model.decoder import DecoderWeights, LayerWeights, rotary_tables
+from trunkline_worker.model.spec import DecoderSpec
+
+MAX_HEAD_DIM, MAX_GROUP = 256, 16  # of the C kernels' buffers
+
+
+class _Layer:
+    """A layer's weights as the kernels take them."""
+
+    __slots__ = ("down", "gate_up", "input_norm", "key_norm", "output", "post_norm", "qkv", "query_norm")
+
+    def __init__(self, w: LayerWeights) -> None:
+        self.input_norm, self.post_norm = w.input_norm, w.post_norm
+        self.query_norm, self.key_norm = w.query_norm, w.key_norm
+        self.qkv = PackedLinear(w.qkv, w.qkv_bias)
+        self.output = PackedLinear(w.output, w.output_bias)
+        self.gate_up = PackedLinear(w.gate_up, w.gate_up_bias)
+        self.down = PackedLinear(w.down, w.down_bias)
+
+
+def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: int) -> "CpuDecoder | None":
+    """The decoder for these weights, or None where the kernels do not reach. The weights' layers are consumed."""
+    dtype = weights.embedding.dtype
+    fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
+    if weights.embedding.device.type != "cpu" or not fits or not can_pack(dtype):
+        return None
+    kernels = library(dtype)
+    return None if kernels is None else CpuDecoder(spec, weights, kernels, context_length)
+
+
+class CpuDecoder:
+    """See the module."""
+
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, kernels: ctypes.CDLL, context_length: int
+    ) -> None:
+        self.spec = spec
+        self._kernels = kernels
+        self._embedding = weights.embedding
+        self._final_norm = weights.final_norm
+        self._head = PackedLinear(weights.head, None)
+        self._layers: list[_Layer] = []
+        while weights.layers:  # one at a time, so that never more than one layer is there twice
+            self._layers.append(_Layer(weights.layers.pop(0)))
+        cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
+        self._cos, self._sin = cos.contiguous(), sin.contiguous()
+        self._scale = 1 / math.sqrt(spec.head_dim)
+
+    def forward(self, batch: PagedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
+        """Hidden states before the final norm: [num_tokens, hidden]; the tokens' keys and values are in `kv` afterwards.
+
+        num_padding: see decoder.Decoder.forward
+        """
+        spec, kernels, count = self.spec, self._kernels, batch.num_tokens
+        num_rows, eps = count + num_padding, spec.rms_norm_eps
+        heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        token_ids = torch.nn.functional.pad(batch.token_ids, (0, num_padding)) if num_padding else batch.token_ids
+        residual = self._embedding.index_select(0, token_ids)
+        x = torch.empty_like(residual)
+        q = residual.new_empty(num_rows, heads * dim)
+        attended = residual.new_zeros(num_rows, heads * dim) if num_padding else torch.empty_like(q)
+        gated = residual.new_empty(num_rows, spec.intermediate_size)
+        where = (batch.tables.ctypes.data, batch.starts.ctypes.data, batch.contexts.ctypes.data)
+        num_seqs = len(batch.contexts)
+        added: Tensor | None = None  # what the residual stream still lacks
+        for layer, pool, window in zip(self._layers, kv, spec.windows, strict=True):
+            self._add_norm(added, residual, layer.input_norm, x)
+            qkv = layer.qkv(x)
+            keys, values = pool.keys.data_ptr(), pool.values.data_ptr()
+            kernels.rotate_and_write(
+                qkv.data_ptr(), q.data_ptr(), keys, values, *where, self._cos.data_ptr(), self._sin.data_ptr(),
+                _pointer(layer.query_norm), _pointer(layer.key_norm), num_seqs, heads, kv_heads, dim, batch.block_size,
+                eps,
+            )  # fmt: skip
+            kernels.attention(
+                q.data_ptr(), keys, values, *where, attended.data_ptr(), num_seqs, heads, kv_heads, dim,
+                batch.block_size, window or 0, self._scale,
+            )  # fmt: skip
+            self._add_norm(layer.output(attended), residual, layer.post_norm, x)
+            gate_up = layer.gate_up(x)  # named: it must live until the kernel is done with it
+            kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), num_rows, spec.intermediate_size)
+            added = layer.down(gated)
+        return residual.add_(added)[:count] if added is not None else residual
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] in the model's dtype"""
+        hidden = hidden.contiguous()
+        x = torch.empty_like(hidden)
+        self._add_norm(None, hidden, self._final_norm, x)
+        return self._head(x)
+
+    def greedy(self, logits: Tensor) -> list[int]:
+        """The likeliest token of each row; -1 where the row is not finite. logits: [num_rows, vocab]"""
+        ids = torch.empty(len(logits), dtype=torch.int64)
+        self._kernels.greedy(logits.data_ptr(), ids.data_ptr(), len(logits), logits.shape[1])
+        return ids.tolist()
+
+    def _add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor, out: Tensor) -> None:
+        rows, dim = residual.shape
+        self._kernels.add_rms_norm(
+            _pointer(added), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, self.spec.rms_norm_eps
+        )
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
