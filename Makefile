@@ -51,6 +51,12 @@ demo-model: $(DEV_STAMP)
 bench-engine: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine $(ARGS)
 
+bench-peer: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.peer_vllm --peers $(PEERS) $(ARGS)
+
+bench-scheduler: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.simulation.experiments $(ARGS)
+
 clean:
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 

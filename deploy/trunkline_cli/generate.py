@@ -24,6 +24,7 @@ SAMPLING: dict[str, type] = {
     "frequency_penalty": float,
     "seed": int,
     "logprobs": int,
+    "prompt_logprobs": int,
 }
 
 
@@ -39,8 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], help="stop string; may be given several times")
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence")
     parser.add_argument("--timeout-s", type=float, help="deadline")
+    parser.add_argument("--lane", choices=("interactive", "standard", "batch"), help="priority (default: standard)")
+    parser.add_argument("--tenant", default="", help="who is served")
+    parser.add_argument("--stop-token-id", type=int, action="append", default=[], help="may be given several times")
+    parser.add_argument(
+        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=VALUE", help="may be given several times"
+    )
     for name, kind in SAMPLING.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, value = text.partition("=")
+    return int(token_id), float(value)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,8 +74,9 @@ async def _generate(arguments: argparse.Namespace) -> None:
         prompt = [*system, ("user", text)]
     options: dict[str, Any] = {name: getattr(arguments, name) for name in SAMPLING}
     options = {name: value for name, value in options.items() if value is not None}
-    options |= {"n": arguments.n, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos}
-    async with Client(arguments.server, model=arguments.model) as client:
+    options |= {"n": arguments.n, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos, "lane": arguments.lane}
+    options |= {"stop_token_ids": arguments.stop_token_id, "logit_bias": dict(arguments.logit_bias)}
+    async with Client(arguments.server, model=arguments.model, tenant=arguments.tenant) as client:
         if arguments.json:
             last = None
             async for piece in client.generate(prompt, timeout_s=arguments.timeout_s, **options):

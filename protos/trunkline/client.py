@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from trunkline.errors import error_of
-from trunkline.v1.generation_pb2 import FinishReason, SamplingParams, TokenLogprobs
+from trunkline.v1.generation_pb2 import FinishReason, Lane, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
     ChatMessages,
@@ -75,10 +75,14 @@ class Completion:
 
 
 class Client:
-    """A connection to a router. Use it as an async context manager, or close() it. Errors: trunkline.errors."""
+    """A connection to a router. Use it as an async context manager, or close() it. Errors: trunkline.errors.
 
-    def __init__(self, address: str = "127.0.0.1:50051", *, model: str = "") -> None:
+    tenant: who is served; tenants of one lane share workers fairly.
+    """
+
+    def __init__(self, address: str = "127.0.0.1:50051", *, model: str = "", tenant: str = "") -> None:
         self._model = model
+        self._metadata = (("x-trunkline-tenant", tenant),) if tenant else ()
         self._channel = grpc.aio.insecure_channel(
             address,
             options=(
@@ -109,10 +113,12 @@ class Client:
         n: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
+        lane: str | None = None,
         **sampling: Any,
     ) -> AsyncIterator[Piece]:
         """Streams the output as it comes; leaving the loop cancels the request.
 
+        `lane`: "interactive", "standard" (where it is not said) or "batch". Raises ValueError for any other.
         `sampling`: the fields of SamplingParams, such as max_tokens=64, temperature=0.0, stop=["\\n"].
         """
         request = GenerateRequest(
@@ -120,9 +126,10 @@ class Client:
             sampling=SamplingParams(**sampling),
             n=n,
             request_id=request_id,
+            lane=_lane(lane),
         )
         _set_prompt(request, prompt)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=_trace_metadata())
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=(*_trace_metadata(), *self._metadata))
         try:
             async for response in call:
                 for chunk in response.chunks:
@@ -188,7 +195,7 @@ class Client:
 
     async def _call(self, method: str, request: Message) -> Any:
         try:
-            return await getattr(self._stub, method)(request, metadata=_trace_metadata())
+            return await getattr(self._stub, method)(request, metadata=(*_trace_metadata(), *self._metadata))
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
 
@@ -205,6 +212,15 @@ def _set_prompt(request: GenerateRequest, prompt: Prompt) -> None:
 def _chat(messages: Sequence[Mapping[str, str]] | Sequence[tuple[str, str]]) -> ChatMessages:
     pairs = [(m["role"], m["content"]) if isinstance(m, Mapping) else m for m in messages]
     return ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in pairs])
+
+
+def _lane(name: str | None) -> Lane:
+    if name is None:
+        return Lane.LANE_UNSPECIFIED
+    number = getattr(Lane, f"LANE_{name.upper()}", None)
+    if not number:
+        raise ValueError(f"{name!r} is not a lane: interactive, standard or batch")
+    return number  # type: ignore[no-any-return]
 
 
 def _finish_name(reason: "FinishReason.ValueType") -> str | None:

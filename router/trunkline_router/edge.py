@@ -7,11 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.status import context_exceeded, invalid
-from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
-from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
+from trunkline.validation import (
+    check_length,
+    check_prompt_logprobs,
+    validate_sampling,
+    validate_scheduling,
+    validate_token_ids,
+)
 from trunkline_router.pool import limits_of
+from trunkline_router.tenants import Tenant
 from trunkline_router.tokenizer import PromptTokenizer
 from trunkline_router.worker_link import Live
 
@@ -29,6 +36,9 @@ class Prepared:
     prompt: list[int]
     sampling: SamplingParams  # every default filled in, seed included
     choices: int
+    lane: Lane
+    tenant: str
+    tenant_weight: float
 
     @property
     def seed(self) -> int:
@@ -50,6 +60,9 @@ class Prepared:
                 sampling=self.sampling,
                 traceparent=trace[0],
                 tracestate=trace[1],
+                lane=self.lane,
+                tenant=self.tenant,
+                tenant_weight=self.tenant_weight,
             )
             if choice > 0:
                 submit.sampling.ClearField("prompt_logprobs")  # the same for every choice: computed once
@@ -70,10 +83,18 @@ def request_id_of(request: GenerateRequest) -> str:
 
 
 async def prepare(
-    request: GenerateRequest, request_id: str, model: str, workers: Sequence[Live], *, max_choices: int
+    request: GenerateRequest,
+    request_id: str,
+    model: str,
+    workers: Sequence[Live],
+    *,
+    max_choices: int,
+    tenant: str,
+    terms: Tenant,
 ) -> Prepared:
     """Checks everything the client said; the cheap things first. Raises RequestRefused."""
     limits = limits_of(workers)
+    validate_scheduling(request.lane, tenant, terms.weight)
     validate_sampling(request.sampling, vocab_size=limits.vocab_size)
     choices = request.n if request.HasField("n") else 1
     if not 1 <= choices <= max_choices:
@@ -86,7 +107,16 @@ async def prepare(
         capacity=limits.kv_token_capacity,
     )
     check_prompt_logprobs(request.sampling, len(prompt))
-    return Prepared(request_id, model, prompt, resolve_sampling(request.sampling, limits.default_sampling), choices)
+    return Prepared(
+        request_id,
+        model,
+        prompt,
+        resolve_sampling(request.sampling, limits.default_sampling),
+        choices,
+        terms.lane(request.lane),
+        tenant,
+        terms.weight,
+    )
 
 
 async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse) -> list[int]:

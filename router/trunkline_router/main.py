@@ -11,6 +11,7 @@ from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_serv
 from trunkline_router.pool import Pools
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem
+from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.worker_link import Tokenizers, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
@@ -34,15 +35,15 @@ def main() -> None:
     configure_tracing("trunkline-router")
     status = 0
     try:
-        uvloop.run(serve(settings, router_id))
-    except PortInUse as error:
+        uvloop.run(serve(settings, router_id, read_tenants(settings.tenants)))
+    except (PortInUse, TenantsError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
     shutdown_tracing()
     sys.exit(status)
 
 
-async def serve(settings: RouterSettings, router_id: str) -> None:
+async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> None:
     """Serves until a signal. Raises PortInUse."""
     log = get_logger()
     signals = Signals()
@@ -54,7 +55,7 @@ async def serve(settings: RouterSettings, router_id: str) -> None:
     pools.links = [
         WorkerLink(address, router_id, tokenizers, changed.set, rng) for address in dict.fromkeys(settings.workers)
     ]
-    service = InferenceService(pools, max_choices=settings.max_choices)
+    service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
     log.info("router listening", port=server.port, workers=list(settings.workers))

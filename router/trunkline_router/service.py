@@ -19,7 +19,7 @@ from trunkline.status import (
     invalid,
     no_worker,
 )
-from trunkline.v1.generation_pb2 import FinishReason
+from trunkline.v1.generation_pb2 import FinishReason, Lane
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -37,6 +37,7 @@ from trunkline.validation import validate_token_ids
 from trunkline_router.edge import Prepared, prepare, request_id_of
 from trunkline_router.pool import Pools, Route, limits_of
 from trunkline_router.request_stream import RequestStream
+from trunkline_router.tenants import Tenants, tenant_of
 from trunkline_router.worker_link import Live
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context, request_span, trace_context_of
@@ -48,8 +49,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceService(InferenceServiceServicer):
-    def __init__(self, pools: Pools, *, max_choices: int) -> None:
+    def __init__(self, pools: Pools, *, max_choices: int, tenants: Tenants | None = None) -> None:
         self._pools = pools
+        self._tenants = tenants or Tenants()
         self._max_choices = max_choices
         self._running = 0
         self._idle = asyncio.Event()
@@ -88,8 +90,18 @@ class InferenceService(InferenceServiceServicer):
             try:
                 with self._admitted():
                     model, workers = self._pools.workers(request.model)
-                    prepared = await prepare(request, request_id, model, workers, max_choices=self._max_choices)
+                    tenant = tenant_of(context.invocation_metadata())
+                    prepared = await prepare(
+                        request,
+                        request_id,
+                        model,
+                        workers,
+                        max_choices=self._max_choices,
+                        tenant=tenant,
+                        terms=self._tenants.terms(tenant),
+                    )
                     facts |= {"model": model, "prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
+                    facts |= {"tenant": tenant, "lane": Lane.Name(prepared.lane).removeprefix("LANE_").lower()}
                     async with aclosing(self._generate(prepared, context, span, facts)) as responses:
                         async for response in responses:
                             yield response
@@ -131,6 +143,7 @@ class InferenceService(InferenceServiceServicer):
                 worker_id=route.live.model.worker_id,
                 prompt_tokens=len(prepared.prompt),
                 seed=prepared.seed,
+                lane=prepared.lane,
             )
             stream = RequestStream(prepared.request_id, prepared.choices, prompt)
             try:

@@ -15,6 +15,9 @@ class RouterSettings:
     port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
+    tenants: str = setting(
+        "", help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {}}'
+    )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
 
 

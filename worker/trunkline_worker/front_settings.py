@@ -16,6 +16,9 @@ class WorkerSettings:
     port: int = setting(50061, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     served_model_name: str = setting("", help="name that requests use; default: the model directory's base name")
     worker_id: str = setting("", help="this worker's name in logs, traces and responses; default: host:port")
+    stats_interval_s: float = setting(
+        30.0, help="time between two lines of statistics in the log, while there is work; 0: none", minimum=0.0
+    )
     drain_timeout_s: float = setting(30.0, help="time for running requests to finish at SIGTERM or Drain", minimum=0.0)
 
     @property

@@ -20,6 +20,7 @@ from trunkline_worker.front import Front
 from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.service import WorkerService
+from trunkline_worker.stats_log import log_stats
 from trunkline_worker.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 SERVICE = "trunkline.v1.WorkerService"
@@ -92,6 +93,9 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         log.info("worker ready", model=model.model, port=server.port, device=model.device, dtype=model.dtype,
                  kv_blocks=model.kv_blocks, context_length=model.context_length)  # fmt: skip
         died = asyncio.create_task(front.dead.wait())
+        if settings.stats_interval_s:
+            logging_stats = asyncio.create_task(log_stats(front, settings.stats_interval_s))
+            logging_stats.add_done_callback(lambda task: task.cancelled() or task.result())
         await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
         if died.done():
             return EXIT_ENGINE_DIED

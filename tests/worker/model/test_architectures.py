@@ -3,12 +3,16 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from tests.worker.model.checkpoints import VARIANTS, VOCAB, write_checkpoint
+from trunkline_kernels.cpu.paged_batch import PagedBatch
 from trunkline_kernels.ragged_batch import RaggedBatch, allocate_kv
+from trunkline_worker.model import loading
+from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import load_model
 
 GREEDY_STEPS = 64
@@ -19,12 +23,17 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(3, VOCAB) for _ in range(length)] for length in (1, 3, 16, 17, 40, 55)]
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize("how", ["c-kernels", "torch", "deterministic"])
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.inference_mode()
-def test_logits_equal_transformers_in_a_ragged_batch_of_chunks(name: str, deterministic: bool, tmp_path: Path) -> None:
+def test_logits_equal_transformers_in_a_ragged_batch_of_chunks(
+    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     truth = write_checkpoint(name, tmp_path)
-    model = load_model(tmp_path, device=torch.device("cpu"), deterministic=deterministic)
+    if how == "torch":
+        monkeypatch.setattr(loading, "cpu_decoder", lambda *_, **__: None)
+    model = load_model(tmp_path, device=torch.device("cpu"), deterministic=how == "deterministic")
+    assert isinstance(model.decoder, CpuDecoder) == (how == "c-kernels")
     spec, size = model.spec, 4
     kv = allocate_kv(
         num_layers=spec.num_layers,
@@ -55,7 +64,13 @@ def test_logits_equal_transformers_in_a_ragged_batch_of_chunks(name: str, determ
             block_size=size,
         )
         token_ids = torch.tensor([sequences[int(i)][int(p)] for i, p in zip(owners, positions, strict=True)])
-        rows = model.decoder.logits(model.decoder.forward(token_ids, batch, kv))
+        if isinstance(model.decoder, CpuDecoder):
+            ends = np.cumsum([0, *news])
+            addresses = np.array([tables[i].data_ptr() for i in active])
+            paged = PagedBatch(token_ids, ends, np.array(batch.context_lens), addresses, size)
+            rows = model.decoder.logits(model.decoder.forward(paged, kv))
+        else:
+            rows = model.decoder.logits(model.decoder.forward(token_ids, batch, kv))
         for i, part in zip(active, rows.split(news), strict=True):
             logits[i].append(part)
             computed[i] += len(part)

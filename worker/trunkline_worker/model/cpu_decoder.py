@@ -105,6 +105,26 @@ class CpuDecoder:
         self._add_norm(None, hidden, self._final_norm, x)
         return self._head(x)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    @property
+    def matrix_inputs(self) -> tuple[int, int, int, int]:
+        """Widths of the inputs of a layer's four matrix products."""
+        spec = self.spec
+        return spec.hidden_size, spec.num_heads * spec.head_dim, spec.hidden_size, spec.intermediate_size
+
+    def multiply_only(self, inputs: list[Tensor], hidden: Tensor) -> None:
+        """A step's matrix products and nothing else: what is left of its time is what could be saved.
+
+        inputs: [num_rows, width] for each of matrix_inputs; hidden: [num_sampled, hidden]
+        """
+        for layer in self._layers:
+            for product, x in zip((layer.qkv, layer.output, layer.gate_up, layer.down), inputs, strict=True):
+                product(x)
+        self._head(hidden)
+
     def greedy(self, logits: Tensor) -> list[int]:
         """The likeliest token of each row; -1 where the row is not finite. logits: [num_rows, vocab]"""
         ids = torch.empty(len(logits), dtype=torch.int64)

@@ -1,0 +1,178 @@
+"""Is the simulator right? The engine on this machine's CPU replays a trace in real time, and the simulator, calibrated on
+steps of that engine, replays the same trace in virtual time.
+
+usage: python -m trunkline_bench.simulation.calibration [--minutes 5] [--rate …]
+"""
+
+import argparse
+import gc
+import os
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from trunkline.engine.v1.engine_pb2 import EngineRequest
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import Submit
+from trunkline_bench.random_model import write_random_llama
+from trunkline_bench.simulation import report
+from trunkline_bench.simulation.experiments import AZURE, RESULTS
+from trunkline_bench.simulation.fitted_cost import FittedCost, Sample, fit
+from trunkline_bench.simulation.replay import Replayed, Worker, replay
+from trunkline_bench.simulation.step_work import work_of
+from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, random_prompt, read_trace
+from trunkline_worker.engine import Engine
+from trunkline_worker.engine_process import build_engine, scheduler_limits
+from trunkline_worker.limits import SchedulerLimits
+from trunkline_worker.model.loading import load_model
+from trunkline_worker.plan import StepPlan, StepResult
+from trunkline_worker.settings import EngineSettings
+
+LENGTH_SCALE = 0.25  # of the trace's lengths: a small model on a CPU
+CONTEXT = 2048
+VOCAB = 32_000
+KV_BLOCKS = 4096
+BLOCK_SIZE = 16
+CALIBRATION_REQUESTS = 400
+
+
+class RecordingExecutor:
+    """The engine's own executor, and what each step took."""
+
+    run_ahead = 0
+
+    def __init__(self, engine: Engine) -> None:
+        self._inner = engine.executor
+        self._plan: StepPlan | None = None
+        self.samples: list[Sample] = []
+
+    def launch(self, plan: StepPlan) -> None:
+        self._plan = plan
+        self._inner.launch(plan)
+
+    def is_done(self) -> bool:
+        return self._inner.is_done()
+
+    def collect(self) -> StepResult:
+        result = self._inner.collect()
+        assert self._plan is not None
+        self.samples.append((work_of(self._plan), result.device_time_s))
+        return result
+
+
+def scaled(requests: list[TraceRequest]) -> list[TraceRequest]:
+    """The trace's requests with shorter prompts and outputs, so that a small model on a CPU can follow."""
+    made = []
+    for index, request in enumerate(requests):
+        prompt = max(1, min(round(request.prompt_tokens * LENGTH_SCALE), CONTEXT // 2))
+        output = max(1, min(round(request.output_tokens * LENGTH_SCALE), CONTEXT // 2))
+        made.append(
+            replace(
+                request,
+                prompt_tokens=prompt,
+                output_tokens=output,
+                prompt=partial(random_prompt, index, prompt, VOCAB),
+            )
+        )
+    return made
+
+
+def replay_really(engine: Engine, requests: list[TraceRequest]) -> tuple[list[float], float, int]:
+    """(times to first token, duration, output tokens) of the requests on the engine, in real time."""
+    waiting: dict[int, float] = {}
+    first: list[float] = []
+    started_s, upcoming, generated = time.perf_counter(), 0, 0
+    while upcoming < len(requests) or engine.has_work:
+        now_s = time.perf_counter() - started_s
+        while upcoming < len(requests) and requests[upcoming].arrival_s <= now_s:
+            request = requests[upcoming]
+            sampling = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True, seed=0)
+            submit = Submit(handle=upcoming, prompt_token_ids=request.prompt(), sampling=sampling)
+            engine.accept(EngineRequest(submits=[submit]))
+            waiting[upcoming] = request.arrival_s
+            upcoming += 1
+        if not engine.has_work:
+            time.sleep(max(0.0, requests[upcoming].arrival_s - (time.perf_counter() - started_s)))
+            continue
+        step = engine.step()
+        if step is None:
+            continue
+        generated += len(step.token_ids)
+        done_s = time.perf_counter() - started_s
+        for output in step.outputs:
+            assert not output.HasField("error"), output.error
+            generated += len(output.token_ids)
+            if output.HasField("prompt"):
+                first.append(done_s - waiting.pop(output.handle))
+    return first, time.perf_counter() - started_s, generated
+
+
+def make_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, RecordingExecutor]:
+    device = torch.device("cpu")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    engine, _ = build_engine(settings, load_model(model_dir, device=device, context_length=CONTEXT), device)
+    engine.executor = recorder = RecordingExecutor(engine)
+    return engine, recorder
+
+
+def virtual(requests: list[TraceRequest], cost: FittedCost, limits: SchedulerLimits, host_s: float) -> Replayed:
+    worker = Worker(cost, KV_BLOCKS, BLOCK_SIZE, limits, context_length=CONTEXT, run_ahead=0, host_s=host_s)
+    return replay(requests, worker)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--load", type=float, default=0.7, help="share of the engine's capacity")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    trace = scaled(read_trace(AZURE))
+    with tempfile.TemporaryDirectory() as scratch:
+        model_dir = Path(scratch) / "random-22m"
+        write_random_llama(model_dir)
+        settings = EngineSettings(
+            model=str(model_dir), device="cpu", max_step_tokens=1024, kv_blocks=KV_BLOCKS, block_size=BLOCK_SIZE
+        )
+        engine, recorder = make_engine(model_dir, settings)
+        gc.freeze()
+        warm_up = trace[:8]
+        replay_really(engine, at_once(warm_up))
+        recorder.samples.clear()
+        # Steps of all sizes: everything at once, then one after another.
+        _, saturated_s, _ = replay_really(engine, at_once(trace[8:CALIBRATION_REQUESTS]))
+        capacity = (CALIBRATION_REQUESTS - 8) / saturated_s
+        replay_really(engine, at_rate(trace[CALIBRATION_REQUESTS : CALIBRATION_REQUESTS + 300], capacity * 0.5))
+        cost = fit(recorder.samples)
+        stats = engine.scheduler.stats
+        host_s = stats.total.host_time_s / stats.steps
+        rate = capacity * arguments.load
+        requests = at_rate(trace[1000 : 1000 + int(rate * arguments.minutes * 60)], rate)
+        first, duration_s, generated = replay_really(engine, requests)
+        simulated = virtual(requests, cost, scheduler_limits(settings), host_s)
+    rows = {}
+    real = [generated / duration_s, *(report.percentile(first, share) * 1e3 for share in (0.5, 0.99))]
+    found = [
+        report.output_rate(simulated),
+        *(report.percentile(report.ttfts(simulated), share) * 1e3 for share in (0.5, 0.99)),
+    ]
+    for name, measured, predicted in zip(("output tok/s", "TTFT p50, ms", "TTFT p99, ms"), real, found, strict=True):
+        rows[name] = [f"{measured:,.1f}", f"{predicted:,.1f}", f"{predicted / measured - 1:+.1%}"]
+    text = (
+        "# The simulator against the engine on this machine's CPU\n\n"
+        + report.facts(f"python -m trunkline_bench.simulation.calibration --minutes {arguments.minutes:g}")
+        + f"- workload: {len(requests):,} requests of {AZURE.name}, lengths x {LENGTH_SCALE}, {rate:.2f} requests/s "
+        f"({arguments.load:.0%} of capacity), {duration_s:.0f} s; 22 M random Llama, float32\n"
+        f"- calibrated on {len(recorder.samples):,} steps before it\n\n"
+        + report.table(rows, ("measured", "simulated", "difference"))
+    )
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "calibration.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

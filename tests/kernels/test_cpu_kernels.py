@@ -1,0 +1,143 @@
+"""The C kernels against their PyTorch twins, in both types, on the shapes that engines get wrong."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.test_attention import BLOCK, HEAD_DIM, make_case, naive
+from trunkline_kernels.cpu import library as library_module
+from trunkline_kernels.cpu.library import library
+from trunkline_kernels.cpu.packed_linear import PackedLinear, can_pack
+from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
+from trunkline_kernels.rotary import apply_rotary
+from trunkline_kernels.silu_and_mul import silu_and_mul
+
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 1), (16, 1)])
+@pytest.mark.parametrize("window", [None, 1, 7, 40])
+def test_attention_equals_a_naive_one(dtype: torch.dtype, heads: tuple[int, int], window: int | None) -> None:
+    shapes = [(1, 1), (1, 15), (1, 16), (1, 17), (5, 5), (3, 40), (33, 33), (20, 97), (1, 200)]
+    q, kv, batch, truth = make_case(shapes, *heads)
+    q, keys, values = (x.to(dtype).contiguous() for x in (q, kv.keys, kv.values))
+    out = torch.full_like(q, math.nan)
+    tables = [batch.block_tables[i].contiguous() for i in range(len(shapes))]
+    addresses = np.array([table.data_ptr() for table in tables])
+    starts, contexts = np.cumsum([0, *batch.query_lens]), np.array(batch.context_lens)
+    kernels = library(dtype)
+    assert kernels is not None
+    kernels.attention(
+        q.data_ptr(), keys.data_ptr(), values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
+        contexts.ctypes.data, out.data_ptr(), len(shapes), *heads, HEAD_DIM, BLOCK, window or 0,
+        1 / math.sqrt(HEAD_DIM),
+    )  # fmt: skip
+    for i, (query_len, context) in enumerate(shapes):
+        k, v = (x.to(dtype) for x in truth[i])
+        expected = naive(q[starts[i] : starts[i + 1]], k, v, context - query_len, window)
+        torch.testing.assert_close(
+            out[starts[i] : starts[i + 1]].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "dim"), [(1, 8), (3, 24), (17, 384)])
+def test_norm_gate_and_argmax_equal_their_twins(dtype: torch.dtype, rows: int, dim: int) -> None:
+    kernels = library(dtype)
+    assert kernels is not None
+    torch.manual_seed(0)
+    x, residual, weight = torch.randn(rows, dim), torch.randn(rows, dim), torch.rand(dim) + 0.5
+    x, residual, weight = (t.to(dtype) for t in (x, residual, weight))
+    expected, expected_residual = add_rms_norm(x, residual, weight, 1e-6)
+    plain = rms_norm(residual, weight, 1e-6)
+    out, plain_out = torch.full_like(x, math.nan), torch.full_like(x, math.nan)
+    kernels.add_rms_norm(None, residual.data_ptr(), weight.data_ptr(), plain_out.data_ptr(), rows, dim, 1e-6)
+    kernels.add_rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, 1e-6)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(plain_out, plain, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(residual, expected_residual, atol=tolerance, rtol=tolerance)
+
+    gate_up = torch.randn(rows, 2 * dim).to(dtype) * 20
+    gated = torch.full_like(x, math.nan)
+    kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), rows, dim)
+    torch.testing.assert_close(gated, silu_and_mul(gate_up), atol=tolerance, rtol=tolerance)
+
+    logits = torch.randn(rows + 3, 1000).to(dtype)
+    logits[0] = -5.0
+    logits[0, [17, 400]] = 3.0
+    logits[1, 5], logits[2, 999] = math.nan, math.inf
+    ids = torch.empty(len(logits), dtype=torch.int64)
+    kernels.greedy(logits.data_ptr(), ids.data_ptr(), len(logits), 1000)
+    assert ids[:3].tolist() == [17, -1, -1], "the first of equals; a row that is not finite has none"
+    assert torch.equal(ids[3:], logits[3:].argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: bool) -> None:
+    kernels = library(dtype)
+    assert kernels is not None
+    torch.manual_seed(1)
+    heads, kv_heads, dim, block = 4, 2, 16, 4
+    shapes = [(1, 9), (3, 5), (6, 6)]
+    starts, contexts = np.cumsum([0, *(n for n, _ in shapes)]), np.array([c for _, c in shapes])
+    rows = int(starts[-1])
+    qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(dtype)
+    tables = [torch.tensor([7, 2, 5]), torch.tensor([1, 3]), torch.tensor([0, 6])]
+    addresses = np.array([table.data_ptr() for table in tables])
+    keys, values = (torch.full((9, block, kv_heads, dim), math.nan).to(dtype) for _ in range(2))
+    q = torch.full((rows, heads, dim), math.nan).to(dtype)
+    angles = torch.outer(torch.arange(16).float(), torch.rand(dim // 2))
+    cos, sin = angles.cos(), angles.sin()
+    query_norm, key_norm = ((torch.rand(dim) + 0.5).to(dtype) for _ in range(2))
+    kernels.rotate_and_write(
+        qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
+        contexts.ctypes.data, cos.data_ptr(), sin.data_ptr(), query_norm.data_ptr() if with_norm else None,
+        key_norm.data_ptr() if with_norm else None, len(shapes), heads, kv_heads, dim, block, 1e-6,
+    )  # fmt: skip
+    positions = torch.cat([torch.arange(context - n, context) for n, context in shapes])
+    expected_q, expected_k, expected_v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+    if with_norm:
+        expected_q, expected_k = rms_norm(expected_q, query_norm, 1e-6), rms_norm(expected_k, key_norm, 1e-6)
+    expected_q, expected_k = (apply_rotary(x, cos[positions], sin[positions]) for x in (expected_q, expected_k))
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(q, expected_q, atol=tolerance, rtol=tolerance)
+    written = 0
+    for i, (n, context) in enumerate(shapes):
+        for j in range(n):
+            position = context - n + j
+            at = int(tables[i][position // block]), position % block
+            torch.testing.assert_close(keys[at], expected_k[starts[i] + j], atol=tolerance, rtol=tolerance)
+            assert torch.equal(values[at], expected_v[starts[i] + j])
+            written += 1
+    assert int(torch.isfinite(values).all(-1).all(-1).sum()) == written, "nothing else is touched"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packed_products_equal_plain_ones_at_any_number_of_rows(dtype: torch.dtype) -> None:
+    assert can_pack(dtype)
+    torch.manual_seed(2)
+    weight, bias = torch.randn(96, 40).to(dtype), torch.randn(96).to(dtype)
+    packed = PackedLinear(weight, bias)
+    for rows in (1, 2, 3, 16, 65):
+        x = torch.randn(rows, 40).to(dtype)
+        torch.testing.assert_close(packed(x), torch.nn.functional.linear(x, weight, bias), atol=2e-1, rtol=2e-2)
+
+
+def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("TRUNKLINE_CACHE_DIR", str(tmp_path))
+    library_module.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="no C kernels on this machine"):
+            assert library(torch.float32) is None
+        assert library(torch.float16) is None
+    finally:
+        library_module.library.cache_clear()
