@@ -78,7 +78,7 @@ def drive(
     while engine.has_work:
         step = engine.step()
         if step is None:
-            assert not engine.is_waiting, "there is work, but no step"
+            assert not engine.is_waiting or engine.wakes_s() is not None, "there is work, but no step"
             continue
         collected.add_step(step)
         steps += 1

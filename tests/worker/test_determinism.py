@@ -120,13 +120,13 @@ def test_while_neighbours_are_aborted(how, alone) -> None:  # type: ignore[no-un
 def test_with_every_feature_of_the_scheduler_on(how, alone, run_ahead) -> None:  # type: ignore[no-untyped-def]
     engine = make_engine(
         deterministic=True,
-        kv_blocks=40,
+        kv_blocks=24,
         max_step_tokens=48,
         max_running_requests=12,
         run_ahead=run_ahead,
         admission="optimistic",
         interactive_reserve=0.2,
-        itl_target_ms=5.0,
+        itl_target_ms=60.0,
         long_prefill_threshold=20,
         aging_s=0.2,
     )

@@ -3,9 +3,10 @@
 Part of the slots and of the KV pool is the interactive lane's alone. The lower lanes keep out of it, except that the
 only running sequence of theirs may use all there is: nothing that fits the pool is shut out by the reserve.
 
-Aging: when the sequence of the lower lanes that arrived first is older than `aging_s`, it is the next guest. A guest goes
-before every lane, and keeps its blocks until it has got GUEST_TOKENS further, whoever wants them; there is one at a time.
-So a sequence of n output tokens waits for at most ceil(n / GUEST_TOKENS) turns as a guest, behind those that are older.
+Aging: when something has waited in a lower lane for `aging_s`, and nobody of that lane was admitted all that time, the
+next one of it is a guest. A guest goes before every lane, and keeps its blocks until it has got GUEST_TOKENS further,
+whoever wants them; there is one at a time. So a sequence that is k-th in the order of its lane and has n output tokens
+needs at most k + ceil(n / GUEST_TOKENS) turns, each of aging_s and a guest's time, whatever the lanes above it do.
 """
 
 from collections.abc import Iterable
@@ -128,7 +129,7 @@ def cheapest_victim(running: Iterable[Sequence], beyond: tuple[int, int], *, low
             continue
         if not sequence.num_own_blocks or is_guest(sequence):
             continue
-        redo = sequence.num_scheduled - sequence.num_matched
+        redo = sequence.num_scheduled - sequence.num_reused
         key = (-lane, redo)
         if best is None or key < best_key:
             best, best_key = sequence, key

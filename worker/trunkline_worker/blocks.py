@@ -136,7 +136,8 @@ class KVBlocks:
         fresh = self.num_fresh(sequence)
         sequence.chain = sequence.found[-1] if matched else sequence.root
         sequence.num_published = sequence.num_matched = len(matched)
-        sequence.num_computed = sequence.num_scheduled = len(matched) * self.block_size
+        sequence.num_reused = len(matched) * self.block_size
+        sequence.num_computed = sequence.num_scheduled = sequence.num_reused
         sequence.block_table = matched + [self._take() for _ in range(fresh)]
         sequence.found = []
 

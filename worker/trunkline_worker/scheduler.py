@@ -43,6 +43,7 @@ MAX_DEFERRED = 64
 MAX_PREEMPTIONS_PER_STEP = 8
 # What a guest gets of each step before all others, as a divisor of the step's tokens.
 GUEST_SHARE = 8
+LOWER_LANES = (Lane.STANDARD, Lane.BATCH)
 
 
 class Scheduler:
@@ -108,9 +109,9 @@ class Scheduler:
         """When time alone changes what schedule() would do; None: never."""
         times = []
         if self._gate.is_open_always:
-            oldest = self.waiting.oldest_of_lower_lanes()
-            if oldest is not None and not self._guest_blocked and self._current_guest() is None:
-                times.append(oldest.arrival_s + self.limits.aging_s)
+            if not self._guest_blocked and self._current_guest() is None:
+                since_s = [self.waiting.neglected_since_s(lane) for lane in LOWER_LANES]
+                times += [time_s + self.limits.aging_s for time_s in since_s if time_s is not None]
         elif not self.running:
             opens_s = self._gate.opens_s(min((s.arrival_s for s in self.waiting), default=0.0))
             if opens_s is not None and len(self.waiting):
@@ -448,6 +449,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, starts: list[SequenceStart], now_s: float) -> None:
         """Takes a sequence into the running set."""
         self.waiting.remove(sequence)
+        self.waiting.admitted_s[sequence.lane] = now_s
         self.blocks.admit(sequence)
         insort(self.running, sequence, key=attrgetter("rank"))
         self.stats.admitted(sequence, now_s)
@@ -487,16 +489,21 @@ class Scheduler:
         guest = self._current_guest()
         if guest is not None:
             return guest if guest in chunks else None
-        waiting = None if self._guest_blocked else self.waiting.oldest_of_lower_lanes()
-        candidates = [s for s in chunks if s.lane is not Lane.INTERACTIVE]
-        oldest = min([*candidates, *([waiting] if waiting else [])], key=attrgetter("arrival_s"), default=None)
-        if oldest is None or now_s < oldest.arrival_s + self.limits.aging_s:
-            return None
-        if oldest in self.waiting and self._prefixes.covers_next(oldest, self.blocks.match(oldest)):
-            return None  # somebody who runs is computing for it
-        if oldest.block_table:  # what it has is all that can be promised without taking from others
-            self._guest, oldest.promised_len = oldest, len(oldest.token_ids)
-        return oldest
+        aged_s = now_s - self.limits.aging_s
+        for sequence in chunks:
+            if sequence.lane is not Lane.INTERACTIVE and (sequence.admitted_s or 0.0) <= aged_s:
+                # What it has is all that can be promised without taking from others.
+                self._guest, sequence.promised_len = sequence, len(sequence.token_ids)
+                return sequence
+        for lane in () if self._guest_blocked else LOWER_LANES:
+            since_s = self.waiting.neglected_since_s(lane)
+            if since_s is None or since_s > aged_s:
+                continue
+            following = self.waiting.next(lane, set())
+            if following and not self._prefixes.covers_next(following, self.blocks.match(following)):
+                return following
+            # Otherwise somebody who runs is computing for it.
+        return None
 
     def _start_guest(self, guest: Sequence, starts: list[SequenceStart], now_s: float) -> bool:
         """Lets the guest in, if it fits."""

@@ -40,6 +40,7 @@ class Sequence:
     last_step: int = 0  # the latest step that computes any of it
     block_table: list[int] = field(default_factory=list)
     num_matched: int = 0  # leading blocks that were found in the cache at admission
+    num_reused: int = 0  # tokens in them
     generation: int = 0  # grows with each preemption
     promised_len: int = 0  # up to this length it keeps its blocks, whoever else wants them: see admission.py
 

@@ -57,7 +57,7 @@ class EngineSettings:
         maximum=0.9,
     )
     aging_s: float = _setting(
-        60.0, "after this time a choice that waits in a lower lane goes before all others, one at a time", minimum=0.001
+        60.0, "a lower lane from which nobody was admitted for this time has its next choice go first", minimum=0.001
     )
     admission: str = _setting(
         "predicted",

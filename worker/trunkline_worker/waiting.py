@@ -30,7 +30,8 @@ class Waiting:
         self._members: dict[int, Sequence] = {}  # by id
         self._queues: dict[Account, Heap] = {}
         self._returning: list[Heap] = [[] for _ in Lane]
-        self._by_age: Heap = []  # of the lower lanes
+        self._by_age: list[Heap] = [[] for _ in Lane]
+        self.admitted_s = [0.0 for _ in Lane]  # when the last one of each lane left the queue
         self._by_deadline: Heap = []  # of those that have one
 
     def __len__(self) -> int:
@@ -54,8 +55,7 @@ class Waiting:
         self.lanes[lane].join(account)
         self.count[lane] += 1
         self.num_tokens[lane] += len(sequence.token_ids)
-        if lane is not Lane.INTERACTIVE:
-            heappush(self._by_age, (sequence.arrival_s, sequence.arrival, 0, sequence))
+        heappush(self._by_age[lane], (sequence.arrival_s, sequence.arrival, 0, sequence))
         if sequence.deadline_s is not None:
             heappush(self._by_deadline, (sequence.deadline_s, sequence.arrival, 0, sequence))
 
@@ -64,8 +64,7 @@ class Waiting:
         self._members[sequence.sequence_id] = sequence
         generation = sequence.generation
         heappush(self._returning[sequence.lane], (0.0, sequence.arrival, generation, sequence))
-        if sequence.lane is not Lane.INTERACTIVE:
-            heappush(self._by_age, (sequence.arrival_s, sequence.arrival, generation, sequence))
+        heappush(self._by_age[sequence.lane], (sequence.arrival_s, sequence.arrival, generation, sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it stands."""
@@ -92,9 +91,10 @@ class Waiting:
             passed_over.add(account.tenant)
         return None
 
-    def oldest_of_lower_lanes(self) -> Sequence | None:
-        """The waiting sequence outside the interactive lane that arrived first."""
-        return _first(self._by_age, self._members, set())
+    def neglected_since_s(self, lane: Lane) -> float | None:
+        """Since when a lane has had something waiting and nobody was admitted from it; None: nothing waits."""
+        oldest = _first(self._by_age[lane], self._members, set())
+        return None if oldest is None else max(oldest.arrival_s, self.admitted_s[lane])
 
     def earliest_deadline(self) -> Sequence | None:
         """Of those that never ran, the one whose deadline comes first."""

@@ -148,10 +148,11 @@ def at_once(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
 
 
 def at_rate(requests: list[TraceRequest], requests_per_s: float) -> list[TraceRequest]:
-    """The same requests in the same rhythm, faster or slower."""
-    span_s = requests[-1].arrival_s or 1.0
+    """The same requests in the same rhythm, faster or slower; the first one arrives at once."""
+    first_s = requests[0].arrival_s
+    span_s = (requests[-1].arrival_s - first_s) or 1.0
     factor = len(requests) / requests_per_s / span_s
-    return [replace(request, arrival_s=request.arrival_s * factor) for request in requests]
+    return [replace(request, arrival_s=(request.arrival_s - first_s) * factor) for request in requests]
 
 
 def window(requests: list[TraceRequest], start_s: float, end_s: float) -> list[TraceRequest]:
