@@ -14,6 +14,8 @@ WORKERS ?= 2
 PORT ?= 50051
 WORKER_PORT ?= 50061
 ARGS ?=
+# A folder with vllm/bin/python, for bench-peer.
+PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
 
 BIN := $(VENV)/bin
@@ -21,7 +23,8 @@ SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow lint protos demo-model bench-engine clean
+.PHONY: help serve test test-slow lint protos demo-model clean \
+  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
@@ -53,6 +56,15 @@ bench-engine: $(DEV_STAMP)
 
 bench-peer: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.peer_vllm --peers $(PEERS) $(ARGS)
+
+bench-host: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.host_time $(ARGS)
+
+bench-overload: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.overload $(ARGS)
+
+bench-calibration: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.simulation.calibration $(ARGS)
 
 bench-scheduler: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.simulation.experiments $(ARGS)

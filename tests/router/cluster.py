@@ -15,6 +15,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenI
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.pool import Pools
 from trunkline_router.service import InferenceService
+from trunkline_router.tenants import Tenants
 from trunkline_router.worker_link import Live, Tokenizers, WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
@@ -59,7 +60,11 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    *workers: FakeWorker, max_choices: int = 4, seed: int = 0, expected: tuple[bool, ...] | None = None
+    *workers: FakeWorker,
+    max_choices: int = 4,
+    seed: int = 0,
+    expected: tuple[bool, ...] | None = None,
+    tenants: Tenants | None = None,
 ) -> AsyncIterator[Cluster]:
     """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
 
@@ -75,7 +80,7 @@ async def cluster(
         pools = Pools(rng)
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
-        add_InferenceServiceServicer_to_server(InferenceService(pools, max_choices=max_choices), server.grpc)
+        add_InferenceServiceServicer_to_server(InferenceService(pools, max_choices=max_choices, tenants=tenants), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]

@@ -145,12 +145,12 @@ def main() -> None:
         # Steps of all sizes: everything at once, then one after another.
         _, saturated_s, _ = replay_really(engine, at_once(trace[8:CALIBRATION_REQUESTS]))
         capacity = (CALIBRATION_REQUESTS - 8) / saturated_s
-        replay_really(engine, at_rate(trace[CALIBRATION_REQUESTS : CALIBRATION_REQUESTS + 300], capacity * 0.5))
-        cost = fit(recorder.samples)
+        rate = capacity * arguments.load
+        replay_really(engine, at_rate(trace[CALIBRATION_REQUESTS : CALIBRATION_REQUESTS + int(60 * rate)], rate))
+        cost, num_samples = fit(recorder.samples), len(recorder.samples)
         stats = engine.scheduler.stats
         host_s = stats.total.host_time_s / stats.steps
-        rate = capacity * arguments.load
-        requests = at_rate(trace[1000 : 1000 + int(rate * arguments.minutes * 60)], rate)
+        requests = at_rate(trace[2000 : 2000 + int(rate * arguments.minutes * 60)], rate)
         first, duration_s, generated = replay_really(engine, requests)
         simulated = virtual(requests, cost, scheduler_limits(settings), host_s)
     rows = {}
@@ -166,7 +166,7 @@ def main() -> None:
         + report.facts(f"python -m trunkline_bench.simulation.calibration --minutes {arguments.minutes:g}")
         + f"- workload: {len(requests):,} requests of {AZURE.name}, lengths x {LENGTH_SCALE}, {rate:.2f} requests/s "
         f"({arguments.load:.0%} of capacity), {duration_s:.0f} s; 22 M random Llama, float32\n"
-        f"- calibrated on {len(recorder.samples):,} steps before it\n\n"
+        f"- calibrated on {num_samples:,} steps before it\n\n"
         + report.table(rows, ("measured", "simulated", "difference"))
     )
     arguments.output.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from trunkline_bench.simulation import plots, report
+from trunkline_bench.simulation import report
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.replay import Replayed, Worker, replay
 from trunkline_bench.simulation.traces import TraceError, TraceRequest, at_once, at_rate, read_trace, window
@@ -79,7 +79,10 @@ def main(argv: list[str] | None = None) -> int:
         )
     print(report.table(rows, corner=f"{arguments.profile}, {len(requests):,} requests"))
     if arguments.output:
-        draw(runs, arguments.output)
+        try:
+            draw(runs, arguments.output)
+        except ImportError as error:
+            return fail(f"--output needs matplotlib, of the extra trunkline[bench]: {error}")
     return 0
 
 
@@ -122,6 +125,8 @@ def worker(arguments: argparse.Namespace, kind: Batching) -> Worker:
 
 def draw(runs: dict[str, Replayed], folder: Path) -> None:
     """All pictures of all runs."""
+    from trunkline_bench.simulation import plots  # matplotlib is wanted here only
+
     folder.mkdir(parents=True, exist_ok=True)
     plots.ttft_cdf({name: report.ttfts(run) for name, run in runs.items()}, folder / "ttft-cdf.png")
     for name, run in runs.items():
