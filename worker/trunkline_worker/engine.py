@@ -139,13 +139,19 @@ class Engine:
         return self._plan_at_s if self._in_flight else self.scheduler.wakes_s()
 
     @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._in_flight)
+
+    @property
     def has_news(self) -> bool:
         """Whether step() has something to tell, whatever else there is to do."""
         return bool(self._outputs) or self._load_changed
 
     @property
     def is_waiting(self) -> bool:
-        """Whether step() would do nothing before wakes_s(), the next accept(), or the end of what is under way."""
+        """Whether, step() having had nothing to tell, it has nothing to do before wakes_s(), the next accept(), or the
+        end of what is under way."""
         return not self._in_flight or (self._clock_s() < self._plan_at_s and not self.executor.is_done())
 
     def load(self) -> LoadSample:

@@ -155,7 +155,8 @@ def run(engine: Engine, link: FrontLink) -> None:
         step = engine.step() if engine.has_work else None
         if step is not None:
             link.send(EngineResponse(step=step))
-        timeout_s = idle_s(engine)
+        # With nothing under way, only step() itself can say that there is nothing to plan now.
+        timeout_s = 0.0 if step is not None and not engine.is_computing else idle_s(engine)
         if timeout_s is None and time.perf_counter() - checked_s > INTEGRITY_CHECK_S:
             checked_s = time.perf_counter()
             engine.scheduler.check_integrity()
