@@ -29,7 +29,7 @@ MAY: dict[str, set[str]] = {
     "trunkline_worker": RUNTIME
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "tokenizers", "jinja2", "redis"},
-    "trunkline_bench": {*OURS, "torch", "numpy", "transformers", "safetensors", "grpc"},
+    "trunkline_bench": {*OURS, "torch", "numpy", "matplotlib", "transformers", "safetensors", "grpc"},
     "trunkline_cli": CONTRACT | {"trunkline", "grpc_health", "huggingface_hub"},
 }
 
@@ -44,6 +44,10 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline_worker.prefix_tree": PURE,
     "trunkline_worker.sequence": PURE,
     "trunkline_worker.plan": PURE,
+    "trunkline_worker.admission": PURE,
+    "trunkline_worker.waiting": PURE,
+    "trunkline_worker.fair_share": PURE,
+    "trunkline_worker.step_cost": PURE,
     "trunkline_worker.engine": PURE,
     "trunkline_worker.engine_process": ENGINE,
     "trunkline_kernels.paged_attention": ENGINE,

@@ -1,4 +1,5 @@
-"""`make bench-host`: what a step costs the host, when the device costs nothing: scheduling, committing, building messages.
+"""`make bench-host`: what a step costs the host, when the device costs nothing: scheduling, committing, building
+messages.
 
 The engine is the real one; the executor answers at once.
 """

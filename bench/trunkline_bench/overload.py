@@ -1,5 +1,5 @@
-"""`make bench-overload`: ten times more requests than a real worker can serve. How fast it refuses, and what becomes of those
-it accepts.
+"""`make bench-overload`: ten times more requests than a real worker can serve. How fast it refuses, and what becomes
+of those it accepts.
 
 A worker process with the demo model on one core; this process is its router, over one session.
 """

@@ -77,8 +77,8 @@ def main() -> None:
     model = load_model(Path(model_dir), dtype=dtype, device=device, context_length=2048)
     # The same bounds as the peer's; no target for the time of a step, as the peer has none.
     settings = EngineSettings(
-        model=model_dir, dtype=dtype, device="cpu", max_running_requests=256, max_step_tokens=STEP_TOKENS, itl_target_ms=0.0,
-        interactive_reserve=0.0, kv_blocks=4096,
+        model=model_dir, dtype=dtype, device="cpu", max_running_requests=256, max_step_tokens=STEP_TOKENS,
+        itl_target_ms=0.0, interactive_reserve=0.0, kv_blocks=4096,
     )  # fmt: skip
     engine, _ = build_engine(settings, model, device)
     gc.freeze()

@@ -69,7 +69,8 @@ def table(results: dict[str, tuple[Rates, Rates, Rates]]) -> str:
             mine, other = statistics.median(ours[count]), statistics.median(theirs[count])
             share = f"{mine / statistics.median(floor[count]):.0%}" if floor[count] else "-"
             lines.append(
-                f"| {dtype} | {count} | {prompt} + {output} | {mine:,.0f} | {other:,.0f} | {mine / other:.2f} | {share} |"
+                f"| {dtype} | {count} | {prompt} + {output} | {mine:,.0f} | {other:,.0f} "
+                f"| {mine / other:.2f} | {share} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -98,7 +99,7 @@ def main() -> None:
         "- model: a random Llama of 22 M parameters; greedy, end of sequence ignored\n"
         f"- medians of {arguments.repeats} runs in turns, each in a fresh process\n"
         f"- command: `make bench-peer PEERS=… ARGS='--repeats {arguments.repeats}'`\n"
-        "- the GEMM floor: the same number of tokens if there were nothing but the matrix products, measured in our runs\n\n"
+        "- the GEMM floor: as many tokens if there were nothing but the matrix products, measured in our runs\n\n"
         + table(results)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)

@@ -65,9 +65,7 @@ def test_text_is_tokenized_so_that_prefixes_stay_equal(tmp_path: Path) -> None:
         ({"tenant": 5}, "tenant is 5; it must be text"),
     ],
 )
-def test_a_bad_line_is_named_with_its_number_and_field(
-    tmp_path: Path, change: dict[str, object], problem: str
-) -> None:
+def test_a_bad_line_is_named_with_its_number_and_field(tmp_path: Path, change: dict[str, object], problem: str) -> None:
     path = write(tmp_path / "trace.jsonl", MOONCAKE_LINE, MOONCAKE_LINE | change)
     with pytest.raises(TraceError) as caught:
         read_trace(path)

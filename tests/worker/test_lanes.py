@@ -87,9 +87,7 @@ def test_a_guest_keeps_its_blocks_while_higher_lanes_want_them() -> None:
 
 
 @given(
-    work=st.lists(
-        st.tuples(st.sampled_from(Lane), st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=40
-    ),
+    work=st.lists(st.tuples(st.sampled_from(Lane), st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=40),
     reserve=st.sampled_from([0.1, 0.3, 0.5]),
     num_blocks=st.integers(12, 40),
     rule=st.sampled_from(AdmissionRule),
@@ -99,7 +97,12 @@ def test_the_interactive_reserve_is_respected(
     work: list[tuple[Lane, int, int]], reserve: float, num_blocks: int, rule: AdmissionRule
 ) -> None:
     rig = Rig(
-        num_blocks=num_blocks, max_running=10, max_step_tokens=40, interactive_reserve=reserve, admission=rule, aging_s=1e9
+        num_blocks=num_blocks,
+        max_running=10,
+        max_step_tokens=40,
+        interactive_reserve=reserve,
+        admission=rule,
+        aging_s=1e9,
     )
     limits = rig.scheduler.limits
     kept_blocks = int(num_blocks * reserve)
@@ -194,7 +197,9 @@ def test_pitfall_14_of_two_sequences_only_one_can_ever_evict_the_other() -> None
         assert scheduled is not None
         for gone in set(running) & set(scheduled[0].ended):
             if gone not in rig.finished:
-                evictions |= {(kept.sequence_id, gone) for kept in rig.scheduler.running if kept.rank < running[gone].rank}
+                evictions |= {
+                    (kept.sequence_id, gone) for kept in rig.scheduler.running if kept.rank < running[gone].rank
+                }
         rig.commit(*scheduled)
     assert evictions
     assert not any((b, a) in evictions for a, b in evictions)

@@ -1,5 +1,7 @@
 """What an executor remembers of each sequence between steps."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,7 +45,7 @@ class Row:
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
 
-    def append_blocks(self, blocks: list[int]) -> None:
+    def append_blocks(self, blocks: Sequence[int]) -> None:
         while self.num_blocks + len(blocks) > len(self._blocks):
             self._blocks = np.concatenate((self._blocks, np.empty_like(self._blocks)))
             self.blocks_address = self._blocks.ctypes.data

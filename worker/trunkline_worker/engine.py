@@ -2,7 +2,8 @@
 
 A step is planned while the one before it runs, where the executor allows (`run_ahead`): then the device never waits for
 the host. But it is planned late, shortly before the one before is expected to be done: what arrives until then is part
-of it, instead of waiting for a whole step more. Time is a number that a clock gives, so the same loop runs in virtual time.
+of it, instead of waiting for a whole step more. Time is a number that a clock gives, so the same loop runs in virtual
+time.
 """
 
 from collections import deque
@@ -178,9 +179,7 @@ class Engine:
         now_s = self._clock_s()
         scheduler = self.scheduler
         scheduler.stats.turn_windows(now_s)
-        return stats_report(
-            scheduler.stats, scheduler, self.load(), price_per_hour=self._price_per_hour, now_s=now_s
-        )
+        return stats_report(scheduler.stats, scheduler, self.load(), price_per_hour=self._price_per_hour, now_s=now_s)
 
     # Steps
 

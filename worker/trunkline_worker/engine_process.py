@@ -27,11 +27,11 @@ from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.engine import Engine, ModelLimits
 from trunkline_worker.frames import FrameReader, frame
 from trunkline_worker.kv_budget import OutOfMemory, free_bytes, kv_block_count
+from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.prefix_tree import PrefixTree
 from trunkline_worker.runner import TorchExecutor
-from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.stats import EngineStats
@@ -60,7 +60,10 @@ class FrontLink:
         """What has arrived, or arrives in this time (None: whenever); None once the front is gone. Returns early when a
         step is done."""
         if timeout_s is None or timeout_s > 0:
-            select.select([self._socket, *([steps] if steps else [])], [], [], timeout_s)
+            watched: list[socket.socket | ThreadedExecutor] = [self._socket]
+            if steps is not None:
+                watched.append(steps)
+            select.select(watched, [], [], timeout_s)
         self._socket.setblocking(False)
         try:
             data = self._socket.recv(RECEIVE_BYTES)

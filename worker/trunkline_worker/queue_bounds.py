@@ -19,7 +19,14 @@ class QueueBounds:
     max_tokens: int
 
     def admits(
-        self, lane: Lane, num_tokens: int, *, waiting: list[int], waiting_tokens: list[int], of_tenant: int, share: float
+        self,
+        lane: Lane,
+        num_tokens: int,
+        *,
+        waiting: list[int],
+        waiting_tokens: list[int],
+        of_tenant: int,
+        share: float,
     ) -> bool:
         """Whether one more may wait.
 

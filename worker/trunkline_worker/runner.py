@@ -116,9 +116,9 @@ def build_paged_batch(steps: list[SequenceStep], rows: list[Row], block_size: in
         )
     return PagedBatch(
         token_ids=torch.from_numpy(token_ids),
-        starts=np.cumsum([0, *counts]),
-        contexts=np.array([step.num_computed + step.num_new for step in steps], np.int64),
-        tables=np.array([row.blocks_address for row in rows], np.int64),
+        starts=torch.from_numpy(np.cumsum([0, *counts], dtype=np.int64)),
+        contexts=torch.from_numpy(np.array([step.num_computed + step.num_new for step in steps], np.int64)),
+        tables=torch.from_numpy(np.array([row.blocks_address for row in rows], np.int64)),
         block_size=block_size,
     )
 

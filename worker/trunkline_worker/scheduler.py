@@ -1,5 +1,5 @@
-"""Decides, step by step, which tokens of which sequences are computed. Pure: time comes in as a number, and nothing here
-knows of a device or a socket.
+"""Decides, step by step, which tokens of which sequences are computed. Pure: time comes in as a number, and nothing
+here knows of a device or a socket.
 
 A step is filled in this order, under one token budget: sequences with one token to go, by rank; then, lane by lane,
 chunks of prompts that have been begun, and waiting sequences. Chunks are cut so that the step stays under the time

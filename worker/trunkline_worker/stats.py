@@ -1,4 +1,5 @@
-"""What the engine has done: counters since its start, distributions of late. One source for GetStats, log and metrics."""
+"""What the engine has done: counters since its start, distributions of late. One source for GetStats, log and
+metrics."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -34,7 +34,11 @@ class StepBudget:
 
     def room(self, lane: Lane) -> int:
         """Tokens that a lane may still have."""
-        if self._time_left_s is not None and self.num_prefill and (self._time_left_s <= 0 or (lane and self._has_urgent)):
+        if (
+            self._time_left_s is not None
+            and self.num_prefill
+            and (self._time_left_s <= 0 or (lane and self._has_urgent))
+        ):
             return 0
         return min(self.tokens_left, self.lower_left) if lane else self.tokens_left
 

@@ -1,7 +1,7 @@
 """What a step costs, learned from the steps themselves, and how long a prompt's chunk may be to stay under a time.
 
-time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks. The coefficients are fitted
-to the latest steps by least squares of the relative error, none of them negative.
+time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks. The coefficients are
+fitted to the latest steps by least squares of the relative error, none of them negative.
 """
 
 from collections import deque

@@ -1,6 +1,7 @@
 """What waits for admission: by lane, within a lane by tenant, within a tenant by due time.
 
-Sequences that were preempted go before everything else of their lane, oldest first: what was promised is finished first.
+Sequences that were preempted go before everything else of their lane, oldest first: what was promised is finished
+first.
 """
 
 from collections.abc import Iterator

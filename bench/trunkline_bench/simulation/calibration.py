@@ -1,5 +1,5 @@
-"""Is the simulator right? The engine on this machine's CPU replays a trace in real time, and the simulator, calibrated on
-steps of that engine, replays the same trace in virtual time.
+"""Is the simulator right? The engine on this machine's CPU replays a trace in real time, and the simulator,
+calibrated on steps of that engine, replays the same trace in virtual time.
 
 usage: python -m trunkline_bench.simulation.calibration [--minutes 5] [--rate …]
 """

@@ -16,7 +16,7 @@ import numpy as np
 from trunkline_bench.simulation import plots, report
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.replay import Replayed, Worker, replay
-from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, mixed_lengths, poisson, read_trace
+from trunkline_bench.simulation.traces import at_once, at_rate, mixed_lengths, poisson, read_trace
 from trunkline_worker.fair_share import INPUT_COST, OUTPUT_COST
 from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 
@@ -58,17 +58,16 @@ def batching(folder: Path) -> str:
                 limits = replace(LIMITS, batching=kind, batch_size=size)
                 runs[f"{kind.value}, {size}"] = replay(requests, worker(limits))
         rates = {name: report.output_rate(run) for name, run in runs.items()}
-        rows = {
-            name: [*report.row(run), f"{rates['continuous'] / rates[name]:.2f}"] for name, run in runs.items()
-        }
+        rows = {name: [*report.row(run), f"{rates['continuous'] / rates[name]:.2f}"] for name, run in runs.items()}
         best = {
             kind: max((name for name in rates if name.startswith(kind + ",")), key=lambda name: rates[name])
             for kind in ("static", "static-unpadded")
         }
         text += f"## {title}, all there from the start\n\n"
         text += report.table(rows, (*report.COLUMNS, "continuous / this"), "batching, batch size")
-        for kind, name in best.items():
-            text += f"\n{kind} is best at {name.split(', ')[1]}: continuous gives {rates['continuous'] / rates[name]:.2f} x."
+        for baseline, name in best.items():
+            gain = rates["continuous"] / rates[name]
+            text += f"\n{baseline} is best at {name.split(', ')[1]}: continuous gives {gain:.2f} x."
         text += "\n\n"
         slug = title.split()[0].lower()
         plots.bars(rates, "output tokens per second", folder / f"batching-{slug}.png")
@@ -100,7 +99,9 @@ def lanes(folder: Path) -> str:
     limits = replace(LIMITS, itl_target_s=target_s, interactive_reserve=0.1)
     chat = poisson(2400, 4.0, chat_lengths, seed=1, lane="interactive", tenant="chat")
     flood = poisson(12_000, 20.0, bulk_lengths, seed=2, lane="batch", tenant="bulk")
-    tokens = {name: sum(r.prompt_tokens + r.output_tokens for r in rs) for name, rs in (("chat", chat), ("bulk", flood))}
+    tokens = {
+        name: sum(r.prompt_tokens + r.output_tokens for r in rs) for name, rs in (("chat", chat), ("bulk", flood))
+    }
     both = sorted([*chat, *flood], key=lambda request: request.arrival_s)
     mixed = [replace(request, lane="standard", tenant="") for request in both]
     end_s = chat[-1].arrival_s

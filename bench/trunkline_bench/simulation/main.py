@@ -37,7 +37,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--itl-target-ms", type=at_least(0.0), default=100.0)
     parser.add_argument("--interactive-reserve", type=at_least(0.0), default=0.0)
     parser.add_argument("--output", type=Path, help="folder for the plots; default: none are drawn")
-    parser.add_argument("--no-fast-forward", action="store_true", help="step through every step: the result is the same")
+    parser.add_argument(
+        "--no-fast-forward", action="store_true", help="step through every step: the result is the same"
+    )
     return parser.parse_args(argv)
 
 
@@ -118,9 +120,7 @@ def worker(arguments: argparse.Namespace, kind: Batching) -> Worker:
     if kind is not Batching.CONTINUOUS:
         limits = replace(limits, max_running_requests=max(arguments.batch_size, arguments.max_running_requests))
     num_blocks = arguments.kv_blocks or profile.kv_blocks(arguments.block_size)
-    return Worker(
-        profile, num_blocks, arguments.block_size, limits, fast_forward=not arguments.no_fast_forward
-    )
+    return Worker(profile, num_blocks, arguments.block_size, limits, fast_forward=not arguments.no_fast_forward)
 
 
 def draw(runs: dict[str, Replayed], folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Mooncake's traces (Qin et al., FAST 2025): lengths, and for each block of 512 prompt tokens an id that is equal where
-the prefix up to there is equal. Times come in buckets of about three seconds; within one, requests are spread evenly."""
+the prefix up to there is equal. Times come in buckets of about three seconds; within one, requests are spread
+evenly."""
 
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -35,9 +36,7 @@ def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
                 f"{path}:{line}: hash_ids has {len(ids)} entries; {prompt_tokens} tokens of input_length need {needed}"
             )
         prompt = partial(expand, tuple(ids), prompt_tokens, vocab_size)
-        requests.append(
-            TraceRequest(time_s, prompt_tokens, output_tokens, prompt, *lane_and_tenant(path, line, entry))
-        )
+        requests.append(TraceRequest(time_s, prompt_tokens, output_tokens, prompt, *lane_and_tenant(path, line, entry)))
     return spread(sorted(requests, key=lambda request: request.arrival_s))
 
 

@@ -8,6 +8,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from numpy.typing import NDArray
 
 from trunkline_bench.simulation.step_series import StepSeries
 from trunkline_worker.lanes import Lane
@@ -81,7 +82,7 @@ def bars(values: dict[str, float], label: str, path: Path) -> None:
     plt.close(figure)
 
 
-def _picked(series: StepSeries) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _picked(series: StepSeries) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Entries to draw, and their times."""
     index = np.unique(np.linspace(0, len(series.time_s) - 1, POINTS).astype(int))
     return np.array(series.time_s)[index], index

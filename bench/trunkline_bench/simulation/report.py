@@ -79,7 +79,7 @@ def facts(command: str) -> str:
     """What a result needs to be repeated."""
     return (
         f"- date: {datetime.now(UTC):%Y-%m-%d}\n"
-        f"- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores (the simulated device is named where it counts)\n"
+        f"- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores (not the simulated device)\n"
         f"- versions: trunkline {version('trunkline')}, numpy {version('numpy')}, Python {platform.python_version()}\n"
         f"- command: `{command}`\n"
     )

@@ -132,9 +132,7 @@ class SimulatedExecutor:
             repeated_done_s=done_s[:-1],
             repeated_token_ids=[[FIRST_TOKEN] * earlier] * len(plan.steps),
         )
-        tokens: list[int | None] = [
-            FIRST_TOKEN if self._left[step.sequence_id] else END_TOKEN for step in plan.steps
-        ]
+        tokens: list[int | None] = [FIRST_TOKEN if self._left[step.sequence_id] else END_TOKEN for step in plan.steps]
         self._results.append((first, done_s[-2]))
         self._results.append((StepResult(plan.step_id, tokens, device_time_s=device_s[-1]), done_s[-1]))
 

@@ -41,6 +41,7 @@ def read_trace(path: Path, *, vocab_size: int = 32_000, limit: int | None = None
     """A trace in order of arrival; at most the first `limit` requests. Raises TraceError."""
     from trunkline_bench.simulation import mooncake_trace, text_trace
 
+    requests: list[TraceRequest]
     with open_text(path) as lines:
         first = lines.readline()
     if not first.strip():
@@ -114,7 +115,7 @@ def random_prompt(seed: int, count: int, vocab_size: int) -> list[int]:
 
 def _read_azure(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
     """Azure LLM inference trace 2023: time, prompt tokens, output tokens. Prompts share nothing."""
-    requests = []
+    requests: list[TraceRequest] = []
     with open_text(path) as lines:
         for number, row in enumerate(csv.DictReader(lines), start=2):
             if limit is not None and len(requests) == limit:

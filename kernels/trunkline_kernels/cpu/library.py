@@ -17,11 +17,19 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("kernels.c")
-# No -ffast-math: a NaN must be seen, and minus infinity be minus infinity. Sums may be reordered where a pragma says so.
+# No -ffast-math: a NaN must be seen, and minus infinity be minus infinity. Sums may be reordered where a pragma says
+# so.
 FLAGS = (
-    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-shared",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
     "-ffp-contract=fast",
-)  # fmt: skip
+)
 COMPILE_TIMEOUT_S = 120
 DEFINES: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 

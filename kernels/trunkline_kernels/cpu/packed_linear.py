@@ -1,8 +1,8 @@
 """Matrix products with weights that were laid out for them once.
 
 torch's linear() has oneDNN or the BLAS rearrange the weights in every call. Here they are rearranged when the model is
-loaded, by the operators with which torch's own compiler freezes weights; on AVX-512 that makes small products two to three
-times as fast (docs/log.md).
+loaded, by the operators with which torch's own compiler freezes weights; on AVX-512 that makes small products two to
+three times as fast (docs/log.md).
 """
 
 import torch
@@ -16,7 +16,7 @@ def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch has the operators for this type."""
     return (
         dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and (dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )

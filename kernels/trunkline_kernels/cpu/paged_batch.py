@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -12,9 +10,9 @@ class PagedBatch:
     """The new tokens of several sequences, laid end to end. Whoever made it keeps the block tables alive."""
 
     token_ids: Tensor  # [num_tokens] int64
-    starts: NDArray[np.int64]  # [num_seqs + 1] first row of each sequence; the last one is num_tokens
-    contexts: NDArray[np.int64]  # [num_seqs] KV tokens of each, the new ones included
-    tables: NDArray[np.int64]  # [num_seqs] address of each block table: int64 block numbers
+    starts: Tensor  # [num_seqs + 1] int64: first row of each sequence; the last one is num_tokens
+    contexts: Tensor  # [num_seqs] int64: KV tokens of each, the new ones included
+    tables: Tensor  # [num_seqs] int64: address of each block table: int64 block numbers
     block_size: int
 
     @property

@@ -3,7 +3,6 @@
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -65,9 +64,9 @@ def test_logits_equal_transformers_in_a_ragged_batch_of_chunks(
         )
         token_ids = torch.tensor([sequences[int(i)][int(p)] for i, p in zip(owners, positions, strict=True)])
         if isinstance(model.decoder, CpuDecoder):
-            ends = np.cumsum([0, *news])
-            addresses = np.array([tables[i].data_ptr() for i in active])
-            paged = PagedBatch(token_ids, ends, np.array(batch.context_lens), addresses, size)
+            ends = torch.tensor([0, *news]).cumsum(0)
+            addresses = torch.tensor([tables[i].data_ptr() for i in active])
+            paged = PagedBatch(token_ids, ends, torch.tensor(batch.context_lens), addresses, size)
             rows = model.decoder.logits(model.decoder.forward(paged, kv))
         else:
             rows = model.decoder.logits(model.decoder.forward(token_ids, batch, kv))

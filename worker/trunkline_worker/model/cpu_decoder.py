@@ -47,9 +47,7 @@ def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: i
 class CpuDecoder:
     """See the module."""
 
-    def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, kernels: ctypes.CDLL, context_length: int
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, kernels: ctypes.CDLL, context_length: int) -> None:
         self.spec = spec
         self._kernels = kernels
         self._embedding = weights.embedding
@@ -63,7 +61,8 @@ class CpuDecoder:
         self._scale = 1 / math.sqrt(spec.head_dim)
 
     def forward(self, batch: PagedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
-        """Hidden states before the final norm: [num_tokens, hidden]; the tokens' keys and values are in `kv` afterwards.
+        """Hidden states before the final norm: [num_tokens, hidden]; the tokens' keys and values are in `kv`
+        afterwards.
 
         num_padding: see decoder.Decoder.forward
         """
@@ -76,7 +75,7 @@ class CpuDecoder:
         q = residual.new_empty(num_rows, heads * dim)
         attended = residual.new_zeros(num_rows, heads * dim) if num_padding else torch.empty_like(q)
         gated = residual.new_empty(num_rows, spec.intermediate_size)
-        where = (batch.tables.ctypes.data, batch.starts.ctypes.data, batch.contexts.ctypes.data)
+        where = (batch.tables.data_ptr(), batch.starts.data_ptr(), batch.contexts.data_ptr())
         num_seqs = len(batch.contexts)
         added: Tensor | None = None  # what the residual stream still lacks
         for layer, pool, window in zip(self._layers, kv, spec.windows, strict=True):
