@@ -9,32 +9,23 @@ admission.py.
 When the pool runs dry a sequence of lower rank is preempted: its blocks go (they stay reusable until taken) and it
 computes again later. Nothing is admitted in a step that preempted for growth. The highest rank always gets on, and a
 sequence never outgrows an empty pool, because max_tokens is bounded by it at submission.
-
-Steps may be scheduled before the ones before them have been committed. What a sequence is then known to be is its
-tokens and a number of pending ones; a result for a sequence that ended or was preempted meanwhile is dropped, and
-blocks that a step in flight still writes are freed after it.
 """
 
 from bisect import insort
-from collections import deque
 from operator import attrgetter
 
-from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
-from trunkline_worker.admission import Admission, cheapest_victim, is_guest
+from trunkline_worker.admission import cheapest_victim, is_guest
 from trunkline_worker.batch_gate import BatchGate
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.deadlines import Deadlines
 from trunkline_worker.drain_rate import DrainRate
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import SchedulerLimits
-from trunkline_worker.news import PromptNews, SequenceNews, StepNews
-from trunkline_worker.plan import SequenceStart, SequenceStep, StepPlan, StepResult
-from trunkline_worker.sequence import Finish, Sequence
-from trunkline_worker.shared_prefixes import ComputingPrefixes
+from trunkline_worker.plan import SequenceStart, SequenceStep, StepPlan
+from trunkline_worker.running_set import RunningSet
+from trunkline_worker.sequence import Sequence
 from trunkline_worker.stats import EngineStats
 from trunkline_worker.step_budget import StepBudget
-from trunkline_worker.step_cost import StepCost, StepLoad
-from trunkline_worker.waiting import Waiting
 
 # Waiting sequences looked at in one step past the first that cannot start because another one is just computing
 # its prefix: bounds the cost of a step when very many wait for one prefix.
@@ -46,54 +37,18 @@ GUEST_SHARE = 8
 LOWER_LANES = (Lane.STANDARD, Lane.BATCH)
 
 
-class Scheduler:
-    """The running set, the waiting ones, and the blocks they hold.
-
-    schedule() → plan → (executor) → commit(plan, result), plans in order; abort() and submit() may come at any time.
-    """
+class Scheduler(RunningSet):
+    """schedule() → plan → (executor) → commit(plan, result)."""
 
     def __init__(self, limits: SchedulerLimits, blocks: KVBlocks, stats: EngineStats) -> None:
-        self.limits = limits
-        self.blocks = blocks
-        self.stats = stats
-        self.running: list[Sequence] = []  # by rank
-        self.waiting = Waiting(blocks.block_size)
-        self.cost = StepCost()
-        self.admission = Admission(limits, blocks, self.cost)
+        super().__init__(limits, blocks, stats)
         self.drain_rate = DrainRate()
         self.deadlines = Deadlines(self.waiting, self.cost)
+        self.prompt_backlog = 0  # tokens of running sequences' prompts that no step was given yet
         self._gate = BatchGate(limits)
-        self._prefixes = ComputingPrefixes(blocks)
-        self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
         self._step_id = 0
-        self._in_flight: deque[StepPlan] = deque()
-        self._loads: dict[int, StepLoad] = {}  # of plans in flight
-        # Block tables of sequences that are gone or preempted, by the step in flight that still writes them.
-        self._retiring: dict[int, list[list[int]]] = {}
-        self._ended: list[int] = []  # rows that executors still have to forget
-        self._admitted: list[int] = []  # since last told
-        # Nothing that waits fits, and nothing has changed since that was found out.
-        self._blocked = False
-        self._guest_blocked = False
         self._guest: Sequence | None = None  # the latest one
         self._preemptions_left = 0  # in this step
-        self.prompt_backlog = 0  # tokens of running sequences' prompts that no step was given yet
-        self._last_commit_s = 0.0
-
-    # Asking
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._sequences)
-
-    @property
-    def next_in_flight(self) -> StepPlan:
-        """The oldest plan that is not committed, or what is left of it."""
-        return self._in_flight[0]
-
-    def expected_s(self, plan: StepPlan) -> float:
-        """How long a plan in flight should take on the device; 0 while that is not known."""
-        return self.cost.time_s(self._loads[plan.step_id]) if self.cost.is_known else 0.0
 
     def wait_s(self, sequence: Sequence, now_s: float) -> float:
         """How long a sequence that is submitted now will wait for its admission, as far as the rate of late tells."""
@@ -118,25 +73,6 @@ class Scheduler:
                 times.append(opens_s)
         hopeless_s = self.deadlines.next_s()
         return min([*times, *([] if hopeless_s is None else [hopeless_s])], default=None)
-
-    # Acting
-
-    def submit(self, sequence: Sequence) -> None:
-        """Puts a sequence into the queue. Its id must be new, its sampling bounded by the pool."""
-        assert sequence.sequence_id not in self._sequences, "sequence ids are unique"
-        self._sequences[sequence.sequence_id] = sequence
-        self.waiting.put(sequence)
-        self.stats.lanes[sequence.lane].accepted += 1
-        self._something_changed()
-
-    def abort(self, sequence_id: int, now_s: float) -> bool:
-        """Drops a sequence wherever it is; its blocks are free at the next step boundary. False if it is gone."""
-        sequence = self._sequences.get(sequence_id)
-        if sequence is None:
-            return False
-        self._remove(sequence)
-        self.stats.ended(sequence, Finish.ABORT, now_s)
-        return True
 
     def schedule(self, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
@@ -210,117 +146,6 @@ class Scheduler:
         repeated = StepPlan(plan.step_id, steps, [], plan.ended, repeats=repeats)
         self._in_flight[-1] = repeated
         return repeated
-
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepNews:
-        """Takes in what a step computed. Results for sequences that are gone or were preempted are dropped.
-
-        now_s: when the step was done
-        """
-        assert plan is self._in_flight[0], "commit in order"
-        assert result.step_id == plan.step_id, "the result is of another step"
-        assert plan.repeats == 1, "commit_run() is for plans that repeat"
-        self._in_flight.popleft()
-        self.cost.observe(self._loads.pop(plan.step_id), result.device_time_s)
-        self._free_retired(plan.step_id)
-        news = StepNews()
-        stats, sequences, lanes = self.stats, self._sequences, self.stats.lanes
-        last_commit_s = self._last_commit_s
-        regular = [0 for _ in Lane]  # tokens that came one step after the one before
-        block_size = self.blocks.block_size
-        for index, step in enumerate(plan.steps):
-            sequence = sequences.get(step.sequence_id)
-            if sequence is None or sequence.generation != step.generation:
-                stats.stale_results += step.samples
-                continue
-            computed = sequence.num_computed + step.num_new
-            if computed // block_size > sequence.num_published:
-                self._publish(sequence, computed)
-            else:
-                sequence.num_computed = computed
-            if not step.samples:
-                if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
-                    sequence.prompt_logprobs += result.prompt_logprobs[index]
-                continue
-            sequence.num_pending -= 1
-            token_id = result.token_ids[index]
-            if (
-                token_id is None
-                or not sequence.reported
-                or token_id in sequence.end_token_ids
-                or len(sequence.token_ids) == sequence.last_to_compute
-                or sequence.sampling.logprobs is not None
-            ):
-                news.special.append(self._take_sample(sequence, index, result, now_s))
-            else:
-                sequence.token_ids.append(token_id)
-                news.handles.append(sequence.sequence_id)
-                news.token_ids.append(token_id)
-            if token_id is None:
-                continue
-            account = sequence.account
-            account.output_tokens += 1
-            if sequence.last_token_s == last_commit_s:
-                regular[account.lane] += 1
-            elif sequence.num_output > 1 and sequence.last_token_s:
-                lanes[account.lane].itl.add(now_s - sequence.last_token_s)
-                lanes[account.lane].output_tokens += 1
-            else:
-                lanes[account.lane].output_tokens += 1
-            sequence.last_token_s = now_s
-        for lane, count in enumerate(regular):
-            if count:
-                lanes[lane].itl.add(now_s - last_commit_s, count)
-                lanes[lane].output_tokens += count
-        self._last_commit_s = now_s
-        return news
-
-    def commit_run(self, plan: StepPlan, result: StepResult, now_s: float) -> StepNews:
-        """Takes in the first repetitions of a plan, as many as the result has, all but the last at most.
-
-        now_s: when the last of these was done. Nothing ends in them: see repeatable().
-        """
-        assert plan is self._in_flight[0], "commit in order"
-        times_s = result.repeated_times_s
-        assert len(times_s) < plan.repeats, "the last repetition is committed as a step of its own"
-        self._in_flight[0] = rest = StepPlan(plan.step_id, [], repeats=plan.repeats - len(times_s))
-        load = self._loads[plan.step_id]
-        for j, time_s in enumerate(times_s):
-            kv_tokens = load.decode_kv_tokens + j * len(plan.steps)
-            self.cost.observe(StepLoad(load.num_tokens, kv_tokens, 0.0), time_s)
-        self._loads[plan.step_id] = StepLoad(
-            load.num_tokens, load.decode_kv_tokens + len(times_s) * len(plan.steps), 0.0
-        )
-        news = StepNews()
-        last_commit_s = self._last_commit_s
-        first_s, count = result.repeated_done_s[0], len(times_s)
-        regular = [0 for _ in Lane]
-        for index, step in enumerate(plan.steps):
-            sequence = self._sequences[step.sequence_id]
-            lane = self.stats.lanes[sequence.lane]
-            if sequence.last_token_s != last_commit_s:
-                lane.itl.add(first_s - sequence.last_token_s)
-            else:
-                regular[sequence.lane] += 1
-            sequence.last_token_s = now_s
-            sequence.token_ids += result.repeated_token_ids[index]
-            news.handles += [step.sequence_id] * count
-            news.token_ids += result.repeated_token_ids[index]
-            sequence.num_pending -= count
-            self._publish(sequence, sequence.num_computed + count)
-            sequence.account.output_tokens += count
-            lane.output_tokens += count
-            rest.steps.append(step._replace(num_computed=step.num_computed + count, new_blocks=()))
-        before_s = last_commit_s
-        for done_s in result.repeated_done_s:
-            for counts, number in zip(self.stats.lanes, regular, strict=True):
-                if number:
-                    counts.itl.add(done_s - before_s, number)
-            before_s = done_s
-            regular = [sum(s.lane is lane for s in self.running) for lane in Lane]
-        self._last_commit_s = now_s
-        return news
-
-    # Parts of a step
 
     def _schedule_decodes(self, steps: list[SequenceStep], budget: StepBudget) -> list[Sequence]:
         """Gives every sequence that is one token behind its token; returns those that are further behind."""
@@ -476,8 +301,6 @@ class Scheduler:
             )
         )
 
-    # The guest: see admission.py
-
     def _current_guest(self) -> Sequence | None:
         guest = self._guest
         return guest if guest is not None and guest.block_table and is_guest(guest) else None
@@ -515,8 +338,6 @@ class Scheduler:
         self._start(guest, starts, now_s)
         self._guest = guest
         return True
-
-    # Making room
 
     def _can_grow(self, sequence: Sequence) -> bool:
         """Whether a running sequence can have one more block; sees to it that it can, if somebody ranks lower."""
@@ -569,85 +390,6 @@ class Scheduler:
         sequence.promised_len = 0
         self.waiting.put_back(sequence)
 
-    def _remove(self, sequence: Sequence) -> None:
-        """Takes a finished or aborted sequence out."""
-        del self._sequences[sequence.sequence_id]
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
-            self._something_changed()
-        else:
-            self._leave(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the running set. Its blocks are free once no step in flight writes them."""
-        self._prefixes.withdraw(sequence)
-        sequence.num_announced = 0
-        self.running.remove(sequence)
-        sequence.account.running -= 1
-        self._ended.append(sequence.sequence_id)
-        table = self.blocks.detach(sequence)
-        if self._in_flight and sequence.last_step >= self._in_flight[0].step_id:
-            self._retiring.setdefault(sequence.last_step, []).append(table)
-        else:
-            self.blocks.free(table)
-        self._something_changed()
-
-    def _free_retired(self, step_id: int) -> None:
-        for table in self._retiring.pop(step_id, ()):
-            self.blocks.free(table)
-            self._something_changed()
-
-    def _something_changed(self) -> None:
-        """What waits is looked at again."""
-        self._blocked = self._guest_blocked = False
-
-    # Taking results in
-
-    def _take_sample(self, sequence: Sequence, index: int, result: StepResult, now_s: float) -> SequenceNews:
-        """A sample that is more than one more token: the first, the last, or one that is to be reported on."""
-        news = SequenceNews(sequence.sequence_id)
-        token_id = result.token_ids[index]
-        if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
-            sequence.prompt_logprobs += result.prompt_logprobs[index]
-        if token_id is None:
-            reason = result.errors.get(index, "the model gave no usable output")
-            news.error = RequestRefused(CODE_INTERNAL, INTERNAL, reason)
-            self._remove(sequence)
-            self.stats.ended(sequence, Finish.ABORT, now_s)
-            return news
-        if not sequence.reported:
-            sequence.reported = True
-            sequence.first_token_s = now_s
-            self.stats.first_token(sequence, now_s)
-            news.prompt = PromptNews(sequence.prompt_len, sequence.cached_tokens or 0, sequence.prompt_logprobs)
-            sequence.prompt_logprobs = None
-        sequence.token_ids.append(token_id)
-        news.token_ids.append(token_id)
-        if index in result.logprobs:
-            news.logprobs.append(result.logprobs[index])
-        sampling = sequence.sampling
-        if token_id in sampling.end_token_ids and sequence.num_output > sampling.min_tokens:
-            news.finish = Finish.STOP
-            news.stop_token_id = token_id
-        elif sequence.num_output >= sampling.max_tokens:
-            news.finish = Finish.LENGTH
-        if news.finish is not None:
-            self.admission.output_lengths[sequence.lane].observe(sequence.num_output)
-            self._remove(sequence)
-            self.stats.ended(sequence, news.finish, now_s)
-        return news
-
-    def _publish(self, sequence: Sequence, num_computed: int) -> None:
-        """Counts computed tokens, and shares the blocks that they filled."""
-        self._prefixes.withdraw(sequence, until=num_computed // self.blocks.block_size)
-        sequence.num_computed = num_computed
-        self.blocks.publish(sequence)
-
-    def take_admitted(self) -> list[int]:
-        """Sequences admitted for the first time since the last call."""
-        admitted, self._admitted = self._admitted, []
-        return admitted
-
     def refuse_hopeless(self, now_s: float) -> list[Sequence]:
         """Takes out what waits and cannot meet its deadline any more."""
         refused = []
@@ -656,17 +398,3 @@ class Scheduler:
             self.stats.lanes[sequence.lane].refused += 1
             refused.append(sequence)
         return refused
-
-    def check_integrity(self) -> None:
-        """Asserts that blocks, queues and counters agree; cheap enough for every step of a test. See KVBlocks."""
-        retiring = [table for tables in self._retiring.values() for table in tables]
-        self.blocks.check_integrity([*(sequence.block_table for sequence in self.running), *retiring])
-        assert {id(s) for s in (*self.running, *self.waiting)} == {id(s) for s in self._sequences.values()}
-        assert self.running == sorted(self.running, key=attrgetter("rank")), "the running set is out of order"
-        self.waiting.check_integrity()
-        self._prefixes.check_integrity(self.running)
-        for sequence in self.running:
-            known = len(sequence.token_ids) + sequence.num_pending
-            assert sequence.num_computed <= sequence.num_scheduled <= known, "counters out of order"
-            assert sequence.num_pending <= sum(plan.repeats for plan in self._in_flight), "a token is lost"
-        assert sum(map(is_guest, self.running)) <= 1, "one guest at a time"
