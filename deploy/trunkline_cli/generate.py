@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from trunkline.client import Client, Prompt
 from trunkline.errors import TrunklineError
+from trunkline.validation import LANES
 
 # Flags that are passed on as they are, when given: name → type
 SAMPLING: dict[str, type] = {
@@ -40,19 +41,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], help="stop string; may be given several times")
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence")
     parser.add_argument("--timeout-s", type=float, help="deadline")
-    parser.add_argument("--lane", choices=("interactive", "standard", "batch"), help="priority (default: standard)")
-    parser.add_argument("--tenant", default="", help="who is served")
-    parser.add_argument("--stop-token-id", type=int, action="append", default=[], help="may be given several times")
+    parser.add_argument("--lane", choices=tuple(LANES), help="priority (default: standard)")
+    parser.add_argument("--tenant", default="", help="on whose account the request runs")
     parser.add_argument(
-        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=VALUE", help="may be given several times"
-    )
+        "--stop-token-id", type=int, action="append", default=[], metavar="ID",
+        help="token that ends the output; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=VALUE",
+        help="added to a token's logit, -100 to 100; may be given several times",
+    )  # fmt: skip
     for name, kind in SAMPLING.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind)
 
 
 def _bias(text: str) -> tuple[int, float]:
     token_id, _, value = text.partition("=")
-    return int(token_id), float(value)
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=VALUE, such as 42=-1.5") from None
 
 
 def run(arguments: argparse.Namespace) -> int:

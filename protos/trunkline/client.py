@@ -5,6 +5,7 @@ async with Client("127.0.0.1:50051") as client:
         print(piece.text, end="", flush=True)
 """
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message import Message
 
-from trunkline.errors import error_of
+from trunkline.errors import DeadlineExceeded, error_of
 from trunkline.v1.generation_pb2 import FinishReason, Lane, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
@@ -29,12 +30,19 @@ from trunkline.v1.inference_pb2 import (
     Usage,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline.validation import LANES, MAX_TENANT_BYTES
 
 # Text, token ids, or a conversation as (role, content) pairs or {"role": …, "content": …} mappings.
 Prompt = str | Sequence[int] | Sequence[tuple[str, str]] | Sequence[Mapping[str, str]]
 
 MAX_MESSAGE_BYTES = 64 << 20
 KEEPALIVE_MS = 10_000
+RECONNECT_FIRST_MS, RECONNECT_MOST_MS = 200, 2_000  # a router that restarts is found again within seconds
+
+# grpc.health.v1 as it travels, for ready(): two messages of one field each are not worth every client a dependency.
+HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
+ASKS_READINESS = b"\x0a\x09readiness"  # HealthCheckRequest(service="readiness")
+SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +85,14 @@ class Completion:
 class Client:
     """A connection to a router. Use it as an async context manager, or close() it. Errors: trunkline.errors.
 
-    tenant: who is served; tenants of one lane share workers fairly.
+    tenant: who is served, at most 128 bytes of printable ASCII; tenants of one lane share workers fairly.
     """
 
     def __init__(self, address: str = "127.0.0.1:50051", *, model: str = "", tenant: str = "") -> None:
+        if len(tenant) > MAX_TENANT_BYTES or not (tenant.isascii() and tenant.isprintable()):
+            raise ValueError(f"tenant {tenant!r} is not at most {MAX_TENANT_BYTES} bytes of printable ASCII")
         self._model = model
+        self._address = address
         self._metadata = (("x-trunkline-tenant", tenant),) if tenant else ()
         self._channel = grpc.aio.insecure_channel(
             address,
@@ -90,6 +101,8 @@ class Client:
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
+                ("grpc.max_reconnect_backoff_ms", RECONNECT_MOST_MS),
             ),
         )
         self._stub: Any = InferenceServiceStub(self._channel)  # grpc.aio's stub type exists in the stub file only
@@ -193,6 +206,25 @@ class Client:
         """The models with a ready worker."""
         return list((await self._call("ListModels", ListModelsRequest())).models)
 
+    async def ready(self, timeout_s: float = 60.0) -> None:
+        """Returns when the router is there and has a worker. Raises DeadlineExceeded after `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        watch: Any = self._channel.unary_stream(HEALTH_WATCH)  # bytes to bytes
+        while True:
+            call = watch(ASKS_READINESS, timeout=max(0.0, deadline_s - time.monotonic()), wait_for_ready=True)
+            try:
+                async for status in call:
+                    if status == SERVING:
+                        return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    message = f"{self._address} was not ready within {timeout_s:g} s"
+                    raise DeadlineExceeded(message) from None
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:  # which it is while it restarts
+                    raise error_of(error) from None
+            finally:
+                call.cancel()
+
     async def _call(self, method: str, request: Message) -> Any:
         try:
             return await getattr(self._stub, method)(request, metadata=(*_trace_metadata(), *self._metadata))
@@ -214,13 +246,12 @@ def _chat(messages: Sequence[Mapping[str, str]] | Sequence[tuple[str, str]]) -> 
     return ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in pairs])
 
 
-def _lane(name: str | None) -> Lane:
+def _lane(name: str | None) -> "Lane.ValueType":
     if name is None:
         return Lane.LANE_UNSPECIFIED
-    number = getattr(Lane, f"LANE_{name.upper()}", None)
-    if not number:
-        raise ValueError(f"{name!r} is not a lane: interactive, standard or batch")
-    return number  # type: ignore[no-any-return]
+    if name not in LANES:
+        raise ValueError(f"{name!r} is not a lane; allowed: {', '.join(LANES)}")
+    return LANES[name]
 
 
 def _finish_name(reason: "FinishReason.ValueType") -> str | None:

@@ -13,6 +13,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_PROMPT_LOGPROBS = 1 << 20  # entries of one prompt, about 14 bytes each: they travel in one message
 
+LANES = {name.removeprefix("LANE_").lower(): lane for name, lane in Lane.items() if lane}  # in files and flags
 MAX_TENANT_BYTES = 128
 LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT = 0.001, 1000.0
 
@@ -28,11 +29,11 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 
 
 def validate_scheduling(lane: int, tenant: str, weight: float) -> None:
-    """Raises RequestRefused naming what makes no sense. A weight of 0 is an absent one."""
+    """Raises RequestRefused (INVALID_REQUEST) naming what makes no sense. A weight of 0 is an absent one."""
     if lane not in Lane.values():
         raise invalid("lane", f"{lane} is not a lane; allowed: {', '.join(Lane.keys()[1:])}")
-    if len(tenant.encode()) > MAX_TENANT_BYTES or not tenant.isprintable():
-        raise invalid("tenant", f"must be at most {MAX_TENANT_BYTES} printable bytes")
+    if len(tenant) > MAX_TENANT_BYTES or not (tenant.isascii() and tenant.isprintable()):
+        raise invalid("tenant", f"must be at most {MAX_TENANT_BYTES} bytes of printable ASCII")
     if weight and not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
         raise invalid("tenant_weight", f"{weight} is out of range [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
 

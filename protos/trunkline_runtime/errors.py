@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import inspect
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -86,7 +87,7 @@ def _unary(behaviour: Behaviour, method: str) -> Behaviour:
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except BaseException as error:
-            await _end(context, method, error)
+            await _end(context, method, error, request)
 
     return call
 
@@ -106,13 +107,26 @@ def _stream(behaviour: Behaviour, method: str) -> Behaviour:
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except BaseException as error:
-            await _end(context, method, error)
+            await _end(context, method, error, request)
 
     return call
 
 
-async def _end(context: grpc.aio.ServicerContext[Any, Any], method: str, error: BaseException) -> NoReturn:
+async def _end(
+    context: grpc.aio.ServicerContext[Any, Any], method: str, error: BaseException, request: Any
+) -> NoReturn:
     if isinstance(error, RequestRefused):
         await abort_with(context, error)
-    get_logger().error("unexpected error", method=method, exc_info=error)
-    await abort_with(context, RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; the server's log has it"))
+    request_id = _request_id_of(request)
+    get_logger().error("unexpected error", method=method, request_id=request_id, exc_info=error)
+    message = f"an internal error; the server's log has it under request {request_id}"
+    await abort_with(context, RequestRefused(CODE_INTERNAL, INTERNAL, message))
+
+
+def _request_id_of(request: Any) -> str:
+    """The name that the request has, or one for the log and the client to share."""
+    for named in (request, getattr(request, "submit", None)):
+        request_id = getattr(named, "request_id", "")
+        if request_id and request_id.isascii() and request_id.isprintable():
+            return str(request_id)
+    return uuid.uuid4().hex

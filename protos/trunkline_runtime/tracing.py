@@ -1,8 +1,10 @@
 """OpenTelemetry spans, joined across processes by W3C trace context."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -16,12 +18,27 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACER_NAME = "trunkline"
 
 
+EXPORTERS = ("otlp", "console", "none")
+PROTOCOLS = ("grpc", "http/protobuf")
+
+
+class TracingError(ValueError):
+    """An OTEL_* variable makes no sense here. One line for a person."""
+
+
 def configure_tracing(service_name: str) -> None:
-    """Exports spans where the standard OTEL_* variables say so; otherwise spans only carry the trace on."""
+    """Exports spans where the standard OTEL_* variables say so; otherwise spans only carry the trace on.
+
+    Exits with status 2 and one line on standard error where the variables make no sense, as for any other setting.
+    """
+    try:
+        exporter = _exporter()
+    except TracingError as error:
+        print(f"{service_name}: {error}", file=sys.stderr)
+        sys.exit(2)
     provider = TracerProvider(
         resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service_name)})
     )
-    exporter = _exporter()
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
@@ -35,19 +52,35 @@ def shutdown_tracing() -> None:
 
 
 def _exporter() -> SpanExporter | None:
-    wanted = os.environ.get("OTEL_TRACES_EXPORTER")
-    if wanted is None:
+    """Raises TracingError."""
+    wanted = os.environ.get("OTEL_TRACES_EXPORTER")  # an empty variable counts as unset, by OpenTelemetry's rules
+    if not wanted:
         named = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-        wanted = "otlp" if any(name in os.environ for name in named) else "none"
+        wanted = "otlp" if any(os.environ.get(name) for name in named) else "none"
+    if wanted not in EXPORTERS:
+        raise TracingError(f"OTEL_TRACES_EXPORTER={wanted} is not supported; allowed: {', '.join(EXPORTERS)}")
     if wanted == "otlp":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        return _otlp_exporter()
+    return ConsoleSpanExporter() if wanted == "console" else None
 
-        return OTLPSpanExporter()
-    if wanted == "console":
-        return ConsoleSpanExporter()
-    if wanted == "none":
-        return None
-    raise ValueError(f"OTEL_TRACES_EXPORTER={wanted} is not supported; allowed: otlp, console, none")
+
+def _otlp_exporter() -> SpanExporter:
+    variables = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    variable = next((name for name in variables if os.environ.get(name)), variables[-1])
+    protocol = os.environ.get(variable) or PROTOCOLS[0]
+    if protocol not in PROTOCOLS:
+        raise TracingError(f"{variable}={protocol} is not supported; allowed: {', '.join(PROTOCOLS)}")
+    kind = protocol.partition("/")[0]
+    try:
+        # Imported when asked for: neither is cheap, and the one over HTTP need not be installed.
+        module = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter")
+        exporter: SpanExporter = module.OTLPSpanExporter()
+        return exporter
+    except ImportError as error:
+        package = f"opentelemetry-exporter-otlp-proto-{kind}"
+        raise TracingError(f"{variable}={protocol} needs the package {package} installed: {error}") from None
+    except Exception as error:  # the library reads a dozen variables more, and raises what it likes about them
+        raise TracingError(f"the OTLP exporter cannot be made from the OTEL_* variables: {error}") from None
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """Rendering conversations with a model's chat template, which is code from a stranger: in a sandbox.
 
-The names that templates expect are those of Hugging Face's apply_chat_template.
+The names that templates expect are those of Hugging Face's apply_chat_template. This runs in render_process.py, because
+a sandbox bounds what a template can reach, not how long it takes.
 """
 
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -19,6 +21,7 @@ from trunkline.v1.inference_pb2 import ChatMessages
 FIELD = "chat"
 MAX_MESSAGES = 4096
 MAX_RENDERED_BYTES = 16 << 20  # a template that writes more than this in answer to a conversation is broken
+KEPT_SPACES = " \t "  # a template that strips messages drops these, and writes none like them itself
 # What a template can raise about a conversation that it was not written for.
 RENDER_ERRORS = (
     TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError,
@@ -38,16 +41,10 @@ class _GenerationTag(Extension):
 class ChatTemplate:
     """A compiled template. Raises ValueError where the source does not compile."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
+            self._template = _environment().from_string(source)
+        except RENDER_ERRORS as error:  # compiling computes constants
             raise ValueError(f"the chat template does not compile: {error}") from None
         self._special_tokens = special_tokens
 
@@ -55,12 +52,27 @@ class ChatTemplate:
         """The prompt's text. Raises RequestRefused (INVALID_REQUEST) where the template refuses the conversation."""
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
         check_messages(messages)
+        if not chat.continue_final_message:
+            return self._render(messages, add_generation_prompt=True)
+        # A mark shows where the final message ends: what follows, such as an end-of-turn token, is cut off. Whether the
+        # message's own last spaces belong to the prompt is seen by what the template makes of those after the mark.
+        content = messages[-1]["content"]
+        bare = content.rstrip()
+        mark = secrets.token_hex(16)
+        messages[-1]["content"] = bare + mark + KEPT_SPACES
+        text = self._render(messages, add_generation_prompt=False)
+        end = text.rfind(mark)
+        if end < 0:
+            raise invalid(FIELD, "the model's chat template does not keep the final message, so it cannot be continued")
+        return text[:end] + (content[len(bare) :] if text.startswith(mark + KEPT_SPACES, end) else "")
+
+    def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         parts: list[str] = []
         size = 0
         try:
             for part in self._template.generate(
                 messages=messages,
-                add_generation_prompt=not chat.continue_final_message,
+                add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
                 **self._special_tokens,
@@ -71,11 +83,18 @@ class ChatTemplate:
                 parts.append(part)
         except RENDER_ERRORS as error:
             raise invalid(FIELD, f"the model's chat template refuses the conversation: {error}") from None
-        text = "".join(parts)
-        return _cut_after_final(text, messages[-1]["content"]) if chat.continue_final_message else text
+        return "".join(parts)
 
 
-def check_messages(messages: Sequence[dict[str, str]]) -> None:
+def check_syntax(source: str) -> None:
+    """Raises ValueError where a template cannot be parsed. Parsing runs nothing of it; compiling computes constants."""
+    try:
+        _environment().parse(source)
+    except (TemplateError, RecursionError) as error:
+        raise ValueError(f"the chat template does not compile: {error}") from None
+
+
+def check_messages(messages: Sequence[Mapping[str, str]]) -> None:
     """Raises RequestRefused (INVALID_REQUEST) for what no template can make sense of."""
     if not messages:
         raise invalid(FIELD, "the conversation is empty")
@@ -86,12 +105,14 @@ def check_messages(messages: Sequence[dict[str, str]]) -> None:
             raise invalid(f"{FIELD}.messages", f"message {index} has no role")
 
 
-def _cut_after_final(text: str, content: str) -> str:
-    """Drops what the template writes after the last message, such as an end-of-turn token."""
-    end = text.rfind(content.strip())
-    if end < 0:
-        raise invalid(FIELD, "the model's chat template does not keep the final message, so it cannot be continued")
-    return text[: end + len(content.strip())]
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

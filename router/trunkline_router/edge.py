@@ -6,19 +6,13 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trunkline.status import context_exceeded, invalid
-from trunkline.v1.generation_pb2 import Lane, SamplingParams
+from trunkline.status import invalid
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
-from trunkline.validation import (
-    check_length,
-    check_prompt_logprobs,
-    validate_sampling,
-    validate_scheduling,
-    validate_token_ids,
-)
+from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
 from trunkline_router.pool import limits_of
-from trunkline_router.tenants import Tenant
+from trunkline_router.tenants import Scheduling
 from trunkline_router.tokenizer import PromptTokenizer
 from trunkline_router.worker_link import Live
 
@@ -36,9 +30,7 @@ class Prepared:
     prompt: list[int]
     sampling: SamplingParams  # every default filled in, seed included
     choices: int
-    lane: Lane
-    tenant: str
-    tenant_weight: float
+    scheduling: Scheduling
 
     @property
     def seed(self) -> int:
@@ -60,9 +52,9 @@ class Prepared:
                 sampling=self.sampling,
                 traceparent=trace[0],
                 tracestate=trace[1],
-                lane=self.lane,
-                tenant=self.tenant,
-                tenant_weight=self.tenant_weight,
+                lane=self.scheduling.lane,
+                tenant=self.scheduling.tenant,
+                tenant_weight=self.scheduling.weight,
             )
             if choice > 0:
                 submit.sampling.ClearField("prompt_logprobs")  # the same for every choice: computed once
@@ -73,13 +65,19 @@ class Prepared:
 
 
 def request_id_of(request: GenerateRequest) -> str:
-    """The client's own, checked, or a new one. Raises RequestRefused."""
+    """The client's own, or a new one where it gives none, or none that could stand in a log."""
     given = request.request_id
-    if not given:
-        return uuid.uuid4().hex
-    if len(given) > MAX_REQUEST_ID or not REQUEST_ID_CHARACTERS.issuperset(given):
+    return given if given and _can_be_logged(given) else uuid.uuid4().hex
+
+
+def check_request_id(request: GenerateRequest) -> None:
+    """Raises RequestRefused where the client's own cannot be used."""
+    if not _can_be_logged(request.request_id):
         raise invalid("request_id", f"must be at most {MAX_REQUEST_ID} printable ASCII characters without spaces")
-    return given
+
+
+def _can_be_logged(request_id: str) -> bool:
+    return len(request_id) <= MAX_REQUEST_ID and REQUEST_ID_CHARACTERS.issuperset(request_id)
 
 
 async def prepare(
@@ -89,12 +87,10 @@ async def prepare(
     workers: Sequence[Live],
     *,
     max_choices: int,
-    tenant: str,
-    terms: Tenant,
+    scheduling: Scheduling,
 ) -> Prepared:
     """Checks everything the client said; the cheap things first. Raises RequestRefused."""
     limits = limits_of(workers)
-    validate_scheduling(request.lane, tenant, terms.weight)
     validate_sampling(request.sampling, vocab_size=limits.vocab_size)
     choices = request.n if request.HasField("n") else 1
     if not 1 <= choices <= max_choices:
@@ -107,16 +103,8 @@ async def prepare(
         capacity=limits.kv_token_capacity,
     )
     check_prompt_logprobs(request.sampling, len(prompt))
-    return Prepared(
-        request_id,
-        model,
-        prompt,
-        resolve_sampling(request.sampling, limits.default_sampling),
-        choices,
-        terms.lane(request.lane),
-        tenant,
-        terms.weight,
-    )
+    sampling = resolve_sampling(request.sampling, limits.default_sampling)
+    return Prepared(request_id, model, prompt, sampling, choices, scheduling)
 
 
 async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse) -> list[int]:
@@ -124,18 +112,18 @@ async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, li
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise invalid("prompt", "one of text, token_ids and chat must be set")
+    most_tokens = min(limits.context_length, limits.kv_token_capacity)
     if kind == "token_ids":
         prompt = list(request.token_ids.ids)
-        validate_token_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
+        if len(prompt) < most_tokens:  # others are refused for their length, and need not be read through
+            validate_token_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
     elif kind == "text":
         if not request.text:
             raise invalid("text", "the prompt is empty")
-        most = tokenizer.longest_token * limits.context_length
-        if len(request.text) > most:  # seen before megabytes are tokenized in vain
-            raise context_exceeded(f"{len(request.text)} characters cannot fit into {limits.context_length} tokens")
+        tokenizer.check_fits(request.text, most_tokens)
         prompt = await tokenizer.encode(request.text)
     else:
-        prompt = await tokenizer.encode_chat(request.chat)
+        prompt = await tokenizer.encode_chat(request.chat, most_tokens)
     if not prompt:
         raise invalid(kind, "the prompt has no tokens")
     return prompt

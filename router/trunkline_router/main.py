@@ -9,6 +9,7 @@ import uvloop
 
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.pool import Pools
+from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
@@ -51,7 +52,8 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
     pools = Pools(rng)
     server = GrpcServer(settings.host, settings.port, services=[SERVICE])
     changed = asyncio.Event()
-    tokenizers = Tokenizers()
+    renderers = RenderPool()
+    tokenizers = Tokenizers(renderers)
     pools.links = [
         WorkerLink(address, router_id, tokenizers, changed.set, rng) for address in dict.fromkeys(settings.workers)
     ]
@@ -87,6 +89,7 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
         await server.stop(0)
+        await renderers.close()
         log.info("router stopped")
 
 

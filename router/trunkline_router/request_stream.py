@@ -1,15 +1,19 @@
 """One request's news, on their way from the session to the client.
 
-News that the client has not taken yet merge into one response, so a slow client costs memory only in proportion to its
-own output, and never holds the session back.
+News that the client has not taken yet merge into one response, so a slow client never holds the session back. What
+merges is bounded: a client that falls too far behind its output loses its request, before others lose their memory.
 """
 
 import asyncio
+from collections.abc import Callable
 
-from trunkline.status import RequestRefused
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 from trunkline.v1.worker_pb2 import SequenceOutput
+
+MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
+COME_BACK_MS = 1000
 
 
 class _Unsent:
@@ -25,9 +29,11 @@ class _Unsent:
         self._chunk = chunk
         self._texts: list[str] | None = None  # joined in the end: strings that grow in a message are never freed
 
-    def extend(self, chunk: OutputChunk) -> None:
-        """The choice's next chunk, contiguous with what is there."""
+    def extend(self, chunk: OutputChunk) -> int:
+        """The choice's next chunk, contiguous with what is there. Returns by how many bytes more is waiting now."""
+        more_bytes = chunk.ByteSize()
         if self._texts is None:
+            more_bytes += self._chunk.ByteSize()  # not counted before: most chunks leave before another one comes
             first, self._chunk = self._chunk, OutputChunk()
             self._chunk.CopyFrom(first)
             self._texts = [first.text]
@@ -40,6 +46,7 @@ class _Unsent:
             mine.stop_token_id = chunk.stop_token_id
         elif chunk.WhichOneof("matched") == "stop_string":
             mine.stop_string = chunk.stop_string
+        return more_bytes
 
     def merged(self) -> OutputChunk:
         if self._texts is not None:
@@ -48,7 +55,11 @@ class _Unsent:
 
 
 class RequestStream:
-    """`prompt` is filled in by the first choice's report; until it is there, nothing goes out."""
+    """`prompt` is filled in by the first choice's report; until it is there, nothing goes out.
+
+    `on_overflow` is called when the client has let too much wait: the request ends then, and the worker should know
+    at once, not only when the client reads on.
+    """
 
     def __init__(self, request_id: str, choices: int, prompt: PromptInfo) -> None:
         self._request_id = request_id
@@ -57,15 +68,13 @@ class RequestStream:
         self._prompt_known = False
         self._prompt_sent = False
         self._chunks: dict[int, _Unsent] = {}  # by choice
+        self._waiting_bytes = 0
         self._error: RequestRefused | None = None
         self._wake = asyncio.Event()
+        self.has_output = False  # whether any news has come: from then on the request belongs to its worker
+        self.on_overflow: Callable[[], None] = lambda: None
         self.completion_tokens = 0
         self.finish_reasons: dict[int, FinishReason.ValueType] = {}
-
-    @property
-    def has_output(self) -> bool:
-        """Whether any news has come: from then on the request belongs to its worker."""
-        return self._prompt_known or bool(self._chunks)
 
     @property
     def cached_tokens(self) -> int:
@@ -73,9 +82,12 @@ class RequestStream:
 
     def put(self, output: SequenceOutput) -> None:
         """News of one choice."""
+        if self._error is not None:
+            return
         if output.HasField("error"):
-            self._error = self._error or RequestRefused.from_proto(output.error)
+            self._error = RequestRefused.from_proto(output.error)
         else:
+            self.has_output = True
             if output.chunk.index == 0 and not self._prompt_known:
                 self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
             self._take_chunk(output.chunk)
@@ -94,6 +106,7 @@ class RequestStream:
             request_id=self._request_id, chunks=[unsent.merged() for unsent in self._chunks.values()]
         )
         self._chunks = {}
+        self._waiting_bytes = 0
         if not self._prompt_sent:
             self._prompt_sent = True
             response.prompt.CopyFrom(self._prompt)
@@ -120,5 +133,14 @@ class RequestStream:
         waiting = self._chunks.get(chunk.index)
         if waiting is None:
             self._chunks[chunk.index] = _Unsent(chunk)
-        else:
-            waiting.extend(chunk)
+            return
+        self._waiting_bytes += waiting.extend(chunk)
+        if self._waiting_bytes > MAX_WAITING_BYTES:
+            self._chunks = {}
+            self._error = RequestRefused(
+                CODE_RESOURCE_EXHAUSTED,
+                OVERLOADED,
+                f"the client reads too slowly: more than {MAX_WAITING_BYTES} bytes of output waited for it",
+                retry_delay_ms=COME_BACK_MS,
+            )
+            self.on_overflow()

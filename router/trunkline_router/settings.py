@@ -16,7 +16,10 @@ class RouterSettings:
     router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
     tenants: str = setting(
-        "", help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {}}'
+        "",
+        help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {"weight": 1}}; '
+        "lane is the highest one that the tenant may use, * is everybody else. The metadata x-trunkline-tenant is "
+        "taken at its word: keep the router on a trusted network",
     )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
 

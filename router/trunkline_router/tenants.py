@@ -5,18 +5,18 @@ trusted to name itself: keep it on a private network.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import Lane
-from trunkline.validation import LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, validate_scheduling
+from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MAX_TENANT_BYTES, MOST_TENANT_WEIGHT, validate_scheduling
 
 TENANT_KEY = "x-trunkline-tenant"
 EVERYBODY_ELSE = "*"
-LANES = {"interactive": Lane.LANE_INTERACTIVE, "standard": Lane.LANE_STANDARD, "batch": Lane.LANE_BATCH}
+TERMS = ("weight", "lane")
 
 
 class TenantsError(Exception):
@@ -28,11 +28,24 @@ class Tenant:
     """One tenant's terms."""
 
     weight: float = 1.0
-    cap: Lane = Lane.LANE_INTERACTIVE  # the highest lane that its requests run in
+    cap: "Lane.ValueType" = Lane.LANE_INTERACTIVE  # the highest lane that its requests run in
 
-    def lane(self, asked: Lane) -> Lane:
+    def lane(self, asked: "Lane.ValueType") -> "Lane.ValueType":
         """The lane that a request of it runs in."""
         return max(asked or Lane.LANE_STANDARD, self.cap)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How a request is to be scheduled: on whose account, and how urgently."""
+
+    tenant: str
+    weight: float
+    lane: "Lane.ValueType"  # never unspecified
+
+    @property
+    def lane_name(self) -> str:
+        return Lane.Name(self.lane).removeprefix("LANE_").lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +58,68 @@ class Tenants:
     def terms(self, name: str) -> Tenant:
         return self.named.get(name, self.otherwise)
 
+    def scheduling(self, tenant: str, asked: "Lane.ValueType") -> Scheduling:
+        """What a tenant gets that asks for a lane. Raises RequestRefused (INVALID_REQUEST)."""
+        terms = self.terms(tenant)
+        validate_scheduling(asked, tenant, terms.weight)
+        return Scheduling(tenant, terms.weight, terms.lane(asked))
 
-def tenant_of(metadata: Any) -> str:
-    """The tenant that a call names; "" where it names none. Raises RequestRefused."""
-    for key, value in metadata or ():
-        if key == TENANT_KEY:
-            try:
-                validate_scheduling(Lane.LANE_STANDARD, value, 0.0)
-            except RequestRefused as refused:
-                raise invalid(TENANT_KEY, refused.message.removeprefix("tenant: ")) from None
-            return str(value)
-    return ""
+
+def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The tenant that a call names; "" where it names none. Raises RequestRefused (INVALID_REQUEST)."""
+    named = [str(value) for key, value in metadata or () if key == TENANT_KEY]
+    if len(named) > 1:
+        raise invalid(TENANT_KEY, "is given more than once")
+    tenant = named[0] if named else ""
+    try:
+        validate_scheduling(Lane.LANE_UNSPECIFIED, tenant, 0.0)
+    except RequestRefused as refused:
+        raise invalid(TENANT_KEY, refused.message.removeprefix("tenant: ")) from None
+    return tenant
 
 
 def read_tenants(path: str) -> Tenants:
     """From a JSON file: {"acme": {"weight": 3, "lane": "standard"}, "*": {"lane": "batch"}}; "*" is everybody else.
-    Raises TenantsError."""
+
+    An empty path: everybody is equal, and no lane is capped. Raises TenantsError.
+    """
     if not path:
         return Tenants()
+    where = f"--tenants={path}"
     try:
-        entries = json.loads(Path(path).read_text())
+        entries = json.loads(Path(path).read_bytes(), object_pairs_hook=_without_repetition)
     except OSError as error:
-        raise TenantsError(f"--tenants={path}: {error.strerror}") from None
-    except ValueError as error:
-        raise TenantsError(f"--tenants={path}: not JSON: {error}") from None
+        raise TenantsError(f"{where}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise TenantsError(f"{where}: not JSON: {error}") from None
     if not isinstance(entries, dict):
-        raise TenantsError(f"--tenants={path}: must be an object of tenants by name")
-    tenants = {name: _tenant(path, name, terms) for name, terms in entries.items()}
-    return Tenants(tenants, tenants.get(EVERYBODY_ELSE, Tenant()))
+        raise TenantsError(f'{where}: must be an object of tenants by name: {{"acme": {{"weight": 3}}}}')
+    tenants = {name: _tenant(f"{where}: tenant {name!r}", name, terms) for name, terms in entries.items()}
+    otherwise = tenants.pop(EVERYBODY_ELSE, Tenant())
+    return Tenants(tenants, otherwise)
 
 
-def _tenant(path: str, name: str, terms: Any) -> Tenant:
-    where = f"--tenants={path}: tenant {name!r}"
-    if not isinstance(terms, dict) or not terms.keys() <= {"weight", "lane"}:
-        raise TenantsError(f"{where} must be an object with weight and lane, both optional")
+def _tenant(where: str, name: str, terms: Any) -> Tenant:
+    if len(name) > MAX_TENANT_BYTES or not (name.isascii() and name.isprintable()):
+        raise TenantsError(f"{where}: a name has at most {MAX_TENANT_BYTES} bytes of printable ASCII")
+    if not isinstance(terms, dict):
+        raise TenantsError(f"{where}: must be an object; allowed: {' and '.join(TERMS)}, both optional")
+    unknown = next((key for key in terms if key not in TERMS), None)
+    if unknown is not None:
+        raise TenantsError(f"{where}: {unknown!r} is not known; allowed: {' and '.join(TERMS)}, both optional")
     weight, lane = terms.get("weight", 1.0), terms.get("lane", "interactive")
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not is_number or not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
         raise TenantsError(f"{where}: weight {weight!r} is not in [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
-    if lane not in LANES:
+    if not isinstance(lane, str) or lane not in LANES:
         raise TenantsError(f"{where}: lane {lane!r} is not one of {', '.join(LANES)}")
     return Tenant(float(weight), LANES[lane])
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two entries with one name JSON would let the last one win, in silence."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return made

@@ -7,12 +7,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from trunkline.status import invalid
+from trunkline.status import context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
-from trunkline_router.chat_template import ChatTemplate, check_messages
+from trunkline_router.chat_template import check_messages, check_syntax
+from trunkline_router.render_pool import RenderPool, TemplateSource
+from trunkline_router.text_width import characters_per_token
 
 # Encoding this much text takes about a millisecond; more goes to a thread (the library lets go of the GIL).
 INLINE_CHARACTERS = 4096
+MAX_TEXT_BYTES = 16 << 20  # takes seconds, and its tokens fill a message
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -23,7 +26,7 @@ class TokenizerError(Exception):
 class PromptTokenizer:
     """A model's tokenizer and chat template. Raises TokenizerError."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes], renderers: RenderPool) -> None:
         try:
             self._tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
             config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
@@ -33,7 +36,8 @@ class PromptTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._prefix, self._suffix = self._missing_special_ids(config)
-        self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)  # in characters
+        self._characters_per_token = characters_per_token(self._tokenizer)
+        self._renderers = renderers
         self._template, self.template_problem = _read_template(files, config)
 
     @property
@@ -48,13 +52,26 @@ class PromptTokenizer:
             ids = await asyncio.to_thread(self._encode, text, special_tokens)
         return [*self._prefix, *ids, *self._suffix] if special_tokens else ids
 
-    async def encode_chat(self, chat: ChatMessages) -> list[int]:
+    def check_fits(self, text: str, most_tokens: int | None = None) -> None:
+        """Raises RequestRefused where it is clear without tokenizing that the text is too long: for `most_tokens`, or
+        for anybody.
+        """
+        width = self._characters_per_token
+        if most_tokens is not None and width is not None and len(text) > most_tokens * width:
+            raise context_exceeded(f"{len(text)} characters of text cannot fit into {most_tokens} tokens")
+        if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
+            raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
+
+    async def encode_chat(self, chat: ChatMessages, most_tokens: int | None = None) -> list[int]:
         """The rendered conversation's ids: the template writes special tokens itself. Raises RequestRefused."""
         check_messages([{"role": message.role} for message in chat.messages])
         if self._template is None:
             raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
-        # Always in a thread: a stranger's template may take its time over the shortest conversation.
-        return await self.encode(await asyncio.to_thread(self._template.render, chat), special_tokens=False)
+        if chat.ByteSize() > MAX_TEXT_BYTES:
+            raise invalid("chat", f"a conversation of more than {MAX_TEXT_BYTES} bytes is not rendered")
+        text = await self._renderers.render(self._template, chat)
+        self.check_fits(text, most_tokens)
+        return await self.encode(text, special_tokens=False)
 
     async def decode(self, token_ids: list[int], *, keep_special: bool) -> str:
         if len(token_ids) <= INLINE_CHARACTERS:
@@ -85,7 +102,7 @@ def _content(token: Any) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _read_template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[ChatTemplate | None, str]:
+def _read_template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[TemplateSource | None, str]:
     """The template and, where there is one that cannot be used, why."""
     source: Any = (
         files["chat_template.jinja"].decode() if "chat_template.jinja" in files else config.get("chat_template")
@@ -96,6 +113,7 @@ def _read_template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[
         return None, ""
     special = {name: text for name in SPECIAL_TOKENS if (text := _content(config.get(name))) is not None}
     try:
-        return ChatTemplate(source, special), ""
+        check_syntax(source)
     except ValueError as error:
         return None, str(error)
+    return TemplateSource(source, special), ""

@@ -22,6 +22,7 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policy import WorkerView
+from trunkline_router.render_pool import RenderPool
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
 from trunkline_runtime.channel import open_channel
@@ -45,7 +46,8 @@ class WatchBroken(Exception):
 class Tokenizers:
     """Tokenizers by digest: workers with equal files share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, renderers: RenderPool) -> None:
+        self._renderers = renderers
         self._by_digest: dict[bytes, PromptTokenizer] = {}
         self._fetching = asyncio.Lock()  # a pool starts together: the first worker's files serve the others
 
@@ -58,7 +60,8 @@ class Tokenizers:
             files: dict[str, bytearray] = {}
             async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=UNARY_TIMEOUT_S):
                 files.setdefault(piece.name, bytearray()).extend(piece.data)
-            tokenizer = await asyncio.to_thread(PromptTokenizer, {name: bytes(data) for name, data in files.items()})
+            whole = {name: bytes(data) for name, data in files.items()}
+            tokenizer = await asyncio.to_thread(PromptTokenizer, whole, self._renderers)
             self._by_digest[model.tokenizer_digest] = tokenizer
             return tokenizer
 
@@ -92,29 +95,37 @@ class Live:
     @contextmanager
     def in_flight(self, *, choices: int, uncached_tokens: int, chain: Sequence[bytes]) -> Iterator["InFlight"]:
         """Counts a request here from dispatch to its end, whichever way it ends."""
-        flight = InFlight(self, uncached_tokens)
-        self.open_choices += choices
-        self.blocks.expect(chain)
+        flight = InFlight(self, choices, uncached_tokens, chain)
         try:
             yield flight
         finally:
-            flight.has_started()
-            self.open_choices -= choices
-            self.blocks.stop_expecting(chain)
+            flight.end()
 
 
 class InFlight:
-    """A request's part in its worker's load."""
+    """A request's part in its worker's load. Ends of all kinds are harmless when repeated."""
 
-    def __init__(self, live: Live, uncached_tokens: int) -> None:
+    def __init__(self, live: Live, choices: int, uncached_tokens: int, chain: Sequence[bytes]) -> None:
         self._live = live
+        self._choices = choices
         self._queued = uncached_tokens
+        self._chain = chain
+        live.open_choices += choices
         live.queued_tokens += uncached_tokens
+        live.blocks.expect(chain)
 
     def has_started(self) -> None:
-        """Its prompt is computed, or never will be: it queues no longer. Harmless when repeated."""
+        """Its prompt is computed, or never will be: it queues no longer."""
         self._live.queued_tokens -= self._queued
         self._queued = 0
+
+    def end(self) -> None:
+        """The worker does nothing for it any more."""
+        self.has_started()
+        self._live.open_choices -= self._choices
+        self._choices = 0
+        self._live.blocks.stop_expecting(self._chain)
+        self._chain = ()
 
 
 class WorkerLink:

@@ -14,6 +14,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.pool import Pools
+from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.tenants import Tenants
 from trunkline_router.worker_link import Live, Tokenizers, WorkerLink
@@ -65,6 +66,7 @@ async def cluster(
     seed: int = 0,
     expected: tuple[bool, ...] | None = None,
     tenants: Tenants | None = None,
+    render_limit_s: float = TIME_LIMIT_S,
 ) -> AsyncIterator[Cluster]:
     """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
 
@@ -75,12 +77,15 @@ async def cluster(
             await worker.start()
             stack.push_async_callback(worker.die)
         rng = Random(seed)
-        tokenizers = Tokenizers()
+        renderers = RenderPool(render_limit_s)
+        stack.push_async_callback(renderers.close)
+        tokenizers = Tokenizers(renderers)
         links = [WorkerLink(worker.address, "router-1", tokenizers, _ignore, rng) for worker in workers]
         pools = Pools(rng)
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
-        add_InferenceServiceServicer_to_server(InferenceService(pools, max_choices=max_choices, tenants=tenants), server.grpc)
+        service = InferenceService(pools, max_choices=max_choices, tenants=tenants)
+        add_InferenceServiceServicer_to_server(service, server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]

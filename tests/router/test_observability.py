@@ -12,7 +12,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
+from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
+from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.tenants import Tenant, Tenants
 
 TRACE_ID, CALLER_SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLER_SPAN_ID}-01"
@@ -126,3 +129,43 @@ async def test_neither_logs_nor_spans_hold_text(
     assert spans
     assert lines
     assert "unspeakable" not in json.dumps([*spans, *map(str, lines)])
+
+
+async def test_tenant_and_lane_stand_in_the_line_and_in_the_span(
+    exporter: InMemorySpanExporter, lines: list[dict[str, object]]
+) -> None:
+    tenants = Tenants({"acme": Tenant(3.0, Lane.LANE_STANDARD)})
+    async with cluster(FakeWorker("a"), tenants=tenants) as router:
+        call = router.stub.Generate(
+            GenerateRequest(text="x", lane=Lane.LANE_INTERACTIVE), metadata=(("x-trunkline-tenant", "acme"),)
+        )
+        _ = [response async for response in call]
+    attributes = request_span(exporter).attributes or {}
+    assert (attributes["trunkline.tenant"], attributes["trunkline.lane"]) == ("acme", "standard")
+    assert (ended(lines)["tenant"], ended(lines)["lane"]) == ("acme", "standard")
+
+
+@pytest.mark.parametrize("bad", ["two words", "x" * 129, "new\nline"])
+async def test_a_request_whose_id_cannot_be_used_leaves_a_line_and_a_span_under_a_new_one(
+    exporter: InMemorySpanExporter, lines: list[dict[str, object]], bad: str
+) -> None:
+    async with cluster(FakeWorker("a")) as router:
+        refused = await refusal(router.generate("x", request_id=bad))
+    assert (refused.reason, refused.field) == ("INVALID_REQUEST", "request_id")
+    line = ended(lines)
+    assert line["outcome"] == "INVALID_REQUEST"
+    assert line["request_id"] != bad
+    assert len(str(line["request_id"])) == 32
+    assert (request_span(exporter).attributes or {})["trunkline.request_id"] == line["request_id"]
+
+
+async def test_a_workers_internal_error_is_told_with_the_request_id_too(lines: list[dict[str, object]]) -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate("x", request_id="r-18")
+        (await worker.arrived.get()).fail(RequestRefused(CODE_INTERNAL, INTERNAL, "block 7 is held twice"))
+        refused = await refusal(call)
+    assert refused.reason == INTERNAL
+    assert "r-18" in refused.message
+    assert "block" not in refused.message
+    assert ended(lines)["outcome"] == INTERNAL

@@ -69,6 +69,7 @@ async def until_health(channel: grpc.aio.Channel, name: str, wanted: int) -> Non
         (("--workers", "localhost"), "host:port"),
         (("--workers", "h:1", "--port", "70000"), "0 to 65535"),
         (("--workers", "h:1", "--max-choices", "none"), "--max-choices"),
+        (("--workers", "h:1", "--tenants", "/nowhere.json"), "--tenants=/nowhere.json: No such file"),
     ],
 )
 async def test_a_bad_setting_is_one_line_and_exit_status_two(arguments: tuple[str, ...], said: str) -> None:
@@ -77,6 +78,16 @@ async def test_a_bad_setting_is_one_line_and_exit_status_two(arguments: tuple[st
     assert process.returncode == 2
     assert stderr.decode().count("\n") == 1
     assert said in stderr.decode()
+
+
+async def test_a_bad_tracing_variable_is_one_line_and_exit_status_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
+    process = await start("--workers", "127.0.0.1:1")
+    _, stderr = await process.communicate()
+    assert process.returncode == 2
+    assert stderr.decode() == (
+        "trunkline-router: OTEL_TRACES_EXPORTER=pigeon is not supported; allowed: otlp, console, none\n"
+    )
 
 
 async def test_a_taken_port_is_one_line_and_exit_status_two() -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from tests.worker.engine_rig import DEMO_MODEL
+from tests.router.tokenizer_files import DEMO_MODEL
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
 from trunkline_router import chat_template
 from trunkline_router.chat_template import ChatTemplate
+from trunkline_router.render_pool import RenderPool
 from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
 from trunkline_worker.tokenizer_files import read_tokenizer_files
 
@@ -20,16 +22,16 @@ def chat(*turns: tuple[str, str], go_on: bool = False) -> ChatMessages:
     return ChatMessages(messages=messages, continue_final_message=go_on)
 
 
-def tokenizer_of(directory: Path) -> PromptTokenizer:
-    return PromptTokenizer(read_tokenizer_files(directory).contents)
+def tokenizer_of(directory: Path, renderers: RenderPool) -> PromptTokenizer:
+    return PromptTokenizer(read_tokenizer_files(directory).contents, renderers)
 
 
 TEXTS = ["Hello", " leading space", "Once upon a time\n\nthere was 🦊", "", "a" * 9000]
 
 
-async def check_like_transformers(directory: Path) -> None:
+async def check_like_transformers(directory: Path, renderers: RenderPool) -> None:
     # The class that takes tokenizer.json as it is written; AutoTokenizer may rebuild parts of it by its own rules.
-    ours, theirs = tokenizer_of(directory), PreTrainedTokenizerFast.from_pretrained(directory)
+    ours, theirs = tokenizer_of(directory, renderers), PreTrainedTokenizerFast.from_pretrained(directory)
     for text in TEXTS:
         assert await ours.encode(text) == theirs(text)["input_ids"], text[:20]
         assert await ours.encode(text, special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
@@ -40,27 +42,29 @@ async def check_like_transformers(directory: Path) -> None:
         assert await ours.encode_chat(chat(*turns)) == expected
 
 
-async def test_the_demo_tokenizer_and_chat_template_equal_transformers() -> None:
-    await check_like_transformers(DEMO_MODEL)
+async def test_the_demo_tokenizer_and_chat_template_equal_transformers(renderers: RenderPool) -> None:
+    await check_like_transformers(DEMO_MODEL, renderers)
 
 
 @pytest.mark.parametrize("name", ["models/stories260k", "tokenizers/tinyllama", "tokenizers/phi-3-mini"])
-async def test_real_tokenizers_and_chat_templates_equal_transformers(shared: Path, name: str) -> None:
-    await check_like_transformers(shared / name)
+async def test_real_tokenizers_and_chat_templates_equal_transformers(
+    shared: Path, name: str, renderers: RenderPool
+) -> None:
+    await check_like_transformers(shared / name, renderers)
 
 
-async def test_long_text_leaves_the_event_loop_and_says_the_same() -> None:
-    tokenizer = tokenizer_of(DEMO_MODEL)
+async def test_long_text_leaves_the_event_loop_and_says_the_same(renderers: RenderPool) -> None:
+    tokenizer = tokenizer_of(DEMO_MODEL, renderers)
     text = "Once upon a time there was a fox. " * 400
     assert len(text) > 4096
     ids = await tokenizer.encode(text)
     assert await tokenizer.decode(ids, keep_special=False) == text
 
 
-async def test_a_model_without_a_chat_template_says_so() -> None:
+async def test_a_model_without_a_chat_template_says_so(renderers: RenderPool) -> None:
     contents = dict(read_tokenizer_files(DEMO_MODEL).contents)
     contents.pop("chat_template.jinja")
-    tokenizer = PromptTokenizer(contents)
+    tokenizer = PromptTokenizer(contents, renderers)
     assert not tokenizer.has_chat_template
     with pytest.raises(RequestRefused, match="no chat template") as caught:
         await tokenizer.encode_chat(chat(("user", "hi")))
@@ -103,30 +107,62 @@ def test_an_empty_conversation_and_an_empty_role_are_refused() -> None:
             template.render(bad)
 
 
-def test_the_final_message_can_be_continued() -> None:
-    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
-    assert (
-        ChatTemplate(source, {}).render(chat(("user", "a"), ("assistant", "Well, "), go_on=True))
-        == "<user>a</s><assistant>Well,"
-    )
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+TRIMMED = PLAIN.replace("m.content", "m.content | trim")
+REMINDING = PLAIN + "(last: {{ messages[-1].role }})</s>"
 
 
-def test_damaged_files_are_one_clear_line() -> None:
+@pytest.mark.parametrize(
+    ("source", "final", "expected"),
+    [
+        (PLAIN, "Well, ", "Well, "),
+        (PLAIN, "Well,", "Well,"),
+        (TRIMMED, "Well, \n", "Well,"),
+        (TRIMMED.replace("</s>", "{% if m.role != 'user' %} {% endif %}</s>"), "Well, ", "Well,"),
+        # What the template writes afterwards may hold the message's own text, or all of it where there is none.
+        (PLAIN, "s", "s"),
+        (PLAIN, "", ""),
+        (PLAIN, "  ", "  "),
+        (TRIMMED, "  ", ""),
+        (REMINDING, "The assistant", "The assistant"),
+        (REMINDING, "assistant", "assistant"),
+    ],
+)
+def test_the_final_message_is_continued_where_it_ends(source: str, final: str, expected: str) -> None:
+    rendered = ChatTemplate(source, {}).render(chat(("user", "a"), ("assistant", final), go_on=True))
+    assert rendered == "<user>a</s><assistant>" + expected
+
+
+@pytest.mark.parametrize("source", [PLAIN, TRIMMED])
+@pytest.mark.parametrize("final", ["Well, ", "Well,", " a b\n"])
+def test_a_continued_message_is_rendered_as_transformers_renders_it(source: str, final: str) -> None:
+    turns = [("user", "a"), ("assistant", final)]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    theirs, _ = render_jinja_template([messages], chat_template=source, continue_final_message=True)
+    assert ChatTemplate(source, {}).render(chat(*turns, go_on=True)) == theirs[0]
+
+
+def test_a_template_that_drops_the_final_message_cannot_continue_it() -> None:
+    with pytest.raises(RequestRefused, match="does not keep the final message"):
+        ChatTemplate("{{ messages[0].content }}", {}).render(chat(("user", "a"), ("assistant", "a"), go_on=True))
+
+
+def test_damaged_files_are_one_clear_line(renderers: RenderPool) -> None:
     for files in ({}, {"tokenizer.json": b"{}"}, {"tokenizer.json": b"\xff"}):
         with pytest.raises(TokenizerError, match="damaged"):
-            PromptTokenizer(files)
+            PromptTokenizer(files, renderers)
 
 
-async def test_bos_that_only_the_config_asks_for_is_added() -> None:
+async def test_bos_that_only_the_config_asks_for_is_added(renderers: RenderPool) -> None:
     contents = dict(read_tokenizer_files(DEMO_MODEL).contents)
     data = json.loads(contents["tokenizer.json"])
     data["post_processor"] = None
     contents["tokenizer.json"] = json.dumps(data).encode()
     config = json.loads(contents["tokenizer_config.json"])
     plain = PromptTokenizer(
-        {**contents, "tokenizer_config.json": json.dumps({**config, "add_bos_token": False}).encode()}
+        {**contents, "tokenizer_config.json": json.dumps({**config, "add_bos_token": False}).encode()}, renderers
     )
     asking = PromptTokenizer(
-        {**contents, "tokenizer_config.json": json.dumps({**config, "add_bos_token": True}).encode()}
+        {**contents, "tokenizer_config.json": json.dumps({**config, "add_bos_token": True}).encode()}, renderers
     )
     assert (await asking.encode("Hi"))[1:] == await plain.encode("Hi")

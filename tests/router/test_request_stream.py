@@ -8,6 +8,7 @@ from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline_router import request_stream
 from trunkline_router.request_stream import RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
@@ -111,3 +112,29 @@ async def test_the_first_error_counts() -> None:
     news.put(SequenceOutput(handle=2, error=no_worker("second").to_proto()))
     with pytest.raises(RequestRefused, match="first"):
         await news.take()
+
+
+async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_taken_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_stream, "MAX_WAITING_BYTES", 1000)
+    news = stream(choices=2)
+    gave_up: list[bool] = []
+    news.on_overflow = lambda: gave_up.append(True)
+    for step in range(50):  # 20 kB in all, taken as they come
+        news.put(output(first=2 * step, text="x" * 200))
+        news.put(output(index=1, first=2 * step, text="x" * 200))
+        await news.take()
+    for step in range(50, 52):
+        news.put(output(first=2 * step, text="x" * 200))
+        news.put(output(index=1, first=2 * step, text="x" * 200))
+    assert not gave_up
+    news.put(output(index=1, first=104, text="x" * 200))
+    assert gave_up == [True]
+    with pytest.raises(RequestRefused, match="reads too slowly") as caught:
+        await news.take()
+    assert caught.value.reason == "OVERLOADED"
+    assert news.has_output, "and so it is not tried elsewhere"
+    news.put(output(first=104, text="x" * 2000))
+    news.put(output(first=106, text="x" * 2000))
+    assert gave_up == [True]

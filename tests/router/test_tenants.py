@@ -1,13 +1,16 @@
 """Tenants and lanes at the edge."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from tests.router.cluster import cluster, refusal
 from tests.router.fake_worker import FakeWorker
+from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline.validation import validate_scheduling
 from trunkline_router.tenants import Tenant, Tenants, TenantsError, read_tenants
 
 TENANTS = Tenants({"acme": Tenant(3.0, Lane.LANE_STANDARD)})
@@ -37,7 +40,15 @@ def test_a_tenants_file_is_read_with_a_rule_for_everybody_else(tmp_path: Path) -
         ('{"a": {"weight": 0}}', "tenant 'a': weight 0 is not in [0.001, 1000]"),
         ('{"a": {"weight": true}}', "weight True"),
         ('{"a": {"lane": "express"}}', "lane 'express' is not one of interactive, standard, batch"),
-        ('{"a": {"wait": 1}}', "must be an object with weight and lane"),
+        ('{"a": {"lane": ["batch"]}}', "lane ['batch'] is not one of"),
+        ('{"a": {"wait": 1}}', "tenant 'a': 'wait' is not known; allowed: weight and lane"),
+        ('{"a": 3}', "tenant 'a': must be an object; allowed: weight and lane"),
+        ('{"a": {"weight": NaN}}', "weight nan is not in [0.001, 1000]"),
+        ('{"a": {"weight": 1001}}', "weight 1001 is not in [0.001, 1000]"),
+        ('{"a": {"weight": "3"}}', "weight '3' is not in"),
+        ('{"a": {}, "a": {"weight": 2}}', "'a' stands there twice"),
+        ('{"\u00fc": {}}', "a name has at most 128 bytes of printable ASCII"),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_a_tenants_file_that_makes_no_sense_is_named_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
@@ -51,13 +62,34 @@ def test_a_tenants_file_that_makes_no_sense_is_named_in_one_line(tmp_path: Path,
         read_tenants(str(tmp_path / "nowhere"))
 
 
-def test_python_clients_name_lanes_by_word() -> None:
-    from trunkline.client import _lane
+@pytest.mark.parametrize(
+    ("lane", "tenant", "weight", "field"),
+    [
+        (4, "", 1.0, "lane"),
+        (-1, "", 1.0, "lane"),
+        (1, "x" * 129, 1.0, "tenant"),
+        (1, "a\nb", 1.0, "tenant"),
+        (1, "m\u00fcller", 1.0, "tenant"),
+        (1, "", 0.0009, "tenant_weight"),
+        (1, "", 1000.1, "tenant_weight"),
+        (1, "", -1.0, "tenant_weight"),
+        (1, "", math.nan, "tenant_weight"),
+        (1, "", math.inf, "tenant_weight"),
+    ],
+)
+def test_what_a_worker_is_told_of_scheduling_is_checked_by_name(
+    lane: int, tenant: str, weight: float, field: str
+) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        validate_scheduling(lane, tenant, weight)
+    assert (caught.value.reason, caught.value.field) == ("INVALID_REQUEST", field)
 
-    assert [_lane(name) for name in (None, "interactive", "standard", "batch")] == [0, 1, 2, 3]
-    for bad in ("express", "unspecified"):
-        with pytest.raises(ValueError, match="is not a lane"):
-            _lane(bad)
+
+def test_the_limits_of_scheduling_themselves_are_allowed() -> None:
+    for lane in range(4):
+        validate_scheduling(lane, "x" * 128, 0.001)
+        validate_scheduling(lane, "", 1000.0)
+        validate_scheduling(lane, "team a/b", 0.0)
 
 
 async def test_lane_tenant_and_weight_reach_the_worker_and_the_lane_the_client() -> None:
@@ -79,6 +111,10 @@ async def test_a_lane_or_tenant_that_makes_no_sense_is_refused_by_name() -> None
         refused = await refusal(router.generate([5, 6, 7], lane=17))
         assert (refused.reason, refused.field) == ("INVALID_REQUEST", "lane")
         request = GenerateRequest(token_ids=TokenIds(ids=[5, 6, 7]))
-        call = router.stub.Generate(request, metadata=(("x-trunkline-tenant", "x" * 200),))
-        assert "x-trunkline-tenant" in (await refusal(call)).message
+        for metadata in (
+            (("x-trunkline-tenant", "x" * 129),),
+            (("x-trunkline-tenant", "acme"), ("x-trunkline-tenant", "other")),
+        ):
+            refused = await refusal(router.stub.Generate(request, metadata=metadata))
+            assert (refused.reason, refused.field) == ("INVALID_REQUEST", "x-trunkline-tenant")
     assert not worker.submits

@@ -9,15 +9,18 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.router.tokenizer_files import BOS, EOS, byte_tokenizer, tokenizer_files
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
+from trunkline_router.render_pool import RenderPool
 from trunkline_router.tokenizer import PromptTokenizer
 
 TURNS = [("system", "Be brief."), ("user", "Hi {{ there }}"), ("assistant", "Yo"), ("user", "Grüße\n🦊 <s>")]
 
 
-def both(directory: Path, files: dict[str, bytes]) -> tuple[PromptTokenizer, PreTrainedTokenizerFast]:
+def both(
+    directory: Path, files: dict[str, bytes], renderers: RenderPool
+) -> tuple[PromptTokenizer, PreTrainedTokenizerFast]:
     for name, data in files.items():
         (directory / name).write_bytes(data)
-    return PromptTokenizer(files), PreTrainedTokenizerFast.from_pretrained(directory)
+    return PromptTokenizer(files, renderers), PreTrainedTokenizerFast.from_pretrained(directory)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +37,11 @@ def both(directory: Path, files: dict[str, bytes]) -> tuple[PromptTokenizer, Pre
     ids=str,
 )
 async def test_special_tokens_that_only_the_config_asks_for_are_added(
-    config: dict[str, object], added: tuple[list[int], list[int]], tmp_path: Path
+    config: dict[str, object], added: tuple[list[int], list[int]], tmp_path: Path, renderers: RenderPool
 ) -> None:
     silent = json.loads(byte_tokenizer().to_str())
     silent["post_processor"] = None
-    ours, theirs = both(tmp_path, tokenizer_files(Tokenizer.from_str(json.dumps(silent)), **config))
+    ours, theirs = both(tmp_path, tokenizer_files(Tokenizer.from_str(json.dumps(silent)), **config), renderers)
     for text in ("", "hello", "a <s> b"):
         plain = theirs(text, add_special_tokens=False)["input_ids"]
         assert await ours.encode(text) == [*added[0], *plain, *added[1]]
@@ -47,19 +50,19 @@ async def test_special_tokens_that_only_the_config_asks_for_are_added(
 
 @pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}], ids=str)
 async def test_what_the_tokenizers_own_processor_adds_is_neither_doubled_nor_dropped(
-    config: dict[str, object], tmp_path: Path
+    config: dict[str, object], tmp_path: Path, renderers: RenderPool
 ) -> None:
-    ours, theirs = both(tmp_path, tokenizer_files(**config))
+    ours, theirs = both(tmp_path, tokenizer_files(**config), renderers)
     for text in ("", "hello", "a <s> b"):
         assert await ours.encode(text) == theirs(text)["input_ids"]
         assert await ours.encode(text, special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
 
 
-async def test_a_file_made_for_training_neither_cuts_nor_pads_a_prompt() -> None:
+async def test_a_file_made_for_training_neither_cuts_nor_pads_a_prompt(renderers: RenderPool) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=64)
-    prompts = PromptTokenizer(tokenizer_files(tokenizer))
+    prompts = PromptTokenizer(tokenizer_files(tokenizer), renderers)
     assert len(await prompts.encode("x" * 20)) == 21
     assert len(await prompts.encode("x")) == 2
 
@@ -82,16 +85,16 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-async def test_templates_render_as_transformers_renders_them(name: str, tmp_path: Path) -> None:
-    ours, theirs = both(tmp_path, tokenizer_files(chat_template=TEMPLATES[name]))
+async def test_templates_render_as_transformers_renders_them(name: str, tmp_path: Path, renderers: RenderPool) -> None:
+    ours, theirs = both(tmp_path, tokenizer_files(chat_template=TEMPLATES[name]), renderers)
     chat = ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in TURNS])
     messages = [{"role": role, "content": content} for role, content in TURNS]
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert await ours.encode_chat(chat) == expected
 
 
-async def test_a_template_that_does_not_compile_leaves_text_prompts_usable() -> None:
-    prompts = PromptTokenizer(tokenizer_files(chat_template="{% for %}"))
+async def test_a_template_that_does_not_compile_leaves_text_prompts_usable(renderers: RenderPool) -> None:
+    prompts = PromptTokenizer(tokenizer_files(chat_template="{% for %}"), renderers)
     assert not prompts.has_chat_template
     assert "compile" in prompts.template_problem
     assert await prompts.encode("x")

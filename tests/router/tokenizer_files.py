@@ -1,9 +1,12 @@
 """A tokenizer small enough to read, made on the spot, and the files of it that a worker would send."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+DEMO_MODEL = Path(__file__).parents[2] / "deploy/demo/tiny-tales"  # a real one
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())

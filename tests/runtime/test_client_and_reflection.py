@@ -94,6 +94,71 @@ async def test_the_callers_span_goes_along_and_only_where_there_is_one(served: t
         assert "traceparent" not in endless.metadata
 
 
+async def test_lane_and_tenant_go_along(served: tuple[str, Endless]) -> None:
+    address, endless = served
+    async with Client(address, tenant="acme") as client:
+        for lane in (None, "interactive", "standard", "batch"):
+            pieces: Any = client.generate("x", lane=lane)
+            await anext(pieces)
+            await pieces.aclose()
+            assert endless.metadata["x-trunkline-tenant"] == "acme"
+        for bad in ("express", "unspecified", "BATCH", ""):
+            with pytest.raises(ValueError, match="is not a lane; allowed: interactive, standard, batch"):
+                await client.complete("x", lane=bad)
+    assert [request.lane for request in endless.requests] == [0, 1, 2, 3]
+
+
+async def test_without_a_tenant_none_is_named_and_a_bad_one_is_refused(served: tuple[str, Endless]) -> None:
+    address, endless = served
+    async with Client(address) as client:
+        pieces: Any = client.generate("x")
+        await anext(pieces)
+        await pieces.aclose()
+    assert "x-trunkline-tenant" not in endless.metadata
+    for bad in ("müller", "a\nb", "x" * 129):
+        with pytest.raises(ValueError, match="printable ASCII"):
+            Client(address, tenant=bad)
+
+
+def server_of(port: int) -> GrpcServer:
+    server = GrpcServer("127.0.0.1", port, services=[SERVICE])
+    add_InferenceServiceServicer_to_server(Endless(), server.grpc)
+    return server
+
+
+async def test_ready_waits_for_a_router_that_starts_and_for_its_first_worker() -> None:
+    server = server_of(0)
+    await server.start()
+    port = server.port
+    await server.stop(0)
+    async with Client(f"127.0.0.1:{port}") as client:
+        waiting = asyncio.create_task(client.ready(30))
+        with pytest.raises(DeadlineExceeded, match=r"was not ready within 0\.2 s"):
+            await client.ready(0.2)
+        server = server_of(port)
+        await server.start()
+        with pytest.raises(DeadlineExceeded, match=f"127.0.0.1:{port} was not ready"):
+            await client.ready(0.2)
+        assert not waiting.done()
+        await server.stop(0)  # it restarts before it was ready
+        server = server_of(port)
+        await server.start()
+        await server.set_ready(True)
+        await waiting
+        await client.ready(30)
+        await server.stop(0)
+
+
+async def test_ready_before_something_that_is_no_router_says_so() -> None:
+    bare = grpc.aio.server()
+    port = bare.add_insecure_port("127.0.0.1:0")
+    await bare.start()
+    async with Client(f"127.0.0.1:{port}") as client:
+        with pytest.raises(TrunklineError):
+            await client.ready(30)
+    await bare.stop(0)
+
+
 async def test_a_field_that_does_not_exist_and_a_server_that_is_not_there() -> None:
     async with Client("127.0.0.1:1") as client:
         with pytest.raises(ValueError, match="max_tokenz"):

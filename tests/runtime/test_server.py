@@ -1,5 +1,6 @@
 """The server every process has: errors, health, ports."""
 
+import re
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -58,6 +59,16 @@ async def test_an_unexpected_error_is_internal_without_internals(
     assert isinstance(error, InternalError)
     assert "secret" not in str(error)
     assert error.reason == "INTERNAL"
+    found = re.search(r"under request ([0-9a-f]{32})$", str(error))
+    assert found is not None
+    printed = capsys.readouterr()
+    assert found[1] in printed.out + printed.err, "so that it can be found in the log"
+
+
+async def test_an_unexpected_error_names_the_request_where_it_has_a_name(server: tuple[GrpcServer, Failing]) -> None:
+    async with Client(f"127.0.0.1:{server[0].port}") as client:
+        with pytest.raises(InternalError, match="under request r-19"):
+            await client.complete("x", request_id="r-19")
 
 
 @pytest.mark.parametrize("method", ["unary", "stream"])

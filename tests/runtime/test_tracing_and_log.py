@@ -1,7 +1,10 @@
 """Trace context crosses processes; a log line is written once, as JSON, with the trace it belongs to."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import structlog
@@ -12,7 +15,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from trunkline_runtime import tracing
 from trunkline_runtime.log import configure_logging, get_logger
-from trunkline_runtime.tracing import current_trace_context, request_span, trace_context_of
+from trunkline_runtime.tracing import (
+    TracingError,
+    configure_tracing,
+    current_trace_context,
+    request_span,
+    trace_context_of,
+)
 
 TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLER}-01"
@@ -74,6 +83,74 @@ def test_spans_are_exported_only_where_the_variables_say_so(monkeypatch: pytest.
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(ValueError, match="pigeon is not supported; allowed: otlp, console, none"):
         tracing._exporter()
+
+
+PROTOCOL, TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+
+
+@pytest.fixture
+def otlp(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment in which spans go to a collector."""
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("protocol", [None, "", "grpc"])
+def test_the_collector_is_spoken_to_over_grpc_unless_told_otherwise(
+    otlp: pytest.MonkeyPatch, protocol: str | None
+) -> None:
+    otlp.setenv("OTEL_TRACES_EXPORTER", "")  # empty counts as unset
+    if protocol is not None:
+        otlp.setenv(PROTOCOL, protocol)
+    exporter = tracing._exporter()
+    assert type(exporter).__module__ == "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+    assert exporter is not None
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize("variable", [PROTOCOL, TRACES_PROTOCOL])
+def test_http_is_spoken_where_its_package_is_installed(otlp: pytest.MonkeyPatch, variable: str) -> None:
+    module = ModuleType("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    module.OTLPSpanExporter = InMemorySpanExporter  # type: ignore[attr-defined]
+    for name in ("opentelemetry.exporter.otlp.proto.http", module.__name__):
+        otlp.setitem(sys.modules, name, module)
+    otlp.setenv(PROTOCOL, "grpc")
+    otlp.setenv(variable, "http/protobuf")
+    assert isinstance(tracing._exporter(), InMemorySpanExporter)
+
+
+def test_http_without_its_package_is_one_line_that_names_it(otlp: pytest.MonkeyPatch) -> None:
+    otlp.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    otlp.setenv(PROTOCOL, "http/protobuf")
+    with pytest.raises(TracingError) as caught:
+        tracing._exporter()
+    assert str(caught.value).startswith(
+        "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf needs the package opentelemetry-exporter-otlp-proto-http installed: "
+    )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        (PROTOCOL, "http/json", "OTEL_EXPORTER_OTLP_PROTOCOL=http/json is not supported; allowed: grpc, http/protobuf"),
+        (TRACES_PROTOCOL, "tcp", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=tcp is not supported"),
+        ("OTEL_TRACES_EXPORTER", "pigeon", "OTEL_TRACES_EXPORTER=pigeon is not supported; allowed: otlp, console"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "the OTLP exporter cannot be made from the OTEL_* variables: "),
+    ],
+)
+def test_a_variable_that_makes_no_sense_is_one_line_and_exit_status_two(
+    otlp: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str, said: str
+) -> None:
+    otlp.setenv(variable, value)
+    with pytest.raises(SystemExit) as caught:
+        configure_tracing("trunkline-router")
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"trunkline-router: {said}")
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.usefixtures("fresh_structlog")

@@ -1,0 +1,172 @@
+"""Chat templates run in processes of their own: they may hang, crash or eat memory, and only their request suffers."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.router.cluster import cluster, refusal, until
+from tests.router.fake_worker import FakeWorker
+from tests.router.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
+from trunkline.status import RequestRefused
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline_router.render_pool import PROCESSES, RenderPool, TemplateSource
+
+ECHO = TemplateSource("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
+# Hangs where the message says so, in rendering; the other one hangs wherever it is compiled.
+SOMETIMES = TemplateSource(
+    "{% if messages[0].content == 'hang' %}{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    "{% endif %}{{ messages[0].content }}",
+    {},
+)
+HANGS_COMPILING = TemplateSource("{{ (9 ** (9 ** 9)) % 7 }}", {})
+EATS_MEMORY = TemplateSource("{% set s = 'x' * 10000000000 %}{{ s | length }}", {})
+
+
+def chat(content: str = "hi") -> ChatMessages:
+    return ChatMessages(messages=[ChatMessage(role="user", content=content)])
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[RenderPool]:
+    """Impatient: templates that end take a thousandth of this."""
+    made = RenderPool(time_limit_s=0.3)
+    yield made
+    await made.close()
+
+
+def processes(pool: RenderPool) -> set[int]:
+    return {renderer._process.pid for renderer in pool._idle}
+
+
+async def test_a_conversation_is_rendered_by_one_process_that_stays(pool: RenderPool) -> None:
+    assert not processes(pool), "none is started before there is something to render"
+    assert await pool.render(ECHO, chat("Grüße 🦊")) == "<s>Grüße 🦊"
+    first = processes(pool)
+    for _ in range(20):
+        assert await pool.render(SOMETIMES, chat("a")) == "a"
+        assert await pool.render(ECHO, chat("b")) == "<s>b"
+    assert processes(pool) == first
+    assert len(first) == 1
+
+
+async def test_long_conversations_come_back_whole(pool: RenderPool) -> None:
+    text = "Grüße 🦊 " * 200_000
+    assert await pool.render(ECHO, chat(text)) == "<s>" + text
+
+
+@pytest.mark.parametrize(
+    ("template", "said"), [(SOMETIMES, "hang"), (HANGS_COMPILING, "x")], ids=["rendering", "compiling"]
+)
+async def test_a_template_that_hangs_is_stopped_and_named_and_others_go_on(
+    pool: RenderPool, template: TemplateSource, said: str
+) -> None:
+    await pool.render(ECHO, chat())
+    hung = asyncio.gather(*(pool.render(template, chat(said)) for _ in range(2 * PROCESSES)), return_exceptions=True)
+    await asyncio.sleep(0)
+    for _ in range(50):
+        assert await pool.render(ECHO, chat()) == "<s>hi"
+    assert not hung.done(), "they were rendered meanwhile"
+    for refused in await hung:
+        assert isinstance(refused, RequestRefused)
+        assert (refused.reason, refused.field) == ("INVALID_REQUEST", "chat")
+        assert "chat template takes longer than 0.3 s" in refused.message
+    assert await pool.render(ECHO, chat()) == "<s>hi"
+
+
+async def test_a_template_that_wants_all_memory_is_refused_and_its_process_goes_on(pool: RenderPool) -> None:
+    await pool.render(ECHO, chat())
+    before = processes(pool)
+    with pytest.raises(RequestRefused, match="chat template") as caught:
+        await pool.render(EATS_MEMORY, chat())
+    assert caught.value.field == "chat"
+    assert await pool.render(ECHO, chat()) == "<s>hi"
+    assert processes(pool) == before
+
+
+async def test_a_refusal_crosses_the_border_as_it_is(pool: RenderPool) -> None:
+    refusing = TemplateSource("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(RequestRefused, match="refuses the conversation: roles must alternate") as caught:
+        await pool.render(refusing, chat())
+    assert (caught.value.reason, caught.value.field) == ("INVALID_REQUEST", "chat")
+    with pytest.raises(RequestRefused, match="does not compile: No filter named"):
+        await pool.render(TemplateSource("{{ 1 | nothing }}", {}), chat())
+    with pytest.raises(RequestRefused, match="refuses the conversation"):
+        await pool.render(TemplateSource("{{ '\\ud800' }}", {}), chat())
+
+
+async def test_a_process_that_was_killed_from_outside_costs_no_request(pool: RenderPool) -> None:
+    for _ in range(3):
+        await pool.render(ECHO, chat())
+        (victim,) = processes(pool)
+        os.kill(victim, signal.SIGKILL)
+        assert await pool.render(ECHO, chat()) == "<s>hi"
+        assert victim not in processes(pool)
+
+
+async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline_router.render_pool.STALLED_FACTOR", 1.0)
+    pool = RenderPool(time_limit_s=0.3)
+    await pool.render(ECHO, chat())
+    (victim,) = processes(pool)
+    os.kill(victim, signal.SIGSTOP)
+    with pytest.raises(RequestRefused, match="takes longer"):
+        await pool.render(ECHO, chat())
+    assert await pool.render(ECHO, chat()) == "<s>hi"
+    await pool.close()
+
+
+async def test_whoever_leaves_does_not_leave_an_answer_for_the_next_one(pool: RenderPool) -> None:
+    await pool.render(ECHO, chat())
+    leaving = asyncio.create_task(pool.render(ECHO, chat("secret " * 100_000)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert await pool.render(ECHO, chat("mine")) == "<s>mine"
+
+
+async def test_a_process_ends_with_whoever_started_it(pool: RenderPool) -> None:
+    await pool.render(ECHO, chat())
+    (renderer,) = pool._idle
+    renderer._stdin.close()
+    assert await asyncio.wait_for(renderer._process.wait(), 10) == 0
+
+
+async def test_a_small_rendering_takes_less_than_two_milliseconds(pool: RenderPool) -> None:
+    template = TemplateSource(CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
+    took_s = []
+    for _ in range(200):
+        started_s = time.perf_counter()
+        await pool.render(template, chat("Tell me a story about a fox."))
+        took_s.append(time.perf_counter() - started_s)
+    assert sorted(took_s)[100] < 0.002
+
+
+def test_the_process_loads_nothing_heavy() -> None:
+    code = "import sys, trunkline_router.render_process; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"grpc", "torch", "tokenizers", "asyncio", "structlog", "opentelemetry"} & set(loaded)
+
+
+async def test_a_client_is_told_that_the_template_hangs_while_others_chat() -> None:
+    endless = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    workers = (
+        FakeWorker("a"),
+        FakeWorker("b", model="odd", files=tokenizer_files(chat_template=endless), tokenizer_digest=b"of the odd one"),
+    )
+    async with cluster(*workers, render_limit_s=0.3) as router:
+        hung = [router.stub.Generate(GenerateRequest(chat=chat(), model="odd")) for _ in range(PROCESSES)]
+        for _ in range(10):
+            assert (await router.stub.Tokenize(TokenizeRequest(chat=chat(), model="tiny"))).token_ids
+        assert not any(call.done() for call in hung)
+        for call in hung:
+            refused = await refusal(call)
+            assert (refused.reason, refused.field) == ("INVALID_REQUEST", "chat")
+            assert "chat template" in refused.message
+        await until(lambda: not workers[1].submits)

@@ -1,0 +1,100 @@
+"""`trunkline generate`: its flags become the request's fields."""
+
+import argparse
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from trunkline.v1.generation_pb2 import FinishReason, Lane
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from trunkline_cli import generate
+from trunkline_runtime.server import GrpcServer
+
+
+class Recorder(InferenceServiceServicer):
+    def __init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.metadata: dict[str, str] = {}
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[GenerateResponse]:
+        self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata())
+        chunk = {"index": 0, "text": " there", "finish_reason": FinishReason.FINISH_REASON_STOP}
+        yield GenerateResponse(request_id="r", chunks=[chunk], usage={})
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, Recorder]]:
+    """In a thread with a loop of its own: the command runs one itself."""
+    recorder, ports, stop = Recorder(), [], asyncio.Event()
+    started = threading.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        server = GrpcServer("127.0.0.1", 0, services=[])
+        add_InferenceServiceServicer_to_server(recorder, server.grpc)
+        await server.start()
+        ports.append(server.port)
+        started.set()
+        await stop.wait()
+        await server.stop(0)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert started.wait(30)
+    yield f"127.0.0.1:{ports[0]}", recorder
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(30)
+    loop.close()
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="trunkline generate")
+    generate.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_every_flag_reaches_the_router(served: tuple[str, Recorder], capsys: pytest.CaptureFixture[str]) -> None:
+    address, recorder = served
+    assert generate.run(parse("hello", "--server", address)) == 0
+    assert capsys.readouterr().out == "hello there\n"
+    flags = (
+        "--lane=batch", "--tenant=acme", "--logit-bias=42=-1.5", "--logit-bias=7=100", "--stop-token-id=3",
+        "--stop-token-id=4", "--prompt-logprobs=2", "--seed=5", "--stop=a", "--stop=b", "--ignore-eos", "--n=2",
+    )  # fmt: skip
+    assert generate.run(parse("hello", "--server", address, *flags)) == 0
+    plain, full = recorder.requests
+    assert plain.lane == Lane.LANE_UNSPECIFIED
+    assert not plain.sampling.ListFields()
+    assert full.lane == Lane.LANE_BATCH
+    assert dict(full.sampling.logit_bias) == {42: -1.5, 7: 100.0}
+    assert list(full.sampling.stop_token_ids) == [3, 4]
+    assert list(full.sampling.stop) == ["a", "b"]
+    assert (full.sampling.prompt_logprobs, full.sampling.seed, full.n) == (2, 5, 2)
+    assert full.sampling.ignore_eos
+    assert recorder.metadata["x-trunkline-tenant"] == "acme"
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--lane=express", "invalid choice: 'express'"),
+        ("--logit-bias=42", "'42' is not ID=VALUE, such as 42=-1.5"),
+        ("--logit-bias=a=1", "'a=1' is not ID=VALUE"),
+        ("--stop-token-id=x", "invalid int value"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_named(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse("hello", flag)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_tenant_that_cannot_travel_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.run(parse("hello", "--tenant=müller")) == 1
+    assert capsys.readouterr().err.count("\n") == 1
