@@ -41,6 +41,7 @@ test-slow: $(DEV_STAMP)
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@deploy/lint/stub_drift.sh $(BIN)
 	@deploy/lint/buf.sh $(BUF)

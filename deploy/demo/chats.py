@@ -86,34 +86,34 @@ READ_THIS: tuple[str, ...] = (
 )
 
 SHORT_TALES: tuple[str, ...] = (
-    "[Once upon a time, there was {h.a}|There once was {h.a}]. {when}, {h.he} [found|saw] {o.a} {spot}. \"[Whose is"
-    " this?|Who lost this?]\" {h.he} asked. It belonged to {f}. {f} was so [happy|glad] that {f.he} gave {h} some "
+    '[Once upon a time, there was {h.a}|There once was {h.a}]. {when}, {h.he} [found|saw] {o.a} {spot}. "[Whose is'
+    ' this?|Who lost this?]" {h.he} asked. It belonged to {f}. {f} was so [happy|glad] that {f.he} gave {h} some '
     "{snack}, and they became friends.",
     "[Once upon a time, {h.a} lived in {land}|Once there was {h.a}]. {h.He} was [hungry|very hungry], but {h.he} had "
-    "only {food}. Then {x.a} came by who had nothing at all. {h} cut the food in two. \"[Now we both have enough|There"
-    " is enough for two],\" {h.he} said. And {h.he} was right.",
+    'only {food}. Then {x.a} came by who had nothing at all. {h} cut the food in two. "[Now we both have enough|There'
+    ' is enough for two]," {h.he} said. And {h.he} was right.',
     "{h.A} could not sleep. {h.He} counted [sheep|stars|clouds], but it did not help. Then {e} came in and sang a "
     "[soft|quiet|little] song. Before the song was over, {h} was fast asleep. [Good night, {h}!|Sleep well, {h}!]",
     "[Once upon a time, there was {h.a}|Long ago, there was {h.a}]. {h.He} wanted to {skill}, but {h.he} did not know "
     "how. So {h.he} tried every day. [It took a week|It took a month|It took a long time], but in the end {h.he} could"
-    " do it. \"[I did it!|Look at me!]\" {h.he} said, and everyone clapped.",
-    "{when}, {h.a} [went to {p}|walked to {p}]. {look} There {h.he} met {x.a}. \"[Good day|Hello]!\" said {x.the}. "
-    "\"Where are you going?\" \"[Nowhere|I am only looking around],\" said {h}. \"Then let us go nowhere together,\" "
+    ' do it. "[I did it!|Look at me!]" {h.he} said, and everyone clapped.',
+    '{when}, {h.a} [went to {p}|walked to {p}]. {look} There {h.he} met {x.a}. "[Good day|Hello]!" said {x.the}. '
+    '"Where are you going?" "[Nowhere|I am only looking around]," said {h}. "Then let us go nowhere together," '
     "said {x.the}. And so they did.",
     "[Once upon a time, there was {h.a}|There was once {h.a}] who was afraid of [the dark|thunder|deep water]. "
-    "{h.His} friend {f}{f.tag} was afraid of it too. \"[Let us be afraid together|If we hold hands, we will be half as"
-    " afraid],\" said {f}. They held hands, and then neither of them was afraid any more.",
-    "It was [raining|snowing|a windy day], and {h.a} was [bored|all alone]. \"[What can I do?|There is nothing to do]{q}"
-    "\" {h.he} [sighed|said]. Then {h.he} made {o.a} out of paper. {f} came by and made one too. They played all day, "
+    '{h.His} friend {f}{f.tag} was afraid of it too. "[Let us be afraid together|If we hold hands, we will be half as'
+    ' afraid]," said {f}. They held hands, and then neither of them was afraid any more.',
+    'It was [raining|snowing|a windy day], and {h.a} was [bored|all alone]. "[What can I do?|There is nothing to do]{q}'
+    '" {h.he} [sighed|said]. Then {h.he} made {o.a} out of paper. {f} came by and made one too. They played all day, '
     "and {h} forgot that {h.he} had ever been bored.",
     "[Once upon a time, there was {h.a}|In {land}, there lived {h.a}]. {h.He} had {o.a}, but it was [old|broken]. "
-    "Everyone said, \"Throw it away.\" {h} did not throw it away. {h.He} [mended it|cleaned it and painted it], and "
+    'Everyone said, "Throw it away." {h} did not throw it away. {h.He} [mended it|cleaned it and painted it], and '
     "soon it was the prettiest {o} of all.",
     "[Once upon a time, {h.a} planted {plant.a}|{h} the gardener planted {plant.a}]. {h.He} gave it water every day. "
-    "It grew and grew, until it was taller than the house. \"[How will we ever pick the top?|Who will climb up there?]"
-    "\" asked {f}. {h} laughed. \"We will leave the top for the birds,\" {h.he} said.",
-    "{h.A} and {f.a} [met|sat] {p.at}. \"[I am the fastest|I am the cleverest],\" said {h}. \"No, I am,\" said {f}. "
-    "They asked {x.a}. \"You are both very loud,\" said {x.the}, and went back to sleep. The two looked at each other "
+    'It grew and grew, until it was taller than the house. "[How will we ever pick the top?|Who will climb up there?]'
+    '" asked {f}. {h} laughed. "We will leave the top for the birds," {h.he} said.',
+    '{h.A} and {f.a} [met|sat] {p.at}. "[I am the fastest|I am the cleverest]," said {h}. "No, I am," said {f}. '
+    'They asked {x.a}. "You are both very loud," said {x.the}, and went back to sleep. The two looked at each other '
     "and began to laugh.",
 )
 

@@ -330,8 +330,10 @@ class Teller:
         rng = self.rng
         kind = request.kind or (rng.choice(("girl", "boy")) if rng.random() < 0.4 else rng.choice(_KINDS))
         hero = self._character(kind, set(), trait=rng.choice(tuple(lexicon.TRAITS)))
-        return hero if not request.name else Character(
-            request.name, hero.kind, request.he or hero.he, hero.trait, hero.size, hero.home
+        return (
+            hero
+            if not request.name
+            else Character(request.name, hero.kind, request.he or hero.he, hero.trait, hero.size, hero.home)
         )
 
     def _character(self, kind: str, taken: set[str], trait: str = "") -> Character:

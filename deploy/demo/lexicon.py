@@ -55,8 +55,7 @@ TRAITS: dict[str, str] = {
     "|always had a plan for everything].",
     "quiet": "{h.He} [liked to sit and watch the clouds go by|would rather listen than talk"
     "|noticed small things that others missed].",
-    "busy": "{h.He} [was always making something|could never sit still for long"
-    "|had something new to do every day].",
+    "busy": "{h.He} [was always making something|could never sit still for long|had something new to do every day].",
     "gentle": "{h.He} [walked softly so that {h.he} would not step on the flowers|was careful with small and weak things"
     "|never raised {h.his} voice].",
     "dreamy": "{h.He} [often stared out at the sky and forgot the time|liked to imagine faraway lands"
@@ -168,7 +167,9 @@ PREPOSITIONS: dict[str, str] = {
     "the forest": "in", "the meadow": "in", "the river": "by", "the beach": "on", "the hill": "on", "the market": "at", "the garden": "in", "the park": "in", "the pond": "by", "the farm": "on", 
     "the old mill": "at", "the orchard": "in", "the village square": "in", "the lake": "by", "the valley": "in", "the library": "in", "the harbour": "at", "the school": "at",
 }  # fmt: skip
-TOWN_PLACES: frozenset[str] = frozenset({"the market", "the village square", "the library", "the harbour", "the school"})
+TOWN_PLACES: frozenset[str] = frozenset(
+    {"the market", "the village square", "the library", "the harbour", "the school"}
+)
 PASSERS_BY: tuple[str, ...] = (
     "mouse", "hedgehog", "squirrel", "mole", "rabbit", "sparrow", "robin", "toad", "tortoise", "hare", "lamb", "kitten",
     "puppy", "otter", "raccoon", "crow", "goose", "badger", "duck", "frog", "fox", "beaver", "goat", "hamster",

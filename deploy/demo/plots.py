@@ -181,7 +181,7 @@ LEARN = Plot(
     ),
     lessons=(
         "{h} had learned to {skill}, and {h.he} had also learned not to give up.",
-        "And whenever something was hard, {h} said, \"A little every day is enough.\"",
+        'And whenever something was hard, {h} said, "A little every day is enough."',
         "The next week, {h} taught someone else how to {skill}.",
     ),
     questions=(
@@ -303,7 +303,7 @@ RACE = Plot(
             '"[Lean on me|Come, take my hand|I will not leave you here]," {h.he} said, and {h.he} helped {n} up.',
             "Together they [walked|limped|went slowly] over the line, and they were the very last.",
             "But everyone [cheered louder than ever|clapped and called out {h}'s name|threw flowers in the air].",
-            "?{e} gave {h} {o.a}. \"[This is for the kindest heart|You won something better than a race],\" said {e}.",
+            '?{e} gave {h} {o.a}. "[This is for the kindest heart|You won something better than a race]," said {e}.',
         ),
     ),
     lessons=(
@@ -337,7 +337,7 @@ SHARE = Plot(
             "?{h.He} [turned the {o} this way and that|put the {o} on the table and looked at it|sighed and sighed].",
             '{e} asked, "[Why the long face?|Why are you alone?|Where is {f}?]"',
             'When {h} told {e.him}, {e} said, "[A thing is only half as nice when you keep it all to yourself'
-            '|You can have the {o} and no friend, or half of the {o} and a whole friend'
+            "|You can have the {o} and no friend, or half of the {o} and a whole friend"
             '|Sharing does not make your {o} smaller]."',
         ),
         (
@@ -416,7 +416,7 @@ GARDEN = Plot(
         (
             "The next day, {h} [ran out to look|went to see it]. There was nothing but earth.",
             "[A day passed, and then another|A whole week passed], and still nothing grew.",
-            "?[{f} said, \"Maybe it is asleep.\"|{x.A} came by and said that seeds take time.]",
+            '?[{f} said, "Maybe it is asleep."|{x.A} came by and said that seeds take time.]',
             "{h} [wanted to dig it up|almost gave up|stamped {h.his} foot].",
             'But {e} said, "[Good things take time|The seed is working under the ground|It only needs rain and sun]."',
             "So every day {h} [gave it water|pulled up the weeds|sang to it], and every day {h.he} waited.",
@@ -454,8 +454,8 @@ DARK = Plot(
         ),
         (
             "{h} wanted to [hide|call for {e}|run away].",
-            "Then {h.he} thought, \"[If I do not look, I will be afraid all night|Maybe someone needs help"
-            "|I can be brave for one minute].\"",
+            'Then {h.he} thought, "[If I do not look, I will be afraid all night|Maybe someone needs help'
+            '|I can be brave for one minute]."',
             "So {h.he} took [a little lantern|a candle|a small lamp] and went [to the window|to the door|outside], one "
             "step at a time.",
             "The sound [grew louder|came again|was very near now].",
@@ -500,7 +500,7 @@ TRUTH = Plot(
             '"No one will know," {h.he} thought.',
             "But all day long, {h.he} [had a pain in {h.his} tummy|could not eat or play|felt bad].",
             '?When {f} asked what was wrong, {h} said, "[Nothing|It is nothing]," and that made it even worse.',
-            "That evening, {e} asked, \"Has anyone seen my vase?\"",
+            'That evening, {e} asked, "Has anyone seen my vase?"',
         ),
         (
             "{h} could [have said no|have blamed the wind|have said nothing].",
@@ -581,7 +581,7 @@ BUILD = Plot(
             "Because they did not [work together|listen to each other], the {build} [fell down|broke in two"
             "|leaned to one side and fell over].",
             "?They sat in the middle of the mess and did not say a word.",
-            "?{e} [came by and looked at it|brought them {snack}]. \"[One hand alone cannot clap|Try it together],\" {e} "
+            '?{e} [came by and looked at it|brought them {snack}]. "[One hand alone cannot clap|Try it together]," {e} '
             "said.",
             '"[I should have listened to you|I am sorry]," said {h}. "[I am sorry too|Me too]," said {f}.',
         ),
@@ -938,7 +938,7 @@ MYSTERY = Plot(
             "?{h.He} put on {h.his} best hat and took [a magnifying glass|a pencil and some paper], as real detectives do.",
         ),
         (
-            "First, {h} asked {f}. \"[It was not me|I was asleep|I do not even like {snack}],\" said {f}.",
+            'First, {h} asked {f}. "[It was not me|I was asleep|I do not even like {snack}]," said {f}.',
             "Then {h.he} looked for clues. On the floor there were [tiny footprints|a few crumbs|little marks in the "
             "flour].",
             "That night, {h} and {f} hid [behind the door|under the table] and waited.",

@@ -86,7 +86,9 @@ def write(directory: Path) -> None:
         state = "ended by itself" if ended else "cut off"
         kind = "chat" if prompt.chat else "text"
         joint = "\n\n" if prompt.chat or prompt.text.endswith("\n") else ""
-        parts.append(f"## {seed}. {kind}, seed {seed}, {state}\n\n**{prompt.text.strip()}**{joint}{text.strip() if joint else text.rstrip()}\n")
+        parts.append(
+            f"## {seed}. {kind}, seed {seed}, {state}\n\n**{prompt.text.strip()}**{joint}{text.strip() if joint else text.rstrip()}\n"
+        )
     (directory / "samples.md").write_text("\n".join(parts))
 
 

@@ -239,9 +239,7 @@ def write_card(directory: Path, recipe: Recipe, facts: dict[str, object]) -> Non
     """Write the model card."""
     quarters = facts["held_out_loss_by_quarter_of_context"]
     assert isinstance(quarters, list)
-    phases = ", then ".join(
-        f"{phase.steps} steps of {phase.rows} x {phase.length} tokens" for phase in recipe.phases
-    )
+    phases = ", then ".join(f"{phase.steps} steps of {phase.rows} x {phase.length} tokens" for phase in recipe.phases)
     (directory / "README.md").write_text(
         f"""\
 ---
