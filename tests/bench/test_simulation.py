@@ -127,3 +127,10 @@ def test_the_command_prints_a_table_and_names_what_is_wrong(tmp_path: Path, caps
 def test_jains_index() -> None:
     assert experiments.jain([3.0, 3.0]) == 1.0
     assert experiments.jain([1.0, 0.0]) == 0.5
+
+
+def test_more_devices_than_kv_heads_keep_copies_of_the_keys_and_values() -> None:
+    profile = PROFILES["l4-70b"]
+    assert profile.num_devices == 2 * profile.model.kv_heads
+    capacity = profile.num_devices * (profile.device.memory_bytes * 0.9 - 2e9) - profile.model.weight_bytes
+    assert profile.kv_blocks(16) == int(capacity / (2 * profile.model.kv_bytes_per_token * 16))

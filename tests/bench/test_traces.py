@@ -111,3 +111,26 @@ def test_rates_and_windows_keep_the_rhythm(tmp_path: Path) -> None:
     requests = read_trace(write(tmp_path / "trace.jsonl", *lines))
     assert [r.arrival_s for r in at_rate(requests, 4.0)] == pytest.approx([0.0, 0.1, 0.4, 1.0])
     assert [r.arrival_s for r in window(requests, 1.0, 10.0)] == [0.0, 3.0]
+
+
+BROKEN_FILES = {
+    "infinite length": ("t.jsonl", json.dumps(MOONCAKE_LINE | {"input_length": float("inf")}).encode(), "input_length"),
+    "infinite time": ("t.jsonl", json.dumps(MOONCAKE_LINE | {"timestamp": float("inf")}).encode(), "timestamp"),
+    "fraction": ("t.jsonl", json.dumps(MOONCAKE_LINE | {"input_length": 700.5}).encode(), "a whole number"),
+    "booleans": ("t.jsonl", json.dumps(MOONCAKE_LINE | {"hash_ids": [True, 2]}).encode(), "hash_ids"),
+    "not UTF-8": ("t.jsonl", json.dumps(MOONCAKE_LINE).encode() + b"\n\xff\n", ":2: not UTF-8"),
+    "not gzip": ("t.jsonl.gz", b"plain\n", ":1: cannot be read"),
+    "cut off": ("t.jsonl.gz", gzip.compress(json.dumps(MOONCAKE_LINE).encode() * 99)[:-20], "cannot be read"),
+    "half a surrogate": ("t.jsonl", b'{"timestamp": 1, "input": "\\ud800", "output": ""}', ":1: input is not text"),
+    "another column": ("t.csv", AZURE_HEAD.replace("edTokens", "edTokensX").encode(), "neither JSON lines nor a CSV"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_FILES)
+def test_a_broken_file_is_one_line_and_no_traceback(tmp_path: Path, case: str) -> None:
+    name, content, problem = BROKEN_FILES[case]
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=r"^[^\n]*$") as caught:
+        read_trace(path)
+    assert problem in str(caught.value)

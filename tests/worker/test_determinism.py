@@ -136,7 +136,6 @@ def test_with_every_feature_of_the_scheduler_on(how, alone, run_ahead) -> None: 
         one.tenant = "ab"[index % 2]
         one.tenant_weight = 1 + index % 2
     check(drive(engine, submits), alone)
-    assert engine.scheduler.stats.preemptions > 0
 
 
 @pytest.mark.parametrize("batching", ["static", "static-unpadded", "dynamic"])

@@ -102,19 +102,25 @@ class Profile:
     def kv_blocks(self, block_size: int, memory_share: float = 0.9) -> int:
         """Blocks that fit beside the weights."""
         room = self.num_devices * (self.device.memory_bytes * memory_share - ACTIVATION_BYTES) - self.model.weight_bytes
-        return int(room / (self.model.kv_bytes_per_token * block_size))
+        return int(room / (self._kv_bytes_per_token * block_size))
 
     def step_time_s(self, work: StepWork) -> float:
         """A roofline for each part: bytes over bandwidth or operations over peak, whichever takes longer."""
-        decode_s = work.decode_kv_tokens * self.model.kv_bytes_per_token / self._bandwidth
+        decode_s = work.decode_kv_tokens * self._kv_bytes_per_token / self._bandwidth
         return self._base_s(work) + decode_s
 
     def run_times_s(self, work: StepWork, count: int) -> NDArray[np.float64]:
         """Of `count` steps that only decode, `work` being the first and every context growing by one each time: bit for
         bit what step_time_s says of each."""
         kv_tokens = work.decode_kv_tokens + work.num_sequences * np.arange(count)
-        times: NDArray[np.float64] = self._base_s(work) + kv_tokens * self.model.kv_bytes_per_token / self._bandwidth
+        times: NDArray[np.float64] = self._base_s(work) + kv_tokens * self._kv_bytes_per_token / self._bandwidth
         return times
+
+    @property
+    def _kv_bytes_per_token(self) -> int:
+        """Of all devices: a KV head is not split, so more devices than KV heads keep copies."""
+        copies = max(1, self.num_devices // self.model.kv_heads)
+        return copies * self.model.kv_bytes_per_token
 
     @property
     def _bandwidth(self) -> float:
@@ -133,7 +139,7 @@ class Profile:
         )
         chunks_s = max(
             4 * work.chunk_pairs * model.heads * model.head_dim * model.layers / (flops * ATTENTION_SHARE),
-            work.chunk_kv_tokens * model.kv_bytes_per_token / self._bandwidth,
+            work.chunk_kv_tokens * self._kv_bytes_per_token / self._bandwidth,
         )
         return STEP_OVERHEAD_S + layers_s + head_s + chunks_s + self._all_reduce_s(work)
 

@@ -14,6 +14,7 @@ from trunkline_bench.simulation.traces import (
     lane_and_tenant,
     number_of,
     random_prompt,
+    whole_number_of,
 )
 
 TOKENS_PER_ID = 512
@@ -25,10 +26,10 @@ def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
     requests = []
     for line, entry in json_lines(path, limit):
         time_s = number_of(path, line, entry, "timestamp", 0) / 1e3
-        prompt_tokens = int(number_of(path, line, entry, "input_length", 1))
-        output_tokens = int(number_of(path, line, entry, "output_length", 1))
+        prompt_tokens = whole_number_of(path, line, entry, "input_length", 1)
+        output_tokens = whole_number_of(path, line, entry, "output_length", 1)
         ids = entry.get("hash_ids")
-        if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
+        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
             raise TraceError(f"{path}:{line}: hash_ids must be a list of whole numbers")
         needed = -(-prompt_tokens // TOKENS_PER_ID)
         if len(ids) != needed:

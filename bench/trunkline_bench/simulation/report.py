@@ -13,7 +13,7 @@ from trunkline_bench.simulation.replay import Replayed
 def percentile(values: list[float], share: float) -> float:
     """The nearest rank; NaN of nothing."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def ttfts(run: Replayed, lane: str | None = None) -> list[float]:

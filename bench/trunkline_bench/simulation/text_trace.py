@@ -27,10 +27,13 @@ def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
         for name in ("input", "output"):
             if not isinstance(entry.get(name), str):
                 raise TraceError(f"{path}:{line}: {name} must be text")
-        prompt = entry["input"].encode()
+        try:
+            prompt = entry["input"].encode()
+        except UnicodeEncodeError as error:
+            raise TraceError(f"{path}:{line}: input is not text: {error}") from None
         if not prompt:
             raise TraceError(f"{path}:{line}: input is empty")
-        output = len(entry["output"].encode())
+        output = len(entry["output"].encode(errors="replace"))
         requests.append(
             TraceRequest(
                 time_s,

@@ -7,12 +7,14 @@ Three formats, told apart by content: Mooncake's JSON lines (mooncake_trace.py),
 import csv
 import gzip
 import json
+import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -42,11 +44,10 @@ def read_trace(path: Path, *, vocab_size: int = 32_000, limit: int | None = None
     from trunkline_bench.simulation import mooncake_trace, text_trace
 
     requests: list[TraceRequest]
-    with open_text(path) as lines:
-        first = lines.readline()
+    _, first = next(numbered_lines(path), (1, ""))
     if not first.strip():
         raise TraceError(f"{path}: the file is empty")
-    if first.startswith(",".join(AZURE_COLUMNS)):
+    if first.strip().split(",")[: len(AZURE_COLUMNS)] == list(AZURE_COLUMNS):
         requests = _read_azure(path, vocab_size, limit)
     elif first.lstrip().startswith("{"):
         is_mooncake = "hash_ids" in json_line(path, 1, first)
@@ -58,24 +59,34 @@ def read_trace(path: Path, *, vocab_size: int = 32_000, limit: int | None = None
     return [replace(request, arrival_s=request.arrival_s - first_s) for request in requests]
 
 
-def open_text(path: Path) -> TextIO:
-    """A text file, compressed or not. Raises TraceError."""
+def open_bytes(path: Path) -> BinaryIO:
+    """A file, compressed or not. Raises TraceError."""
     try:
-        if path.suffix == ".gz":
-            return gzip.open(path, "rt", encoding="utf-8")
-        return path.open(encoding="utf-8")
+        return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
 
 
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number, line). Raises TraceError: what is compressed or encoded wrongly shows only while it is read."""
+    number = 0
+    with open_bytes(path) as lines:
+        try:
+            for number, line in enumerate(lines, start=1):
+                yield number, line.decode()
+        except UnicodeDecodeError as error:
+            raise TraceError(f"{path}:{number}: not UTF-8: {error}") from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{path}:{number + 1}: cannot be read: {error}") from None
+
+
 def json_lines(path: Path, limit: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of each line that is not empty."""
-    with open_text(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if limit is not None and number > limit:
-                return
-            if line.strip():
-                yield number, json_line(path, number, line)
+    for number, line in numbered_lines(path):
+        if limit is not None and number > limit:
+            return
+        if line.strip():
+            yield number, json_line(path, number, line)
 
 
 def json_line(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -91,10 +102,18 @@ def json_line(path: Path, number: int, line: str) -> dict[str, Any]:
 def number_of(path: Path, line: int, entry: dict[str, Any], name: str, least: float) -> float:
     """A field that must be a number of at least `least`."""
     value = entry.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
         what = "is missing" if name not in entry else f"is {value!r}"
         raise TraceError(f"{path}:{line}: {name} {what}; it must be a number of at least {least:g}")
     return value
+
+
+def whole_number_of(path: Path, line: int, entry: dict[str, Any], name: str, least: int) -> int:
+    """A field that must be a whole number of at least `least`."""
+    value = number_of(path, line, entry, name, least)
+    if value != int(value):
+        raise TraceError(f"{path}:{line}: {name} is {value!r}; it must be a whole number")
+    return int(value)
 
 
 def lane_and_tenant(path: Path, line: int, entry: dict[str, Any]) -> tuple[str, str]:
@@ -116,25 +135,25 @@ def random_prompt(seed: int, count: int, vocab_size: int) -> list[int]:
 def _read_azure(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
     """Azure LLM inference trace 2023: time, prompt tokens, output tokens. Prompts share nothing."""
     requests: list[TraceRequest] = []
-    with open_text(path) as lines:
-        for number, row in enumerate(csv.DictReader(lines), start=2):
-            if limit is not None and len(requests) == limit:
-                break
-            values: dict[str, Any] = {}
+    rows = csv.DictReader(line for _, line in numbered_lines(path))
+    for number, row in enumerate(rows, start=2):
+        if limit is not None and len(requests) == limit:
+            break
+        values: dict[str, Any] = {}
+        try:
+            # Seven digits of a second's fraction: one more than datetime takes.
+            values["time"] = datetime.fromisoformat((row["TIMESTAMP"] or "")[:26]).timestamp()
+        except ValueError:
+            raise TraceError(f"{path}:{number}: TIMESTAMP is {row['TIMESTAMP']!r}, which is no time") from None
+        for name in AZURE_COLUMNS[1:]:
             try:
-                # Seven digits of a second's fraction: one more than datetime takes.
-                values["time"] = datetime.fromisoformat((row["TIMESTAMP"] or "")[:26]).timestamp()
+                values[name] = int(row[name] or "")
             except ValueError:
-                raise TraceError(f"{path}:{number}: TIMESTAMP is {row['TIMESTAMP']!r}, which is no time") from None
-            for name in AZURE_COLUMNS[1:]:
-                try:
-                    values[name] = int(row[name] or "")
-                except ValueError:
-                    raise TraceError(f"{path}:{number}: {name} is {row[name]!r}, which is no whole number") from None
-                number_of(path, number, values, name, 1)
-            tokens = values["ContextTokens"]
-            prompt = partial(random_prompt, number, tokens, vocab_size)
-            requests.append(TraceRequest(values["time"], tokens, values["GeneratedTokens"], prompt))
+                raise TraceError(f"{path}:{number}: {name} is {row[name]!r}, which is no whole number") from None
+            number_of(path, number, values, name, 1)
+        tokens = values["ContextTokens"]
+        prompt = partial(random_prompt, number, tokens, vocab_size)
+        requests.append(TraceRequest(values["time"], tokens, values["GeneratedTokens"], prompt))
     if not requests:
         raise TraceError(f"{path}: no requests")
     return requests
@@ -175,7 +194,7 @@ def poisson(
     """Requests that arrive independently of one another. lengths: draws (prompt tokens, output tokens)."""
     draw = np.random.Generator(np.random.PCG64(seed))
     arrivals = np.cumsum(draw.exponential(1 / requests_per_s, count)).tolist()
-    requests = []
+    requests: list[TraceRequest] = []
     for index, arrival_s in enumerate(arrivals):
         prompt, output = lengths(draw)
         make = partial(random_prompt, (seed + 1) * 1_000_003 + index, prompt, vocab_size)
