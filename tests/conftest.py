@@ -1,12 +1,17 @@
 """What all tests share."""
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.processes import Process
+
 # Several torch processes share few cores; each with a pool of threads of its own would mostly wait for the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+PRINTED_LINES = 30  # of each process, shown when a test fails
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -18,3 +23,15 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip(f"{path} is absent: it holds the real models and texts that this test reads")
     return path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A client sees INTERNAL and a request id; why, the servers' logs say."""
+    report = yield
+    if report.failed:
+        for process in Process.known:
+            report.sections.append((f"printed by {process.name}", "\n".join(process.lines[-PRINTED_LINES:])))
+    return report

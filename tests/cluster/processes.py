@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -38,7 +39,11 @@ def script(name: str) -> str:
 class Process:
     """A running command; what it prints is kept."""
 
+    known: "ClassVar[WeakSet[Process]]" = WeakSet()
+
     def __init__(self, *command: str, environment: dict[str, str] | None = None) -> None:
+        self.known.add(self)
+        self.name = Path(command[0]).name
         self.popen = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
