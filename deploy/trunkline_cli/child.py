@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-import ctypes
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,21 +13,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 KEPT_LINES = 20  # of what a child printed last, to report when it dies
-PR_SET_PDEATHSIG = 1  # Linux prctl(2): a signal when the parent dies
 
-# Resolved before any fork: the child may only make a system call between fork and exec.
-_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+# Asks for SIGTERM when the launcher dies (Linux prctl(2), PR_SET_PDEATHSIG = 1), then becomes the command. A program
+# and not a preexec_fn: with one Python forks, and gRPC's fork handlers make a child that may never get to exec.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the launcher is gone")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def script(name: str) -> str:
     """A console script of this installation: beside the interpreter, else on PATH."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else name
-
-
-def _die_with_parent() -> None:
-    if _PRCTL is not None:
-        _PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Child:
@@ -41,14 +44,16 @@ class Child:
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> "Child":
+        """Raises OSError where the command is not there, or the system starts nothing more."""
+        if shutil.which(command[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *(sys.executable, "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
             start_new_session=True,  # a group of its own: Ctrl-C reaches the launcher, which stops children in order
-            preexec_fn=_die_with_parent,
             limit=1 << 20,
         )
         return cls(name, process)

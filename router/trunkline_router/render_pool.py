@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import defaultdict
 from collections.abc import Mapping
 from hashlib import sha256
@@ -106,30 +107,33 @@ class RenderPool:
 class _Renderer:
     """One process, for one conversation at a time."""
 
-    def __init__(self, process: Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
+    def __init__(self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter):
+        self._process, self._stdin, self._stdout = process, stdin, stdout
         self._known: set[bytes] = set()  # templates
 
     @classmethod
     async def start(cls, time_limit_s: float) -> "_Renderer":
         """Raises RuntimeError where the process does not come up."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "trunkline_router.render_process", str(time_limit_s)),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,  # what a template says may be what a client said, and never stands in a log
+        ours, theirs = socket.socketpair()
+        # Not the event loop's own way to start a process: uvloop forks, and gRPC's threads and fork handlers make a
+        # child that now and then stands still before it becomes the program. This one uses vfork.
+        # It takes a millisecond.
+        process = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-m", "trunkline_router.render_process", str(time_limit_s)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,  # what a template says may be what a client said, and never stands in a log
             start_new_session=True,
         )
-        renderer = cls(process)
+        theirs.close()
+        renderer = cls(process, *await asyncio.open_unix_connection(sock=ours))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 kind, _ = await renderer._read()
             assert kind == READY
         except (RendererEnded, TimeoutError) as error:
             await renderer.end()
-            raise RuntimeError(f"a process that renders chat templates did not start: {error}") from None
+            raise RuntimeError(f"a process that renders chat templates did not start: {error!r}") from None
         except BaseException:
             await renderer.end()
             raise
@@ -137,7 +141,7 @@ class _Renderer:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None and not self._stdout.at_eof()
+        return self._process.poll() is None and not self._stdout.at_eof()
 
     async def render(self, template: TemplateSource, chat: ChatMessages) -> str:
         """Raises RequestRefused or RendererEnded."""
@@ -154,14 +158,13 @@ class _Renderer:
         raise RequestRefused.from_proto(RequestError.FromString(answer))
 
     async def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
         self._stdin.close()
-        await self._process.wait()
+        await asyncio.to_thread(self._process.wait)
 
     async def _read(self) -> tuple[int, bytes]:
         try:
             size, kind, _ = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
             return kind, await self._stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise RendererEnded(await self._process.wait()) from None
+            raise RendererEnded(await asyncio.to_thread(self._process.wait)) from None

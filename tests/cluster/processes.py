@@ -39,7 +39,7 @@ def script(name: str) -> str:
 class Process:
     """A running command; what it prints is kept."""
 
-    known: "ClassVar[WeakSet[Process]]" = WeakSet()
+    known: ClassVar["WeakSet[Process]"] = WeakSet()
 
     def __init__(self, *command: str, environment: dict[str, str] | None = None) -> None:
         self.known.add(self)

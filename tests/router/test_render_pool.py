@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from tests.router.cluster import cluster, refusal, until
@@ -135,7 +136,21 @@ async def test_a_process_ends_with_whoever_started_it(pool: RenderPool) -> None:
     await pool.render(ECHO, chat())
     (renderer,) = pool._idle
     renderer._stdin.close()
-    assert await asyncio.wait_for(renderer._process.wait(), 10) == 0
+    assert await asyncio.to_thread(renderer._process.wait, 10) == 0
+
+
+async def test_processes_start_beside_a_busy_grpc_server() -> None:
+    """gRPC's fork handlers once left a started process standing still before its program began."""
+    server = grpc.aio.server()
+    server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        for _ in range(20):
+            pool = RenderPool()
+            assert await asyncio.wait_for(pool.render(ECHO, chat("hello")), 20)
+            await pool.close()
+    finally:
+        await server.stop(None)
 
 
 async def test_a_small_rendering_takes_less_than_two_milliseconds(pool: RenderPool) -> None:
