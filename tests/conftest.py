@@ -10,6 +10,8 @@ from tests.cluster.processes import Process
 
 # Several torch processes share few cores; each with a pool of threads of its own would mostly wait for the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Triton kernels run on the CPU; whether they compile for a GPU, tests ask a process of its own.
+os.environ["TRITON_INTERPRET"] = "1"
 
 PRINTED_LINES = 30  # of each process, shown when a test fails
 

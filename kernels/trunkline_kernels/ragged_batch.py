@@ -32,6 +32,9 @@ class KVLayer:
 
     keys: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
     values: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
+    # [1] float32 each, where the pool holds 8-bit numbers: what is stored is multiplied by them.
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
 
     @property
     def zero_slot(self) -> int:

@@ -1,0 +1,74 @@
+"""What all attention kernels do with one tile of keys: scores, online softmax, weighted values.
+
+Online softmax: Milakov and Gimelshein (2018); tiling: FlashAttention-2 (Dao, 2023). In base 2, so that the scale of the
+scores and the change of base are one multiplication. `peak` is -inf and `total` 0 while a row has seen no key.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attend_tile(
+    q,  # [ROWS, PADDED_DIM]
+    acc,  # [ROWS, PADDED_DIM] float32
+    peak,  # [ROWS] float32: highest score so far, base 2
+    total,  # [ROWS] float32: sum of 2 ** (score - peak)
+    keys, values,  # the pool, at this KV head
+    table,  # the sequence's block table
+    start, end,  # key positions start, start + 1, .. of which those from `end` on do not exist
+    query_positions,  # [ROWS]; -1: no query
+    scale,  # of the scores, times log2(e)
+    soft_cap,  # scores are soft_cap * tanh(score / soft_cap), in base e; not read unless SOFT_CAP
+    window,  # a query sees this many last positions, its own included; not read unless WINDOW
+    slot_stride,  # elements from one position of a block to the next
+    MASKED: tl.constexpr,  # some query may not see some key
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):  # fmt: skip
+    """→ acc, peak, total with these keys taken in."""
+    position = start + tl.arange(0, TILE_KEYS)
+    dim = tl.arange(0, PADDED_DIM)
+    exists = position < end
+    block = tl.load(table + position // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
+    place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * slot_stride
+    if MASKED:
+        known = exists[None, :] & (dim < HEAD_DIM)[:, None]
+        k = tl.load(keys + place[None, :] + dim[:, None], mask=known, other=0.0)
+    elif HEAD_DIM != PADDED_DIM:
+        k = tl.load(keys + place[None, :] + dim[:, None], mask=(dim < HEAD_DIM)[:, None], other=0.0)
+    else:
+        k = tl.load(keys + place[None, :] + dim[:, None])
+    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    if SOFT_CAP:
+        # tanh, without overflow: exp2 goes to 0 or inf and both are fine.
+        squeezed = 1.0 - 2.0 / (tl.exp2(scores * (2.0 * scale / soft_cap)) + 1.0)
+        scores = squeezed * (soft_cap * LOG2_E)
+    else:
+        scores = scores * scale
+    if MASKED:
+        visible = exists[None, :] & (position[None, :] <= query_positions[:, None])
+        if WINDOW:
+            visible &= position[None, :] > query_positions[:, None] - window
+        scores = tl.where(visible, scores, float("-inf"))
+    raised = tl.maximum(peak, tl.max(scores, axis=1))
+    # A row that has seen nothing has no anchor of its own: -inf minus -inf is no number.
+    anchor = tl.where(raised == float("-inf"), 0.0, raised)
+    weights = tl.exp2(scores - anchor[:, None])
+    decay = tl.exp2(peak - anchor)
+    total = total * decay + tl.sum(weights, axis=1)
+    if MASKED:
+        known = exists[:, None] & (dim < HEAD_DIM)[None, :]
+        v = tl.load(values + place[:, None] + dim[None, :], mask=known, other=0.0)
+    elif HEAD_DIM != PADDED_DIM:
+        v = tl.load(values + place[:, None] + dim[None, :], mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    else:
+        v = tl.load(values + place[:, None] + dim[None, :])
+    acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision="ieee")
+    return acc, raised, total

@@ -1,0 +1,69 @@
+"""Root mean square layer normalisation (Zhang and Sennrich, 2019), alone or after an addition to the residual stream.
+
+Twin: trunkline_kernels.rms_norm.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm(
+    x,  # [num_rows, dim]
+    residual,  # [num_rows, dim], overwritten with residual + x; not read unless ADD
+    weight,  # [dim]
+    out,  # [num_rows, dim]
+    eps,
+    DIM: tl.constexpr,
+    PADDED: tl.constexpr,  # DIM, up to a power of two
+    ADD: tl.constexpr,
+):  # fmt: skip
+    """One program per row."""
+    row = tl.program_id(0).to(tl.int64) * DIM
+    at = tl.arange(0, PADDED)
+    inside = at < DIM
+    values = tl.load(x + row + at, mask=inside, other=0.0)
+    if ADD:
+        # Rounded to the stream's own type first, as two separate operations would.
+        values = (values.to(tl.float32) + tl.load(residual + row + at, mask=inside, other=0.0).to(tl.float32)).to(
+            x.dtype.element_ty
+        )
+        tl.store(residual + row + at, values, mask=inside)
+    wide = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / DIM + eps)
+    scaled = (wide * scale).to(x.dtype.element_ty)
+    tl.store(out + row + at, scaled * tl.load(weight + at, mask=inside, other=0.0), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension, computed in float32.
+
+    x: [num_rows, dim] contiguous, weight: [dim] → [num_rows, dim] in x's dtype
+    """
+    out = torch.empty_like(x)
+    _launch(x, x, weight, out, eps, add=False)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds x to the residual stream, in place, and normalises the sum.
+
+    x, residual: [num_rows, dim] contiguous, weight: [dim] → [num_rows, dim]
+    """
+    out = torch.empty_like(x)
+    _launch(x, residual, weight, out, eps, add=True)
+    return out
+
+
+def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, *, add: bool) -> None:
+    rows, dim = x.shape
+    padded = triton.next_power_of_2(dim)
+    if rows:
+        _rms_norm[(rows,)](x, residual, weight, out, eps, dim, padded, add, num_warps=warps_for(padded))
+
+
+def warps_for(elements: int) -> int:
+    """Warps for a program that handles this many elements at once: 8 to 16 of them for each thread."""
+    return min(max(elements // 512, 1), 16)

@@ -1,0 +1,133 @@
+"""Query and key norms, rotary embedding, and writing keys and values into the paged pool, in one pass.
+
+Twin: rms_norm, apply_rotary and write_kv of trunkline_kernels, one after the other. Rotary: Su et al., 2021, in the
+half-split layout of Hugging Face checkpoints.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trunkline_kernels.ragged_batch import KVLayer
+
+HEADS_PER_PROGRAM = 8
+
+
+@triton.jit
+def _normed(first, second, norm, at, inside, eps, HEAD_DIM: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of each head, divided by the head's root mean square, times `norm`; rounded as the twin does."""
+    scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / HEAD_DIM + eps)[:, None]
+    first_weight = tl.load(norm + at, mask=inside, other=0.0)[None, :]
+    second_weight = tl.load(norm + HEAD_DIM // 2 + at, mask=inside, other=0.0)[None, :]
+    first = ((first * scale).to(dtype) * first_weight).to(tl.float32)
+    second = ((second * scale).to(dtype) * second_weight).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _rotary_kv(
+    qkv,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM]
+    q_out,  # [num_tokens, NUM_HEADS, HEAD_DIM]
+    keys, values,  # the pool: [num_slots, NUM_KV_HEADS, HEAD_DIM]
+    positions,  # [num_tokens] int64
+    slots,  # [num_tokens] int64; negative: a row of padding, nothing is written
+    cos, sin,  # [context_length, HEAD_DIM / 2] float32
+    query_norm, key_norm,  # [HEAD_DIM]; not read unless NORM
+    eps,
+    key_scale, value_scale,  # float32 scalars: what is stored is divided by them; not read unless SCALED
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_HALF: tl.constexpr,  # HEAD_DIM / 2, up to a power of two
+    NORM: tl.constexpr,
+    SCALED: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program
+):  # fmt: skip
+    """One program per token and HEADS heads of the query or key part, then of the value part."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    HALF: tl.constexpr = HEAD_DIM // 2
+    TOTAL: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
+    QUERY_GROUPS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    KEY_GROUPS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    dtype: tl.constexpr = qkv.dtype.element_ty
+    at = tl.arange(0, PADDED_HALF)
+    inside = at < HALF
+    slot = tl.load(slots + token)
+    row = qkv + token * TOTAL * HEAD_DIM
+    is_query = group < QUERY_GROUPS
+    is_key = (group >= QUERY_GROUPS) & (group < QUERY_GROUPS + KEY_GROUPS)
+    within = tl.where(is_query, group, (group - QUERY_GROUPS) % KEY_GROUPS) * HEADS + tl.arange(0, HEADS)
+    known = (within < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS))[:, None] & inside[None, :]
+    offset = tl.where(is_query, 0, tl.where(is_key, NUM_HEADS, NUM_HEADS + NUM_KV_HEADS))
+    source = row + (offset + within)[:, None] * HEAD_DIM + at[None, :]
+    first = tl.load(source, mask=known, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=known, other=0.0).to(tl.float32)
+    if is_query or is_key:
+        if NORM:
+            if is_query:
+                first, second = _normed(first, second, query_norm, at, inside, eps, HEAD_DIM, dtype)
+            else:
+                first, second = _normed(first, second, key_norm, at, inside, eps, HEAD_DIM, dtype)
+        position = tl.load(positions + token)
+        c = tl.load(cos + position * HALF + at, mask=inside, other=0.0)[None, :]
+        s = tl.load(sin + position * HALF + at, mask=inside, other=0.0)[None, :]
+        rotated = first * c - second * s
+        second = second * c + first * s
+        first = rotated
+    if is_query:
+        target = q_out + token * NUM_HEADS * HEAD_DIM + within[:, None] * HEAD_DIM + at[None, :]
+        tl.store(target, first.to(dtype), mask=known)
+        tl.store(target + HALF, second.to(dtype), mask=known)
+    elif slot >= 0:
+        place = slot * NUM_KV_HEADS * HEAD_DIM + within[:, None] * HEAD_DIM + at[None, :]
+        stored: tl.constexpr = keys.dtype.element_ty
+        if SCALED:
+            # Past the largest number of an 8-bit type lies nothing but NaN.
+            scale = 1.0 / tl.where(is_key, tl.load(key_scale), tl.load(value_scale))
+            first = tl.clamp(first.to(dtype).to(tl.float32) * scale, -448.0, 448.0)
+            second = tl.clamp(second.to(dtype).to(tl.float32) * scale, -448.0, 448.0)
+        if is_key:
+            tl.store(keys + place, first.to(stored), mask=known)
+            tl.store(keys + place + HALF, second.to(stored), mask=known)
+        else:
+            tl.store(values + place, first.to(stored), mask=known)
+            tl.store(values + place + HALF, second.to(stored), mask=known)
+
+
+def rotary_kv(
+    qkv: Tensor,
+    kv: KVLayer,
+    positions: Tensor,
+    slots: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    num_heads: int,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Rotated queries; rotated keys, and values, are in the pool afterwards.
+
+    qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] contiguous
+    positions, slots: [num_tokens] int64; a negative slot is one of padding and not written
+    cos, sin: [context_length, head_dim / 2] float32
+    query_norm, key_norm: [head_dim], both or neither
+    → [num_tokens, num_heads, head_dim]
+    """
+    num_tokens = qkv.shape[0]
+    num_kv_heads, head_dim = kv.keys.shape[2:]
+    q = qkv.new_empty(num_tokens, num_heads, head_dim)
+    groups = triton.cdiv(num_heads, HEADS_PER_PROGRAM) + 2 * triton.cdiv(num_kv_heads, HEADS_PER_PROGRAM)
+    normed = query_norm is not None
+    scaled = kv.key_scale is not None
+    if num_tokens:
+        _rotary_kv[(num_tokens, groups)](
+            qkv, q, kv.keys, kv.values, positions, slots, cos, sin,
+            query_norm if normed else qkv, key_norm if normed else qkv, eps,
+            kv.key_scale if scaled else cos, kv.value_scale if scaled else cos,
+            num_heads, num_kv_heads, head_dim, triton.next_power_of_2(head_dim // 2), normed, scaled,
+            HEADS_PER_PROGRAM, num_warps=2,
+        )  # fmt: skip
+    return q

@@ -1,0 +1,62 @@
+"""The Triton kernels that work on tokens one by one, interpreted, against their twins."""
+
+import math
+
+import pytest
+import torch
+
+from trunkline_kernels import kv_write, rms_norm, rotary, silu_and_mul
+from trunkline_kernels.gpu import rms_norm as gpu_rms_norm
+from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
+from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.ragged_batch import KVLayer
+
+EPS = 1e-5
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (3, 24), (5, 1000), (2, 4096), (0, 64)])
+def test_rms_norm(shape: tuple[int, int]) -> None:
+    x, residual, weight = random(*shape), random(*shape, seed=1), random(shape[1])
+    torch.testing.assert_close(gpu_rms_norm.rms_norm(x, weight, EPS), rms_norm.rms_norm(x, weight, EPS))
+    normed, summed = rms_norm.add_rms_norm(x, residual, weight, EPS)
+    torch.testing.assert_close(gpu_rms_norm.add_rms_norm(x, residual, weight, EPS), normed)
+    assert torch.equal(residual, summed)
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(1, 64), (3, 24), (5, 1500), (0, 64)])
+def test_silu_and_mul(rows: int, dim: int) -> None:
+    gate_up = random(rows, 2 * dim)
+    torch.testing.assert_close(gpu_silu_and_mul.silu_and_mul(gate_up), silu_and_mul.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (14, 2), (9, 9)])
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 80])
+def test_rotary_and_kv_write(heads: int, kv_heads: int, head_dim: int, normed: bool) -> None:
+    num_tokens, blocks, block_size = 7, 3, 5
+    qkv = random(num_tokens, (heads + 2 * kv_heads) * head_dim)
+    angles = torch.outer(torch.arange(50.0), random(head_dim // 2))
+    cos, sin = angles.cos(), angles.sin()
+    positions = torch.randint(50, (num_tokens,), generator=torch.Generator().manual_seed(0))
+    slots = torch.randperm(blocks * block_size, generator=torch.Generator().manual_seed(0))[:num_tokens]
+    shape = (blocks, block_size, kv_heads, head_dim)
+    found, expected = (KVLayer(torch.full(shape, math.nan), torch.full(shape, math.nan)) for _ in range(2))
+    norms = (random(head_dim), random(head_dim, seed=1)) if normed else (None, None)
+
+    q, k, v = qkv.view(num_tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    if norms[0] is not None and norms[1] is not None:
+        q, k = rms_norm.rms_norm(q, norms[0], EPS), rms_norm.rms_norm(k, norms[1], EPS)
+    q, k = (rotary.apply_rotary(x, cos[positions], sin[positions]) for x in (q, k))
+    kv_write.write_kv(expected, k[:-1], v[:-1], slots[:-1])
+
+    slots[-1] = -1  # padding: computed, written nowhere
+    rotated = rotary_kv(
+        qkv, found, positions, slots, cos, sin, num_heads=heads, query_norm=norms[0], key_norm=norms[1], eps=EPS
+    )
+    torch.testing.assert_close(rotated, q)
+    torch.testing.assert_close(found.keys, expected.keys, equal_nan=True)
+    torch.testing.assert_close(found.values, expected.values, equal_nan=True)
