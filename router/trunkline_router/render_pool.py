@@ -120,8 +120,8 @@ class _Renderer:
         # It takes a millisecond.
         process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", "trunkline_router.render_process", str(time_limit_s)],
-            stdin=theirs,
-            stdout=theirs,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
             stderr=subprocess.DEVNULL,  # what a template says may be what a client said, and never stands in a log
             start_new_session=True,
         )

@@ -20,6 +20,9 @@ from torch import Tensor
 from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile
 from trunkline_kernels.ragged_batch import KVLayer
 
+MAX_HEAD_DIM = 256
+HOPPER_SHARED_MEMORY = 227 << 10  # bytes that one program may use
+
 
 @triton.jit
 def _ragged_attention(
@@ -115,16 +118,27 @@ class RaggedTiling:
         return self.rows // group
 
 
-def tiling_for(*, head_dim: int, group: int, capability: tuple[int, int], dtype: torch.dtype) -> RaggedTiling:
-    """Tiles that fill a chip's tensor cores and fit its shared memory (228 KiB on Hopper, 164 on A100, 100 on L4)."""
-    if head_dim > 256:
-        raise ValueError(f"head_dim {head_dim} is more than the 256 that the attention kernels support")
-    rows = max(128 if head_dim <= 128 else 64, triton.next_power_of_2(group))
+def tiling_for(
+    *, head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype, shared_memory: int
+) -> RaggedTiling:
+    """Tiles that fill a chip's tensor cores and fit the shared memory of a program (227 KiB on H100 and B200, 163 on
+    A100, 99 on L4, 64 on MI300X).
+    """
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim {head_dim} is more than the {MAX_HEAD_DIM} that the attention kernels support")
+    padded = max(16, triton.next_power_of_2(head_dim))
     if dtype == torch.float32:
         return RaggedTiling(max(32, triton.next_power_of_2(group)), 32, 4, 1)
-    if capability[0] == 9 or capability[0] == 10:
-        return RaggedTiling(rows, 128 if head_dim <= 128 else 64, 8, 2)
-    return RaggedTiling(rows, 64 if head_dim <= 128 else 32, 8 if head_dim > 64 else 4, 2)
+    rows = max(128 if padded <= 128 else 64, triton.next_power_of_2(group))
+    # Queries, and keys and values of each stage of the pipeline, lie in shared memory.
+    for keys, stages in ((128, 2), (64, 2), (32, 2), (32, 1)):
+        # Registers are what is short where 8-bit keys are widened in them, and before Hopper, whose tensor cores are
+        # the first to read operands from shared memory.
+        if (keys == 128 and kv_dtype.itemsize < dtype.itemsize) or (keys > 32 and shared_memory < HOPPER_SHARED_MEMORY):
+            continue
+        if (rows + 2 * keys * stages) * padded * dtype.itemsize <= shared_memory and keys * padded <= 128 * 128:
+            return RaggedTiling(rows, keys, 8 if rows * padded >= 128 * 64 else 4, stages)
+    return RaggedTiling(max(16, triton.next_power_of_2(group)), 16, 4, 1)
 
 
 def tiles_of(

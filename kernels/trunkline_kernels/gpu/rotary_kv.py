@@ -14,7 +14,7 @@ HEADS_PER_PROGRAM = 8
 
 
 @triton.jit
-def _normed(first, second, norm, at, inside, eps, HEAD_DIM: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+def _normed(first, second, norm, at, inside, eps, HEAD_DIM: tl.constexpr, dtype: tl.constexpr):
     """Both halves of each head, divided by the head's root mean square, times `norm`; rounded as the twin does."""
     scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / HEAD_DIM + eps)[:, None]
     first_weight = tl.load(norm + at, mask=inside, other=0.0)[None, :]

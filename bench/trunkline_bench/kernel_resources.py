@@ -1,0 +1,291 @@
+"""What each Triton kernel needs of a chip, found by compiling it: no GPU is needed.
+
+usage: python -m trunkline_bench.kernel_resources [--output bench/results/kernels] [--targets sm_90,…]
+
+Kernels are compiled as their launchers would launch them for an 8B model (32 query heads, 8 KV heads of 128, hidden
+4096, feed-forward 12288, bfloat16): the launchers run on tensors without memory, and their launches are recorded.
+Prints registers, spills, shared memory, and whether tensor cores are used; ends with status 1 where a hot kernel
+spills, does without tensor cores, or needs more shared memory than the chip has.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is defined
+
+import torch
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from trunkline_bench.simulation import report
+from trunkline_kernels.gpu import rms_norm, silu_and_mul
+from trunkline_kernels.gpu.decode_attention import DecodePlan, decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.ragged_attention import ragged_attention, tiling_for
+from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.ragged_batch import KVLayer
+
+REPOSITORY = Path(__file__).parents[2]
+META = torch.device("meta")
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 32, 8, 128, 4096, 12288
+TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A target, and what one of its multiprocessors has."""
+
+    name: str
+    target: GPUTarget
+    capability: tuple[int, int]
+    shared_memory: int  # bytes that one program may use
+    fp8: bool  # whether it has the 8-bit numbers of the KV pool (float8_e4m3fn)
+
+
+CHIPS = {
+    "sm_80": Chip("sm_80", GPUTarget("cuda", 80, 32), (8, 0), 163 << 10, False),
+    "sm_90": Chip("sm_90", GPUTarget("cuda", 90, 32), (9, 0), 227 << 10, True),
+    "sm_100": Chip("sm_100", GPUTarget("cuda", 100, 32), (10, 0), 227 << 10, True),
+    "gfx942": Chip("gfx942", GPUTarget("hip", "gfx942", 64), (9, 4), 64 << 10, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel as a launcher launched it."""
+
+    kernel: JITFunction[Any]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A launcher with the arguments of an 8B model."""
+
+    name: str
+    run: Callable[[Chip], object]
+    hot: bool = True  # may not spill
+    products: bool = False  # must use tensor cores
+    fp8: bool = False  # only for chips that have it
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one compiled kernel. A program's threads share `shared` bytes; `spills` are bytes of each thread."""
+
+    kernel: str
+    registers: int
+    spills: int
+    shared: int
+    tensor_cores: bool
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def pool(dtype: torch.dtype = torch.bfloat16) -> KVLayer:
+    scale = empty(1, dtype=torch.float32) if dtype == torch.float8_e4m3fn else None
+    shape = (1024, 16, KV_HEADS, HEAD_DIM)
+    return KVLayer(empty(*shape, dtype=dtype), empty(*shape, dtype=dtype), scale, scale)
+
+
+def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return empty(*shape, dtype=dtype)
+
+
+def ragged(
+    chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | None = None, deterministic: bool = False
+) -> None:
+    q = empty(512, HEADS, HEAD_DIM)
+    tiling = tiling_for(
+        head_dim=HEAD_DIM,
+        group=HEADS // KV_HEADS,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+        shared_memory=chip.shared_memory,
+    )
+    ragged_attention(
+        q, pool(kv_dtype), q, tiles=ints(16, 2), query_starts=ints(9), context_lens=ints(8), block_tables=ints(8, 128),
+        tiling=tiling, scale=0.1, window=window, deterministic=deterministic,
+    )  # fmt: skip
+
+
+def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
+    q = empty(64, HEADS, HEAD_DIM)
+    plan = DecodePlan.allocate(
+        max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132, device=META
+    )
+    plan.update(ints(64))
+    tiling = decode_tiling_for(head_dim=HEAD_DIM, capability=chip.capability, dtype=torch.bfloat16)
+    decode_attention(
+        q, pool(kv_dtype), q, context_lens=ints(64), block_tables=ints(64, 128), plan=plan, tiling=tiling, scale=0.1
+    )
+
+
+def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
+    angles = empty(4096, HEAD_DIM // 2, dtype=torch.float32)
+    index = ints(64, dtype=torch.int64)
+    norm = empty(HEAD_DIM)
+    rotary_kv(
+        empty(64, (HEADS + 2 * KV_HEADS) * HEAD_DIM), pool(kv_dtype), index, index, angles, angles,
+        num_heads=HEADS, query_norm=norm, key_norm=norm, eps=1e-6,
+    )  # fmt: skip
+
+
+CASES = (
+    Case("prefill attention", ragged, products=True),
+    Case("prefill attention, window", lambda chip: ragged(chip, window=4096), products=True),
+    Case("prefill attention, deterministic", lambda chip: ragged(chip, deterministic=True), products=True),
+    Case("prefill attention, fp8 KV", lambda chip: ragged(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
+    Case("decode attention", decode, products=True),
+    Case("decode attention, fp8 KV", lambda chip: decode(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
+    Case("norms, rotary, KV write", rotary),
+    Case("norms, rotary, KV write, fp8 KV", lambda chip: rotary(chip, kv_dtype=torch.float8_e4m3fn), fp8=True),
+    Case("RMS norm", lambda chip: rms_norm.rms_norm(empty(64, HIDDEN), empty(HIDDEN), 1e-6)),
+    Case(
+        "residual, RMS norm",
+        lambda chip: rms_norm.add_rms_norm(empty(64, HIDDEN), empty(64, HIDDEN), empty(HIDDEN), 1e-6),
+    ),
+    Case("SwiGLU gate", lambda chip: silu_and_mul.silu_and_mul(empty(64, 2 * INTERMEDIATE))),
+)
+# What a matrix product on tensor cores is called in the assembly of each kind of chip.
+TENSOR_CORE = {"cuda": re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|IGMMA|UTC\w*MMA)"), "hip": re.compile(r"v_mfma_")}
+# Kernels that only plan, or whose products are not the point.
+HELPERS = ("_plan_pieces", "_merge_pieces")
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Launches inside are not carried out but handed over."""
+    launches: list[Launch] = []
+
+    def record(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        names = kernel.arg_names
+        arguments = dict(zip(names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in names}
+        launches.append(Launch(kernel, arguments, {k: v for k, v in kwargs.items() if k not in names}))
+
+    original = JITFunction.run
+    JITFunction.run = record
+    try:
+        yield launches
+    finally:
+        JITFunction.run = original
+
+
+def compiled(launch: Launch, chip: Chip) -> Any:
+    """The kernel, specialised as Triton would at the launch: to ones, and to what is divisible by 16."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = "*" + TYPES[value.dtype]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            signature[parameter.name] = "i32"
+            if value % 16 == 0:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    return triton.compile(source, target=chip.target, options=launch.options)
+
+
+def resources(launch: Launch, chip: Chip) -> Resources:
+    """Compiles and asks the chip's own tools."""
+    built = compiled(launch, chip)
+    name = launch.kernel.__name__
+    if chip.target.backend == "hip":
+        text = built.asm["amdgcn"]
+        registers = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])  # type: ignore[index]
+        spills = int(re.search(r"\.vgpr_spill_count:\s+(\d+)", text)[1])  # type: ignore[index]
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(built.asm["cubin"])
+            file.flush()
+            usage = _cuobjdump("-res-usage", file.name)
+            text = _cuobjdump("-sass", file.name)
+        registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
+        spills = stack if re.search(r"\b(STL|LDL)\b", text) else 0
+    found = bool(TENSOR_CORE[chip.target.backend].search(text))
+    return Resources(name, registers, spills, built.metadata.shared, found)
+
+
+def _cuobjdump(*arguments: str) -> str:
+    command = [str(Path(nvidia.__file__).parent / "bin" / "cuobjdump"), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def problems(case: Case, found: Resources, chip: Chip) -> list[str]:
+    """What must not be, one line each."""
+    where = f"{case.name} ({found.kernel}) on {chip.name}"
+    lines = []
+    if case.hot and found.spills:
+        lines.append(f"{where} spills {found.spills} bytes of registers")
+    if case.products and found.kernel not in HELPERS and not found.tensor_cores:
+        lines.append(f"{where} does not use tensor cores")
+    if found.shared > chip.shared_memory:
+        lines.append(f"{where} needs {found.shared} bytes of shared memory; there are {chip.shared_memory}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--targets", default=",".join(CHIPS), help="of " + ", ".join(CHIPS))
+    parser.add_argument("--output", type=Path, help="folder for the table")
+    arguments = parser.parse_args()
+    rows: dict[str, list[str]] = {}
+    bad: list[str] = []
+    for chip in (CHIPS[name] for name in arguments.targets.split(",")):
+        for case in CASES:
+            if case.fp8 and not chip.fp8:
+                continue
+            with recorded() as launches:
+                case.run(chip)
+            for launch in launches:
+                found = resources(launch, chip)
+                rows[f"{chip.name} · {case.name} · `{found.kernel}`"] = [
+                    str(launch.options.get("num_warps", 4)), str(found.registers), str(found.spills),
+                    f"{found.shared:,}", "yes" if found.tensor_cores else "",
+                ]  # fmt: skip
+                bad += problems(case, found, chip)
+    columns = ("warps", "registers", "spilled bytes", "shared memory, bytes", "tensor cores")
+    text = (
+        "# What the Triton kernels need of a chip\n\n"
+        + f"- date: {datetime.now(UTC):%Y-%m-%d}\n"
+        + f"- versions: triton {triton.__version__}, torch {torch.__version__}\n"
+        + "- command: `python -m trunkline_bench.kernel_resources --output bench/results/kernels` (no GPU is used)\n"
+        + "- compiled for an 8B model: 32 query heads, 8 KV heads of 128, bfloat16\n\n"
+        + report.table(rows, columns)
+    )
+    print(text)
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        (arguments.output / "resources.md").write_text(text)
+    for line in bad:
+        print(line, file=sys.stderr)
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()
