@@ -25,11 +25,11 @@ RUNTIME = CONTRACT | {"structlog", "opentelemetry", "grpc_health", "grpc_reflect
 MAY: dict[str, set[str]] = {
     "trunkline": CONTRACT | {"opentelemetry"},
     "trunkline_runtime": RUNTIME | {"trunkline"},
-    "trunkline_kernels": {"torch", "triton"},
+    "trunkline_kernels": {"torch", "triton", "numpy"},
     "trunkline_worker": RUNTIME
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "tokenizers", "jinja2", "redis"},
-    "trunkline_bench": {*OURS, "torch", "numpy", "matplotlib", "transformers", "safetensors", "grpc"},
+    "trunkline_bench": {*OURS, "torch", "triton", "numpy", "matplotlib", "transformers", "safetensors", "grpc"},
     "trunkline_cli": CONTRACT | {"trunkline", "grpc_health", "huggingface_hub"},
 }
 

@@ -25,6 +25,7 @@ def make_engine(model: Path = DEMO_MODEL, **options: object) -> Engine:
         dtype=settings.dtype,
         device=device,
         load_format=settings.load_format,
+        kernels=settings.kernels,
         deterministic=settings.deterministic,
         context_length=settings.context_length,
     )

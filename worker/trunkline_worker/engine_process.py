@@ -215,6 +215,7 @@ def start(settings: EngineSettings, link: FrontLink) -> None:
             dtype=settings.dtype,
             device=device,
             load_format=settings.load_format,
+            kernels=settings.kernels,
             deterministic=settings.deterministic,
             context_length=settings.context_length,
         )

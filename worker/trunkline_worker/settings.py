@@ -22,6 +22,11 @@ class EngineSettings:
         "auto", "auto: safetensors; dummy: random weights from config.json alone", choices=("auto", "dummy")
     )
     device: str = _setting("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
+    kernels: str = _setting(
+        "auto",
+        "triton, or torch (plain, slower, for any device); auto: triton on a GPU, C on a CPU",
+        choices=("auto", "triton", "torch"),
+    )
     context_length: int | None = _setting(
         None, "most tokens of prompt and output together; default: the model's own", minimum=2
     )

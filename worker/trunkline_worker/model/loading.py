@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,8 +17,11 @@ from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.spec import DecoderSpec, read_json, read_spec
 
+if TYPE_CHECKING:
+    from trunkline_worker.model.gpu_decoder import GpuDecoder
+
 # Part of the fingerprint: raised when a change of kernels or model code changes bits.
-KERNEL_BUILD = "torch-twins-2"  # with C kernels on a CPU
+KERNEL_BUILD = "3"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DUMMY_SEED = 0
 DUMMY_STD = 0.02
@@ -31,7 +35,7 @@ Fill = Callable[[Tensor, str], None]  # fills a tensor of the given Hugging Face
 class LoadedModel:
     """A decoder and what its directory says about using it."""
 
-    decoder: Decoder | CpuDecoder
+    decoder: "Decoder | CpuDecoder | GpuDecoder"
     spec: DecoderSpec
     fingerprint: str
     dtype: torch.dtype
@@ -54,10 +58,14 @@ def load_model(
     dtype: str = "auto",
     device: torch.device,
     load_format: str = "auto",
+    kernels: str = "auto",
     deterministic: bool = False,
     context_length: int | None = None,
 ) -> LoadedModel:
-    """Loads config, weights and generation defaults. Raises ModelError, one line."""
+    """Loads config, weights and generation defaults. Raises ModelError, one line.
+
+    kernels: "triton", "torch" (the twins), or "auto": Triton on a GPU, on a CPU C where it can do the model
+    """
     spec = read_spec(directory)
     name = spec.dtype if dtype == "auto" else dtype
     if name not in DTYPES:
@@ -65,7 +73,9 @@ def load_model(
     if context_length is not None and context_length > spec.context_length:
         raise ModelError(f"--context-length {context_length} is more than the model's {spec.context_length}")
     context = context_length or spec.context_length
-    facts = (name, KERNEL_BUILD, device.type, "deterministic" if deterministic else "", load_format)
+    if kernels == "auto":
+        kernels = "triton" if device.type == "cuda" else "torch" if deterministic else "c"
+    facts = (name, KERNEL_BUILD, device.type, kernels, "deterministic" if deterministic else "", load_format)
     if load_format == "dummy":
         weights = build_weights(spec, DTYPES[name], device, _dummy_fill(device))
         identity = fingerprint(directory, [], *facts, str(DUMMY_SEED))
@@ -76,9 +86,16 @@ def load_model(
             checkpoint.check_all_read(IGNORED_TENSORS + tied)
             identity = fingerprint(directory, checkpoint.files, *facts)
     eos, defaults = read_generation_defaults(directory, spec.vocab_size)
-    native = None if deterministic else cpu_decoder(spec, weights, context_length=context)
+    decoder: Decoder | CpuDecoder | GpuDecoder | None
+    if kernels == "triton":
+        # Only here: Triton is not there on every system, and takes a third of a second to import.
+        from trunkline_worker.model import gpu_decoder
+
+        decoder = gpu_decoder.GpuDecoder(spec, weights, context_length=context, deterministic=deterministic)
+    else:
+        decoder = cpu_decoder(spec, weights, context_length=context) if kernels == "c" else None
     return LoadedModel(
-        decoder=native or Decoder(spec, weights, context_length=context, deterministic=deterministic),
+        decoder=decoder or Decoder(spec, weights, context_length=context, deterministic=deterministic),
         spec=spec,
         fingerprint=identity,
         dtype=DTYPES[name],

@@ -1,0 +1,78 @@
+"""A matrix product whose bits do not depend on how many rows it has, for --deterministic.
+
+Libraries choose tiles, and whether to split the inner dimension, by shape; here every product of a row with a weight
+goes over the inner dimension in one order, in tiles of one size. Idea: He et al., "Defeating Nondeterminism in LLM
+Inference" (Thinking Machines, 2025).  Twin: torch.nn.functional.linear.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE_ROWS, TILE_COLUMNS, TILE_INNER = 64, 128, 64
+GROUP_ROWS = 8  # tiles of rows that share a tile of the weight while it is in cache
+
+
+@triton.jit
+def _fixed_matmul(
+    x,  # [num_rows, INNER]
+    weight,  # [num_columns, INNER]
+    bias,  # [num_columns]; not read unless BIAS
+    out,  # [num_rows, num_columns]
+    num_rows,
+    num_columns,
+    INNER: tl.constexpr,
+    BIAS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILE_INNER: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Grid: (row tiles * column tiles), GROUP_ROWS tiles of rows together."""
+    row_tiles = tl.cdiv(num_rows, TILE_ROWS)
+    column_tiles = tl.cdiv(num_columns, TILE_COLUMNS)
+    program = tl.program_id(0)
+    group = program // (GROUP_ROWS * column_tiles)
+    first = group * GROUP_ROWS
+    height = tl.minimum(row_tiles - first, GROUP_ROWS)
+    within = program % (GROUP_ROWS * column_tiles)
+    row = ((first + within % height) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
+    column = ((within // height) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)
+    inner = tl.arange(0, TILE_INNER)
+    acc = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
+    for start in tl.range(0, INNER, TILE_INNER):
+        known = start + inner < INNER
+        left = tl.load(
+            x + row[:, None] * INNER + start + inner[None, :],
+            mask=(row < num_rows)[:, None] & known[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            weight + column[None, :] * INNER + start + inner[:, None],
+            mask=(column < num_columns)[None, :] & known[:, None],
+            other=0.0,
+        )
+        acc = tl.dot(left, right, acc, input_precision="ieee")
+    if BIAS:
+        acc += tl.load(bias + column, mask=column < num_columns, other=0.0).to(tl.float32)[None, :]
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    tl.store(out + row[:, None] * num_columns + column[None, :], acc.to(out.dtype.element_ty), mask=inside)
+
+
+def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Tensor:
+    """x @ weight.T + bias, accumulated in float32.
+
+    x: [num_rows, inner] contiguous, weight: [num_columns, inner] contiguous, bias: [num_columns]
+    → [num_rows, num_columns] in `dtype`, x's where it is None
+    """
+    rows, inner = x.shape
+    columns = weight.shape[0]
+    out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
+    if rows:
+        tiles = triton.cdiv(rows, TILE_ROWS) * triton.cdiv(columns, TILE_COLUMNS)
+        _fixed_matmul[(tiles,)](
+            x, weight, x if bias is None else bias, out, rows, columns, inner, bias is not None,
+            TILE_ROWS, TILE_COLUMNS, TILE_INNER, GROUP_ROWS, num_warps=4, num_stages=3 if x.dtype.itemsize == 2 else 1,
+        )  # fmt: skip
+    return out

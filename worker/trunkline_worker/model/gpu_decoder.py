@@ -1,0 +1,175 @@
+"""The decoder on a GPU: the same model as decoder.py, in Triton kernels and the vendor's matrix products.
+
+With TRITON_INTERPRET=1 the kernels run on a CPU too, slowly: that is how they are tested without a GPU.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import linear
+
+from trunkline_kernels.gpu.decode_attention import DecodePlan, DecodeTiling, decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.device_batch import DeviceBatch
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention, tiles_of, tiling_for
+from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
+from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.model.decoder import DecoderWeights, rotary_tables
+from trunkline_worker.model.errors import ModelError
+from trunkline_worker.model.spec import DecoderSpec
+
+MAX_HEAD_DIM = 256
+OLDEST_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What kernels need to know of a device."""
+
+    num_multiprocessors: int
+    shared_memory: int  # bytes that one program may use
+    capability: tuple[int, int]
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Chip":
+        """Raises ModelError where the kernels cannot run, one line."""
+        if device.type != "cuda":
+            if os.environ.get("TRITON_INTERPRET") == "1":
+                return cls(4, 64 << 10, OLDEST_CAPABILITY)
+            raise ModelError("kernels=triton needs an NVIDIA or AMD GPU: use --kernels torch, or auto")
+        found = torch.cuda.get_device_properties(device)
+        capability = (found.major, found.minor)
+        if torch.version.hip is None and capability < OLDEST_CAPABILITY:
+            raise ModelError(
+                f"{found.name} has compute capability {found.major}.{found.minor}, and the Triton kernels need 8.0: "
+                "use --kernels torch"
+            )
+        shared = getattr(found, "shared_memory_per_block_optin", 0) or found.shared_memory_per_block
+        return cls(found.multi_processor_count, shared, capability)
+
+
+class GpuDecoder:
+    """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states.
+
+    Raises ModelError where the model or the device is not one for these kernels.
+    """
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, context_length: int, deterministic: bool) -> None:
+        if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
+            raise ModelError(
+                f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
+                "use --kernels torch"
+            )
+        self.spec = spec
+        self._weights = weights
+        self._deterministic = deterministic
+        self._scale = 1 / math.sqrt(spec.head_dim)
+        self._device = weights.embedding.device
+        self._chip = Chip.of(self._device)
+        cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
+        self._cos, self._sin = cos.to(self._device), sin.to(self._device)
+        self._group = spec.num_heads // spec.num_kv_heads
+        dtype = weights.embedding.dtype
+        self._tiling: RaggedTiling = tiling_for(
+            head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=dtype,
+            shared_memory=self._chip.shared_memory,
+        )  # fmt: skip
+        self._decode_tiling: DecodeTiling = decode_tiling_for(
+            head_dim=spec.head_dim, capability=self._chip.capability, dtype=dtype
+        )
+        self._pieces: DecodePlan | None = None
+
+    def tiles(self, query_lens: NDArray[np.int32], context_lens: NDArray[np.int32]) -> tuple[int, NDArray[np.int32]]:
+        """(how many of the first sequences are decodes, tiles of the others), of sequences sorted as DeviceBatch wants.
+
+        Under --deterministic all sequences go through one kernel: a token's bits are the same in a chunk and alone.
+        """
+        tile_tokens = self._tiling.tokens(self._group)
+        if self._deterministic:
+            return 0, tiles_of(query_lens, tile_tokens, computed=context_lens - query_lens)
+        num_decodes = int((query_lens == 1).sum())
+        chunks = tiles_of(query_lens[num_decodes:], tile_tokens)
+        chunks[:, 0] += num_decodes
+        return num_decodes, chunks
+
+    def forward(self, batch: DeviceBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
+        """Hidden states before the final norm; the tokens' keys and values are in `kv` afterwards.
+
+        → [num_tokens, hidden]
+        num_padding: rows that are computed for nobody, as static batching would: they go through every matrix product
+        """
+        spec, count = self.spec, len(batch.token_ids)
+        pieces = self._plan_decodes(batch)
+        residual = self._weights.embedding[batch.token_ids]
+        if num_padding:
+            residual = torch.nn.functional.pad(residual, (0, 0, 0, num_padding))
+        attended = residual.new_zeros(len(residual), spec.num_heads, spec.head_dim)
+        delta: Tensor | None = None  # what the layer before adds to the residual stream
+        for layer, w, window in zip(kv, self._weights.layers, spec.windows, strict=True):
+            x = self._norm(delta, residual, w.input_norm)
+            qkv = self._linear(x, w.qkv, w.qkv_bias)
+            q = rotary_kv(
+                qkv[:count], layer, batch.positions, batch.slots, self._cos, self._sin, num_heads=spec.num_heads,
+                query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps,
+            )  # fmt: skip
+            self._attend(q, layer, batch, attended, pieces, window)
+            projected = self._linear(attended.flatten(1), w.output, w.output_bias)
+            x = add_rms_norm(projected, residual, w.post_norm, spec.rms_norm_eps)
+            x = silu_and_mul(self._linear(x, w.gate_up, w.gate_up_bias))
+            delta = self._linear(x, w.down, w.down_bias)
+        assert delta is not None
+        return (residual + delta)[:count]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""
+        x = rms_norm(hidden.contiguous(), self._weights.final_norm, self.spec.rms_norm_eps)
+        return self._linear(x, self._weights.head, None).float()
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return fixed_linear(x, weight, bias) if self._deterministic else linear(x, weight, bias)
+
+    def _norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
+        eps = self.spec.rms_norm_eps
+        return rms_norm(residual, weight, eps) if delta is None else add_rms_norm(delta, residual, weight, eps)
+
+    def _plan_decodes(self, batch: DeviceBatch) -> DecodePlan | None:
+        if not batch.num_decodes:
+            return None
+        pieces = self._pieces
+        if pieces is None or len(pieces.piece_starts) <= batch.num_decodes:
+            spec = self.spec
+            self._pieces = pieces = DecodePlan.allocate(
+                max_seqs=max(64, 2 * batch.num_decodes), num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim, num_multiprocessors=self._chip.num_multiprocessors, device=self._device,
+            )  # fmt: skip
+        pieces.update(batch.context_lens[: batch.num_decodes])
+        return pieces
+
+    def _attend(
+        self,
+        q: Tensor,
+        layer: KVLayer,
+        batch: DeviceBatch,
+        out: Tensor,
+        pieces: DecodePlan | None,
+        window: int | None,
+    ) -> None:
+        decodes = batch.num_decodes
+        if pieces is not None:
+            decode_attention(
+                q[:decodes], layer, out[:decodes], context_lens=batch.context_lens[:decodes],
+                block_tables=batch.block_tables, plan=pieces, tiling=self._decode_tiling, scale=self._scale,
+                window=window,
+            )  # fmt: skip
+        ragged_attention(
+            q, layer, out, tiles=batch.tiles, query_starts=batch.query_starts, context_lens=batch.context_lens,
+            block_tables=batch.block_tables, tiling=self._tiling, scale=self._scale, window=window,
+            deterministic=self._deterministic,
+        )  # fmt: skip
