@@ -31,15 +31,16 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from trunkline_bench.simulation import report
-from trunkline_kernels.gpu import rms_norm, silu_and_mul
+from trunkline_kernels.gpu import rms_norm, sampling, silu_and_mul
 from trunkline_kernels.gpu.decode_attention import DecodePlan, decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.ragged_attention import ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.ragged_batch import KVLayer
 
 REPOSITORY = Path(__file__).parents[2]
 META = torch.device("meta")
-HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE = 32, 8, 128, 4096, 12288
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288, 151936
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
@@ -149,6 +150,15 @@ def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     )  # fmt: skip
 
 
+def sampled(chip: Chip) -> None:
+    logits = empty(64, VOCAB, dtype=torch.float32)
+    floats, whole = empty(64, dtype=torch.float32), ints(64)
+    sampling.add_bias(logits, whole, whole, floats)
+    sampling.penalise(logits, sampling.PenaltyRows(whole, ints(64, 4096), whole, whole, floats, floats, floats))
+    sampling.sample(logits, sampling.SamplingRows(floats, whole, floats, floats, ints(64, 2)))
+    sampling.logprobs(logits, ints(64, dtype=torch.int64), 20)
+
+
 CASES = (
     Case("prefill attention", ragged, products=True),
     Case("prefill attention, window", lambda chip: ragged(chip, window=4096), products=True),
@@ -163,6 +173,12 @@ CASES = (
         "residual, RMS norm",
         lambda chip: rms_norm.add_rms_norm(empty(64, HIDDEN), empty(64, HIDDEN), empty(HIDDEN), 1e-6),
     ),
+    Case(
+        "matrix product, deterministic",
+        lambda chip: fixed_linear(empty(64, HIDDEN), empty(6144, HIDDEN)),
+        products=True,
+    ),
+    Case("sampling", sampled),
     Case("SwiGLU gate", lambda chip: silu_and_mul.silu_and_mul(empty(64, 2 * INTERMEDIATE))),
 )
 # What a matrix product on tensor cores is called in the assembly of each kind of chip.

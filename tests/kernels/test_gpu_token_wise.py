@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import linear
 
 from trunkline_kernels import kv_write, rms_norm, rotary, silu_and_mul
 from trunkline_kernels.gpu import rms_norm as gpu_rms_norm
 from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.ragged_batch import KVLayer
 
@@ -31,6 +33,13 @@ def test_rms_norm(shape: tuple[int, int]) -> None:
 def test_silu_and_mul(rows: int, dim: int) -> None:
     gate_up = random(rows, 2 * dim)
     torch.testing.assert_close(gpu_silu_and_mul.silu_and_mul(gate_up), silu_and_mul.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(1, 5, 24), (65, 129, 64), (700, 130, 100), (0, 3, 16)])
+def test_fixed_linear(rows: int, columns: int, inner: int, biased: bool) -> None:
+    x, weight, bias = random(rows, inner), random(columns, inner), random(columns) if biased else None
+    torch.testing.assert_close(fixed_linear(x, weight, bias), linear(x, weight, bias), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("normed", [False, True])

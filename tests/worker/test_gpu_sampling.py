@@ -1,0 +1,118 @@
+"""Sampling on the device, interpreted, against the host's: the same tokens for the same seeds."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker.test_sampler import draw, logits_of, row_of
+from trunkline_kernels.gpu import sampling as gpu
+from trunkline_worker.batch_rows import Row
+from trunkline_worker.logprobs import position_logprobs
+from trunkline_worker.penalties import adjust_logits
+from trunkline_worker.sampling_key import position_key
+
+
+def sampling_rows(rows: list[Row]) -> gpu.SamplingRows:
+    keys = np.array([position_key(row.sampling.seed, row.num_tokens) for row in rows], np.uint64)
+    return gpu.SamplingRows(
+        temperature=torch.tensor([row.sampling.temperature for row in rows]),
+        top_k=torch.tensor([row.sampling.top_k for row in rows], dtype=torch.int32),
+        top_p=torch.tensor([row.sampling.top_p for row in rows]),
+        min_p=torch.tensor([row.sampling.min_p for row in rows]),
+        keys=torch.from_numpy(keys.view(np.int32).reshape(-1, 2)),
+    )
+
+
+@pytest.mark.parametrize(("spread", "block"), [(0.3, 2048), (3.0, 64), (12.0, 2048)])
+def test_the_same_tokens_as_on_the_host(spread: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "BLOCK", block)
+    pick = random.Random(5)
+    rows = [
+        row_of(
+            seed=pick.getrandbits(64),
+            temperature=pick.choice([0.0, 0.3, 1.0, 1.7]),
+            top_k=pick.choice([0, 0, 1, 2, 7, 100, 210, 211]),
+            top_p=pick.choice([1.0, 1.0, 0.01, 0.5, 0.9, 0.999]),
+            min_p=pick.choice([0.0, 0.0, 0.05, 1.0]),
+        )
+        for _ in range(120)
+    ]
+    logits = logits_of(len(rows), spread=spread)
+    expected = draw(logits, rows).token_ids
+    assert gpu.sample(logits, sampling_rows(rows)).tolist() == expected
+    assert len(set(expected)) > 20
+
+
+def test_equal_logits_at_the_cut_all_stay() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0, -0.0]]).repeat(60, 1)
+    rows = [row_of(seed=seed, top_k=2) for seed in range(60)]
+    assert set(gpu.sample(logits, sampling_rows(rows)).tolist()) == {1, 2, 3}
+
+
+def test_rows_that_are_not_finite_are_told_apart() -> None:
+    logits = logits_of(5)
+    logits[1, 7], logits[2, 0], logits[4] = math.nan, math.inf, -math.inf
+    logits[3, 5] = -math.inf  # one token that is out is nothing special
+    found = gpu.sample(logits, sampling_rows([row_of(seed=1, temperature=float(i % 2)) for i in range(5)])).tolist()
+    assert [token < 0 for token in found] == [False, True, True, False, True]
+
+
+def test_bias_and_penalties_equal_the_hosts() -> None:
+    pick = random.Random(6)
+    rows = []
+    for _ in range(6):
+        tokens = [pick.randrange(211) for _ in range(pick.randrange(4, 30))]
+        rows.append(
+            row_of(
+                tokens + tokens[:3],
+                prompt_len=pick.randrange(1, len(tokens)),
+                repetition_penalty=pick.choice([1.0, 1.3]),
+                frequency_penalty=pick.choice([0.0, 0.4]),
+                presence_penalty=pick.choice([0.0, -0.5]),
+                logit_bias=tuple((token, pick.random()) for token in pick.sample(range(211), 3)),
+                min_tokens=pick.choice([0, 100]),
+                end_token_ids=frozenset([2]),
+            )
+        )
+    found = logits_of(len(rows) + 1)
+    expected = found.clone()
+    for i, row in enumerate(rows):
+        adjust_logits(expected[i], row)
+    entries = [(i, token, bias) for i, row in enumerate(rows) for token, bias in row.sampling.logit_bias]
+    entries += [(i, 2, -math.inf) for i, row in enumerate(rows) if row.num_output < row.sampling.min_tokens]
+    at, ids, bias = zip(*entries, strict=True)
+    gpu.add_bias(found, torch.tensor(at).int(), torch.tensor(ids).int(), torch.tensor(bias))
+    history = torch.zeros(len(rows), max(row.num_tokens for row in rows), dtype=torch.int32)
+    for i, row in enumerate(rows):
+        history[i, : row.num_tokens] = torch.from_numpy(row.tokens)
+    gpu.penalise(
+        found,
+        gpu.PenaltyRows(
+            rows=torch.arange(len(rows)).int(),
+            history=history,
+            lens=torch.tensor([row.num_tokens for row in rows]).int(),
+            prompt_lens=torch.tensor([row.prompt_len for row in rows]).int(),
+            repetition=torch.tensor([row.sampling.repetition_penalty for row in rows]),
+            frequency=torch.tensor([row.sampling.frequency_penalty for row in rows]),
+            presence=torch.tensor([row.sampling.presence_penalty for row in rows]),
+        ),
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("block", [2048, 64])
+def test_logprobs_equal_the_hosts(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "BLOCK", block)
+    logits = logits_of(4)
+    logits[0, 9] = logits[0, 3]  # equals
+    chosen = [3, 0, 210, int(logits[3].argmax())]
+    expected = position_logprobs(logits, chosen, [5] * 4)
+    logprob, rank, ids, values = gpu.logprobs(logits, torch.tensor(chosen), 5)
+    assert rank.tolist() == [entry.rank for entry in expected]
+    assert logprob.tolist() == pytest.approx([entry.logprob for entry in expected], abs=1e-5)
+    assert ids.tolist() == [[token for token, _ in entry.top] for entry in expected]
+    for found, entry in zip(values.tolist(), expected, strict=True):
+        assert found == pytest.approx([value for _, value in entry.top], abs=1e-5)
