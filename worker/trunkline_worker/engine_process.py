@@ -27,6 +27,7 @@ from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.engine import Engine, ModelLimits
 from trunkline_worker.frames import FrameReader, frame
 from trunkline_worker.kv_budget import OutOfMemory, free_bytes, kv_block_count
+from trunkline_worker.largest_step import activation_bytes
 from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.loading import LoadedModel, load_model
@@ -80,7 +81,7 @@ def build_engine(settings: EngineSettings, model: LoadedModel, device: torch.dev
     fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
     num_blocks = settings.kv_blocks or kv_block_count(
         bytes_per_block=model.kv_bytes_per_block(settings.block_size),
-        free_bytes=free_bytes(device),
+        free_bytes=free_bytes(device) - activation_bytes(model, settings),
         fraction=fraction,
         block_size=settings.block_size,
         context_length=context_length,
@@ -221,8 +222,10 @@ def start(settings: EngineSettings, link: FrontLink) -> None:
         )
         report("allocating KV blocks")
         engine, description = build_engine(settings, model, device)
-    except (ModelError, OutOfMemory) as error:
-        link.send(EngineResponse(failed=EngineFailed(message=str(error))))
+    except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:
+        # Of several sentences about the allocator, the first says what did not fit.
+        message = str(error) if not isinstance(error, torch.OutOfMemoryError) else str(error).partition(". ")[0]
+        link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
     link.send(EngineResponse(ready=EngineReady(model=description)))
     run(engine, link)

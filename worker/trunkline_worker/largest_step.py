@@ -1,0 +1,45 @@
+"""What the largest step needs beside the model and the KV pool: found by running one before the pool is sized."""
+
+import torch
+
+from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.plan import Sampling, SequenceStart, SequenceStep, StepPlan
+from trunkline_worker.runner import TorchExecutor
+from trunkline_worker.settings import EngineSettings
+
+
+def largest_step(settings: EngineSettings, context_length: int) -> StepPlan:
+    """A step with as many tokens and samples as there may be: as many choices as may run share its tokens."""
+    count = min(settings.max_running_requests, settings.max_step_tokens)
+    most = settings.max_step_tokens
+    lengths = [min(context_length - 1, (most + index) // count) for index in range(count)]
+    starts, steps, block = [], [], 0
+    for index, length in enumerate(lengths):
+        num_blocks = -(-length // settings.block_size)
+        table = list(range(block, block + num_blocks))
+        block += num_blocks
+        sampling = Sampling(max_tokens=1, seed=index, temperature=1.0)
+        starts.append(SequenceStart(index, [0] * length, length, table, sampling))
+        steps.append(SequenceStep(index, 0, 0, length, (), True))
+    return StepPlan(0, steps, starts=starts)
+
+
+def activation_bytes(model: LoadedModel, settings: EngineSettings) -> int:
+    """Most device memory that the largest step takes for a while. On a CPU 0: there the fraction of free memory that
+    the pool may take leaves most of it, and one such step of a large model lasts minutes.
+    """
+    if model.device.type != "cuda":
+        return 0
+    plan = largest_step(settings, model.context_length)
+    num_blocks = sum(len(start.block_table) for start in plan.starts)
+    runner = TorchExecutor(model, num_blocks=num_blocks, block_size=settings.block_size)
+    torch.cuda.synchronize(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    runner.forward(plan)
+    runner.sample(plan)
+    torch.cuda.synchronize(model.device)
+    peak = torch.cuda.max_memory_allocated(model.device) - before
+    del runner
+    torch.cuda.empty_cache()
+    return peak
