@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.worker.engine_rig import drive, make_engine, make_submit
+from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.gpu_decoder import Chip
 
@@ -40,6 +41,31 @@ def expected() -> dict[int, list[int]]:
 )
 def test_tokens_are_those_of_the_twins(expected: dict[int, list[int]], options: dict[str, object]) -> None:
     assert tokens(PROMPTS, kernels="triton", **{"kv_blocks": 64, **options}) == expected
+
+
+def test_every_kind_of_sampling_is_the_twins() -> None:
+    ways: list[dict[str, object]] = [
+        {"temperature": 1.0, "seed": 5, "top_k": 40, "top_p": 0.9},
+        {"temperature": 0.7, "seed": 6, "min_p": 0.02, "logprobs": 3},
+        {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25, "prompt_logprobs": 2},
+        {"temperature": 0.0, "logit_bias": {17: 4.0, 30: -100.0}, "min_tokens": 4},
+    ]
+
+    def outputs(kernels: str) -> dict[int, list[EngineOutput]]:
+        submits = [make_submit(n, PROMPTS[1 + n % 3], **{"max_tokens": 4, **way}) for n, way in enumerate(ways)]
+        return drive(make_engine(kernels=kernels, kv_blocks=64), submits).outputs
+
+    found, expected = outputs("triton"), outputs("torch")
+    for handle in expected:
+        assert len(found[handle]) == len(expected[handle])
+        for one, other in zip(found[handle], expected[handle], strict=True):
+            assert one.token_ids == other.token_ids
+            for a, b in zip(
+                [*one.logprobs, *one.prompt.logprobs], [*other.logprobs, *other.prompt.logprobs], strict=True
+            ):
+                assert (a.chosen.token_id, a.chosen.rank) == (b.chosen.token_id, b.chosen.rank)
+                assert a.chosen.logprob == pytest.approx(b.chosen.logprob, abs=1e-4)
+                assert [entry.token_id for entry in a.top] == [entry.token_id for entry in b.top]
 
 
 def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

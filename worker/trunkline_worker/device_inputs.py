@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.batch_rows import Row
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.plan import SequenceStep, StepPlan
+from trunkline_worker.to_device import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,8 @@ def device_inputs(
     positions = np.arange(len(token_ids)) - starts[sequences] + computed[sequences]
     slots = tables[sequences, positions // block_size].astype(np.int64) * block_size + positions % block_size
     num_decodes, tiles = decoder.tiles(query_lens, computed + query_lens)
-    wide = [token_ids, positions, slots]
-    narrow = [starts, computed + query_lens, tables, tiles]
-    on_device = iter(_sent([array.astype(np.int64) for array in wide] + narrow, device))
-    token_ids_, positions_, slots_, starts_, contexts_, tables_, tiles_ = on_device
-    return DeviceInputs(
-        DeviceBatch(token_ids_, positions_, slots_, starts_, contexts_, tables_, num_decodes, tiles_), ends.tolist()
-    )
+    arrays = [token_ids, positions, slots, starts, computed + query_lens, tables, tiles]
+    return DeviceInputs(DeviceBatch(*to_device(arrays, device), num_decodes), ends.tolist())
 
 
 def with_triton_kernels(
@@ -63,21 +58,3 @@ def with_triton_kernels(
     """See step_forward.StepForward."""
     inputs = device_inputs(plan.steps, rows, block_size, decoder, device)
     return decoder.forward(inputs.batch, kv, num_padding=plan.num_padding), inputs.ends
-
-
-def _sent(arrays: list[NDArray[np.int64] | NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays on the device: parts of one buffer, each aligned to 16 bytes."""
-    sizes = [-(-array.nbytes // 16) * 16 for array in arrays]
-    buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    host = buffer.numpy()
-    offset = 0
-    for array, size in zip(arrays, sizes, strict=True):
-        host[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        offset += size
-    # The pinned buffer may be freed before the copy is done: torch's host allocator waits for the stream.
-    there = buffer.to(device, non_blocking=True)
-    parts = torch.split(there, sizes)
-    return [
-        part[: array.nbytes].view(torch.int64 if array.dtype == np.int64 else torch.int32).view(array.shape)
-        for part, array in zip(parts, arrays, strict=True)
-    ]

@@ -5,11 +5,11 @@ import torch
 from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
 from trunkline_worker.batch_rows import BatchRows, Row
 from trunkline_worker.logprobs import position_logprobs
-from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.plan import PositionLogprobs, SequenceStep, StepPlan, StepResult
-from trunkline_worker.sampler import NOT_FINITE, Sampled, is_plain_greedy, sample
+from trunkline_worker.sampler import Sampled
 from trunkline_worker.step_forward import step_forward
+from trunkline_worker.step_sample import step_sample
 
 # Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
 LOGPROB_ROWS = 128
@@ -33,6 +33,7 @@ class TorchExecutor:
             device=model.device,
         )
         self._forward = step_forward(model, self._kv, block_size)
+        self._sample_rows = step_sample(model)
         self._hidden = torch.empty(0)  # [num_tokens, hidden] of the step in progress
         self._step_rows: list[Row] = []
         self._ends: list[int] = []  # per entry of the plan's steps: the row after its last one in `_hidden`
@@ -71,17 +72,8 @@ class TorchExecutor:
 
     def _sample(self, rows: list[Row], at: list[int]) -> Sampled:
         """The next token of each row, from the hidden states at these places."""
-        hidden = self._hidden if at == list(range(len(self._hidden))) else self._hidden[at]
-        decoder = self._model.decoder
-        logits = decoder.logits(hidden)
-        if isinstance(decoder, CpuDecoder) and all(map(is_plain_greedy, rows)):
-            ids = decoder.greedy(logits)
-            return Sampled(
-                [None if token_id < 0 else token_id for token_id in ids],
-                errors={i: NOT_FINITE for i, token_id in enumerate(ids) if token_id < 0},
-            )
-        # Everything else of sampling runs on the host, in float32.
-        return sample(logits.float().cpu(), rows, row_by_row=self._model.deterministic)
+        # Where every token is sampled after, all are decodes, and they are in the plan's order.
+        return self._sample_rows(self._hidden if len(at) == len(self._hidden) else self._hidden[at], rows)
 
     def _prompt_logprobs(self, step: SequenceStep, row: Row, first_row: int) -> list[PositionLogprobs]:
         """The state at position p predicts the prompt's token p + 1."""

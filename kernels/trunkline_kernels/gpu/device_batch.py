@@ -18,5 +18,5 @@ class DeviceBatch:
     query_starts: Tensor  # [num_seqs + 1] int32
     context_lens: Tensor  # [num_seqs] int32: new tokens included; 0: a row of padding
     block_tables: Tensor  # [num_seqs, max_blocks] int32
+    tiles: Tensor  # [num_tiles, 2] int32: of those that decode_attention does not take; see ragged_attention.tiles_of
     num_decodes: int  # the first sequences, that have one new token each and go through decode_attention
-    tiles: Tensor  # [num_tiles, 2] int32: of the others; see ragged_attention.tiles_of

@@ -1,0 +1,42 @@
+"""From hidden states to next tokens, for each kind of decoder."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from trunkline_worker.batch_rows import Row
+from trunkline_worker.model.cpu_decoder import CpuDecoder
+from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.sampler import NOT_FINITE, Sampled, is_plain_greedy, sample
+
+# Of hidden states [num_rows, hidden] and the rows that they belong to.
+StepSample = Callable[[Tensor, list[Row]], Sampled]
+
+
+def step_sample(model: LoadedModel) -> StepSample:
+    """The way that fits the model's decoder."""
+    decoder = model.decoder
+    if isinstance(decoder, CpuDecoder):
+        return partial(_with_c_kernels, decoder)
+    if isinstance(decoder, Decoder):
+        return partial(_on_the_host, decoder, model.deterministic)
+    from trunkline_worker.device_sampler import sample_on_device  # Triton is not there on every system
+
+    return lambda hidden, rows: sample_on_device(decoder.logits(hidden), rows)
+
+
+def _with_c_kernels(decoder: CpuDecoder, hidden: Tensor, rows: list[Row]) -> Sampled:
+    logits = decoder.logits(hidden)
+    if not all(map(is_plain_greedy, rows)):
+        return sample(logits.float(), rows, row_by_row=False)
+    ids = decoder.greedy(logits)
+    return Sampled(
+        [None if token_id < 0 else token_id for token_id in ids],
+        errors={i: NOT_FINITE for i, token_id in enumerate(ids) if token_id < 0},
+    )
+
+
+def _on_the_host(decoder: Decoder, deterministic: bool, hidden: Tensor, rows: list[Row]) -> Sampled:
+    return sample(decoder.logits(hidden).cpu(), rows, row_by_row=deterministic)
