@@ -43,8 +43,17 @@ def device_inputs(
     positions = np.arange(len(token_ids)) - starts[sequences] + computed[sequences]
     slots = tables[sequences, positions // block_size].astype(np.int64) * block_size + positions % block_size
     num_decodes, tiles = decoder.tiles(query_lens, computed + query_lens)
-    arrays = [token_ids, positions, slots, starts, computed + query_lens, tables, tiles]
-    return DeviceInputs(DeviceBatch(*to_device(arrays, device), num_decodes), ends.tolist())
+    arrays = {
+        "token_ids": token_ids,
+        "positions": positions,
+        "slots": slots,
+        "query_starts": starts,
+        "context_lens": computed + query_lens,
+        "block_tables": tables,
+        "tiles": tiles,
+    }
+    tensors = dict(zip(arrays, to_device(list(arrays.values()), device), strict=True))
+    return DeviceInputs(DeviceBatch(**tensors, num_decodes=num_decodes), ends.tolist())
 
 
 def with_triton_kernels(
