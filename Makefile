@@ -24,7 +24,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow lint protos demo-model clean \
-  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler
+  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-gpu
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
@@ -69,6 +69,10 @@ bench-calibration: $(DEV_STAMP)
 
 bench-scheduler: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.simulation.experiments $(ARGS)
+
+# With the Python that has a torch for the GPU: PYTHONPATH is all that the stages need.
+bench-gpu:
+	@PYTHONPATH=protos:kernels:worker:bench $(PYTHON) -m trunkline_bench.gpu.main $(ARGS)
 
 clean:
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

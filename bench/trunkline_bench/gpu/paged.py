@@ -1,0 +1,99 @@
+"""Sequences in a paged pool, for measuring attention."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trunkline_bench.gpu.shapes import Shapes
+from trunkline_kernels.gpu.decode_attention import DecodePlan, decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.ragged_attention import ragged_attention, tiles_of, tiling_for
+from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.model.gpu_decoder import Chip
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Random keys and values of sequences whose blocks are scattered over the pool."""
+
+    kv: KVLayer
+    block_tables: Tensor  # [num_seqs, max_blocks] int32
+    context_lens: list[int]
+
+    @classmethod
+    def make(cls, shapes: Shapes, context_lens: list[int], dtype: torch.dtype | None = None) -> "Paged":
+        counts = [-(-context // shapes.block_size) for context in context_lens]
+        shape = (sum(counts) + 1, shapes.block_size, shapes.num_kv_heads, shapes.head_dim)
+        keys, values = (torch.randn(shape, device=shapes.device, dtype=dtype or shapes.dtype) for _ in range(2))
+        order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).int()
+        tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+        for row, (count, end) in enumerate(zip(counts, itertools.accumulate(counts), strict=True)):
+            tables[row, :count] = order[end - count : end]
+        return cls(KVLayer(keys, values), tables.to(shapes.device), context_lens)
+
+    def contiguous(self, row: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one sequence, each [num_kv_heads, context, head_dim]."""
+        context = self.context_lens[row]
+        blocks = self.block_tables[row].long()
+        keys, values = (pool[blocks].flatten(0, 1)[:context].transpose(0, 1) for pool in (self.kv.keys, self.kv.values))
+        return keys, values
+
+    def read_bytes(self) -> int:
+        """Of keys and values, each once."""
+        return 2 * sum(self.context_lens) * self.kv.keys[0, 0].numel() * self.kv.keys.dtype.itemsize
+
+
+class Decode:
+    """decode_attention over all sequences, ready to be called."""
+
+    def __init__(self, shapes: Shapes, paged: Paged) -> None:
+        count = len(paged.context_lens)
+        self.q = torch.randn(count, shapes.num_heads, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
+        self.out = torch.empty_like(self.q)
+        self._paged, self._scale = paged, shapes.head_dim**-0.5
+        self._context_lens = torch.tensor(paged.context_lens, dtype=torch.int32, device=shapes.device)
+        chip = Chip.of(shapes.device)
+        self._tiling = decode_tiling_for(head_dim=shapes.head_dim, capability=chip.capability, dtype=shapes.dtype)
+        self._plan = DecodePlan.allocate(
+            max_seqs=count, num_heads=shapes.num_heads, num_kv_heads=shapes.num_kv_heads, head_dim=shapes.head_dim,
+            num_multiprocessors=chip.num_multiprocessors, device=shapes.device,
+        )  # fmt: skip
+        self._plan.update(self._context_lens)
+
+    def __call__(self) -> Tensor:
+        decode_attention(
+            self.q, self._paged.kv, self.out, context_lens=self._context_lens, block_tables=self._paged.block_tables,
+            plan=self._plan, tiling=self._tiling, scale=self._scale,
+        )  # fmt: skip
+        return self.out
+
+
+class Prefill:
+    """ragged_attention over the last `new` tokens of all sequences, ready to be called."""
+
+    def __init__(self, shapes: Shapes, paged: Paged, new: int, *, deterministic: bool = False) -> None:
+        count = len(paged.context_lens)
+        self.q = torch.randn(count * new, shapes.num_heads, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
+        self.out = torch.empty_like(self.q)
+        self._paged, self._scale, self._deterministic = paged, shapes.head_dim**-0.5, deterministic
+        group = shapes.num_heads // shapes.num_kv_heads
+        self._tiling = tiling_for(
+            head_dim=shapes.head_dim, group=group, dtype=shapes.dtype, kv_dtype=paged.kv.keys.dtype,
+            shared_memory=Chip.of(shapes.device).shared_memory,
+        )  # fmt: skip
+        lens, contexts = np.full(count, new, np.int32), np.array(paged.context_lens, np.int32)
+        tiles = tiles_of(lens, self._tiling.tokens(group), computed=contexts - lens if deterministic else None)
+        starts = np.arange(count + 1, dtype=np.int32) * new
+        self._tiles, self._starts, self._contexts = (
+            torch.from_numpy(array).to(shapes.device) for array in (tiles, starts, contexts)
+        )
+
+    def __call__(self) -> Tensor:
+        ragged_attention(
+            self.q, self._paged.kv, self.out, tiles=self._tiles, query_starts=self._starts,
+            context_lens=self._contexts, block_tables=self._paged.block_tables, tiling=self._tiling, scale=self._scale,
+            deterministic=self._deterministic,
+        )  # fmt: skip
+        return self.out

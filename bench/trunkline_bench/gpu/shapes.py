@@ -1,0 +1,70 @@
+"""How large the things are that a stage measures: an 8B model's on a GPU, tiny ones on a CPU to try the stages."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Sizes; `tiny` is for the interpreter."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tiny: bool
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    block_size: int = 16
+    copy_bytes: int = 1 << 31
+    matmul: int = 8192
+    decode_batches: tuple[int, ...] = (1, 4, 16, 64, 128, 256)
+    decode_contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
+    most_kv_bytes: int = 40 << 30
+    prefill: tuple[tuple[int, int], ...] = ((1, 1024), (4, 2048), (1, 8192), (1, 32768))  # (sequences, tokens of each)
+    model: Path = CONFIGS / "qwen3-8b"
+    requests: int = 256
+    prompt_tokens: int = 1024
+    output_tokens: int = 1024
+    engine_window_s: float = 60.0
+
+    @classmethod
+    def of(cls, device: torch.device, tiny_model: Path | None = None) -> "Shapes":
+        """An 8B model's, or tiny ones with this model."""
+        if tiny_model is None:
+            return cls(device, torch.bfloat16, False)
+        return cls(
+            device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, copy_bytes=1 << 16, matmul=64,
+            decode_batches=(1, 3), decode_contexts=(20, 70), prefill=((2, 33),), model=tiny_model, requests=2,
+            prompt_tokens=9, output_tokens=3, engine_window_s=30.0,
+        )  # fmt: skip
+
+
+def median_s(function: Callable[[], object], device: torch.device, *, repeats: int = 20) -> float:
+    """Median time of a call on the device, caches flushed before each."""
+    if device.type != "cuda":
+        return _host_s(function)
+    flush = torch.empty(256 << 20, dtype=torch.int8, device=device)
+    for _ in range(3):
+        function()
+    times: list[float] = []
+    for _ in range(repeats):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return sorted(times)[len(times) // 2]
+
+
+def _host_s(function: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    function()
+    return time.perf_counter() - started_s
