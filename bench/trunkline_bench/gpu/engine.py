@@ -18,7 +18,8 @@ def measure(shapes: Shapes) -> Rows:
     """All requests at once, for a window of time or until they are done."""
     settings = EngineSettings(
         model=str(shapes.model), dtype="auto", load_format="auto" if shapes.tiny else "dummy",
-        device=shapes.device.type, kernels="triton", max_step_tokens=64 if shapes.tiny else 8192, max_running_requests=shapes.requests,
+        device=shapes.device.type, kernels="triton",
+        max_step_tokens=64 if shapes.tiny else 8192, max_running_requests=shapes.requests,
         itl_target_ms=0.0, interactive_reserve=0.0, kv_blocks=64 if shapes.tiny else None,
         context_length=256 if shapes.tiny else 4096,
     )  # fmt: skip
