@@ -27,7 +27,7 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
-from trunkline_worker.front import Front
+from trunkline_worker.front import Choice, Front
 from trunkline_worker.session import Outbox, Session
 from trunkline_worker.tokenizer_files import TokenizerFiles
 
@@ -49,10 +49,13 @@ class WorkerService(WorkerServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[SessionRequest], context: Context
     ) -> AsyncIterator[SessionResponse]:
-        session = Session(self._front)
+        task = asyncio.current_task()
+        assert task is not None
+        # Writing to a router that stands still would wait for ever.
+        session = Session(self._front, on_stalled=task.cancel)
         log = get_logger()
 
-        async def read(writer: asyncio.Task[Any] | None) -> None:
+        async def read() -> None:
             try:
                 async for request in request_iterator:
                     if request.HasField("hello"):
@@ -62,10 +65,9 @@ class WorkerService(WorkerServiceServicer):
                 if not isinstance(error, grpc.aio.UsageError):
                     log.error("session ends by an unexpected error", exc_info=error)
             finally:
-                if writer is not None:
-                    writer.cancel()  # the router is gone, or has nothing more to say
+                task.cancel()  # the router is gone, or has nothing more to say
 
-        reading = asyncio.create_task(read(asyncio.current_task()))
+        reading = asyncio.create_task(read())
         try:
             async for response in session.responses():
                 yield response
@@ -86,7 +88,13 @@ class WorkerService(WorkerServiceServicer):
             if remaining_s <= 0:
                 raise deadline_exceeded()
             submit.timeout.FromNanoseconds(int(remaining_s * 1e9))
-        outbox = Outbox()
+        choice: Choice | None = None
+
+        def give_up() -> None:
+            if choice is not None:
+                self._front.cancel(choice)
+
+        outbox = Outbox(give_up)
         choice = self._front.submit(submit, outbox.put)
         try:
             while True:
