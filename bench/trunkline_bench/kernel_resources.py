@@ -34,6 +34,7 @@ from trunkline_bench.simulation import report
 from trunkline_kernels.gpu import rms_norm, sampling, silu_and_mul
 from trunkline_kernels.gpu.decode_attention import DecodePlan, decode_attention, decode_tiling_for
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.ragged_batch import KVLayer
@@ -150,6 +151,17 @@ def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     )  # fmt: skip
 
 
+def quantized(kind: str) -> None:
+    data = {
+        "int8": ints(6144, HIDDEN, dtype=torch.int8),
+        "int4": ints(6144, HIDDEN // 2, dtype=torch.uint8),
+        "fp8": empty(6144, HIDDEN, dtype=torch.float8_e4m3fn),
+    }[kind]
+    scale = empty(6144, HIDDEN // 128 if kind == "int4" else 1, dtype=torch.float32)
+    for rows in (1, 64, 2048):
+        quantized_linear(empty(rows, HIDDEN), QuantizedWeight(kind, data, scale, HIDDEN))
+
+
 def sampled(chip: Chip) -> None:
     logits = empty(64, VOCAB, dtype=torch.float32)
     floats, whole = empty(64, dtype=torch.float32), ints(64)
@@ -178,13 +190,16 @@ CASES = (
         lambda chip: fixed_linear(empty(64, HIDDEN), empty(6144, HIDDEN)),
         products=True,
     ),
+    Case("int8 weights", lambda chip: quantized("int8"), products=True),
+    Case("int4 weights", lambda chip: quantized("int4"), products=True),
+    Case("fp8 product", lambda chip: quantized("fp8"), products=True, fp8=True),
     Case("sampling", sampled),
     Case("SwiGLU gate", lambda chip: silu_and_mul.silu_and_mul(empty(64, 2 * INTERMEDIATE))),
 )
 # What a matrix product on tensor cores is called in the assembly of each kind of chip.
 TENSOR_CORE = {"cuda": re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|IGMMA|UTC\w*MMA)"), "hip": re.compile(r"v_mfma_")}
 # Kernels that only plan, or whose products are not the point.
-HELPERS = ("_plan_pieces", "_merge_pieces")
+HELPERS = ("_plan_pieces", "_merge_pieces", "_quantize_rows")
 
 
 @contextmanager

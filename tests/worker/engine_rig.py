@@ -26,6 +26,7 @@ def make_engine(model: Path = DEMO_MODEL, **options: object) -> Engine:
         device=device,
         load_format=settings.load_format,
         kernels=settings.kernels,
+        quantization=settings.quantization,
         deterministic=settings.deterministic,
         context_length=settings.context_length,
     )

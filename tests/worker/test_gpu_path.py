@@ -68,6 +68,24 @@ def test_every_kind_of_sampling_is_the_twins() -> None:
                 assert [entry.token_id for entry in a.top] == [entry.token_id for entry in b.top]
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_quantised_weights_serve(quantization: str) -> None:
+    found = tokens(PROMPTS[:2], kernels="triton", kv_blocks=64, quantization=quantization)
+    assert all(len(output) == 4 for output in found.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"quantization": "int8", "kernels": "torch"}, "quantization=int8 needs the Triton kernels"),
+        ({"quantization": "int8", "kernels": "triton", "deterministic": True}, "does not go with --deterministic"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(options: dict[str, object], problem: str) -> None:
+    with pytest.raises(ModelError, match=problem):
+        make_engine(**options)
+
+
 def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ModelError, match="kernels=triton needs an NVIDIA or AMD GPU: use --kernels torch, or auto"):

@@ -217,6 +217,7 @@ def start(settings: EngineSettings, link: FrontLink) -> None:
             device=device,
             load_format=settings.load_format,
             kernels=settings.kernels,
+            quantization=settings.quantization,
             deterministic=settings.deterministic,
             context_length=settings.context_length,
         )

@@ -27,6 +27,11 @@ class EngineSettings:
         "triton, or torch (plain, slower, for any device); auto: triton on a GPU, C on a CPU",
         choices=("auto", "triton", "torch"),
     )
+    quantization: str = _setting(
+        "none",
+        "of the layers' weights, made while loading: int8, int4 (weights alone), fp8 (activations too); on a GPU",
+        choices=("none", "int8", "int4", "fp8"),
+    )
     context_length: int | None = _setting(
         None, "most tokens of prompt and output together; default: the model's own", minimum=2
     )

@@ -5,7 +5,7 @@ With TRITON_INTERPRET=1 the kernels run on a CPU too, slowly: that is how they a
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,17 +16,19 @@ from torch.nn.functional import linear
 from trunkline_kernels.gpu.decode_attention import DecodePlan, DecodeTiling, decode_attention, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantize, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention, tiles_of, tiling_for
 from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.model.decoder import DecoderWeights, rotary_tables
+from trunkline_worker.model.decoder import DecoderWeights, LayerWeights, rotary_tables
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.spec import DecoderSpec
 
 MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)
+FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +57,64 @@ class Chip:
         return cls(found.multi_processor_count, shared, capability)
 
 
+@dataclass(frozen=True, slots=True)
+class Products:
+    """A layer's matrices, quantised or not. Embedding and head are never quantised: they decide between tokens."""
+
+    qkv: Tensor | QuantizedWeight
+    output: Tensor | QuantizedWeight
+    gate_up: Tensor | QuantizedWeight
+    down: Tensor | QuantizedWeight
+
+    @classmethod
+    def of(cls, layer: LayerWeights, quantization: str) -> "Products":
+        """Raises ModelError where the shapes do not allow it."""
+        matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        if quantization == "none":
+            return cls(*matrices)
+        try:
+            return cls(*(quantize(matrix, quantization) for matrix in matrices))
+        except ValueError as error:
+            raise ModelError(f"quantization={quantization}: {error}") from None
+
+
 class GpuDecoder:
     """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states.
 
     Raises ModelError where the model or the device is not one for these kernels.
     """
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, context_length: int, deterministic: bool) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        *,
+        context_length: int,
+        deterministic: bool,
+        quantization: str = "none",
+    ) -> None:
         if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
             raise ModelError(
                 f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
                 "use --kernels torch"
             )
+        if quantization != "none" and deterministic:
+            raise ModelError(
+                f"quantization={quantization} does not go with --deterministic: its tiles depend on the batch"
+            )
         self.spec = spec
-        self._weights = weights
         self._deterministic = deterministic
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
         self._chip = Chip.of(self._device)
+        if quantization == "fp8" and self._device.type == "cuda" and self._chip.capability < FP8_CAPABILITY:
+            raise ModelError("quantization=fp8 needs compute capability 8.9 (L4, H100 or newer): use int8")
+        self._products = [Products.of(layer, quantization) for layer in weights.layers]
+        if quantization != "none":
+            nothing = weights.embedding[:0]  # the originals' memory is for the KV pool
+            layers = [replace(w, qkv=nothing, output=nothing, gate_up=nothing, down=nothing) for w in weights.layers]
+            weights = replace(weights, layers=layers)
+        self._weights = weights
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.to(self._device), sin.to(self._device)
         self._group = spec.num_heads // spec.num_kv_heads
@@ -112,18 +154,19 @@ class GpuDecoder:
             residual = torch.nn.functional.pad(residual, (0, 0, 0, num_padding))
         attended = residual.new_zeros(len(residual), spec.num_heads, spec.head_dim)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
-        for layer, w, window in zip(kv, self._weights.layers, spec.windows, strict=True):
+        layers = zip(kv, self._weights.layers, self._products, spec.windows, strict=True)
+        for layer, w, products, window in layers:
             x = self._norm(delta, residual, w.input_norm)
-            qkv = self._linear(x, w.qkv, w.qkv_bias)
+            qkv = self._linear(x, products.qkv, w.qkv_bias)
             q = rotary_kv(
                 qkv[:count], layer, batch.positions, batch.slots, self._cos, self._sin, num_heads=spec.num_heads,
                 query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps,
             )  # fmt: skip
             self._attend(q, layer, batch, attended, pieces, window)
-            projected = self._linear(attended.flatten(1), w.output, w.output_bias)
+            projected = self._linear(attended.flatten(1), products.output, w.output_bias)
             x = add_rms_norm(projected, residual, w.post_norm, spec.rms_norm_eps)
-            x = silu_and_mul(self._linear(x, w.gate_up, w.gate_up_bias))
-            delta = self._linear(x, w.down, w.down_bias)
+            x = silu_and_mul(self._linear(x, products.gate_up, w.gate_up_bias))
+            delta = self._linear(x, products.down, w.down_bias)
         assert delta is not None
         return (residual + delta)[:count]
 
@@ -132,7 +175,9 @@ class GpuDecoder:
         x = rms_norm(hidden.contiguous(), self._weights.final_norm, self.spec.rms_norm_eps)
         return self._linear(x, self._weights.head, None).float()
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _linear(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, QuantizedWeight):
+            return quantized_linear(x, weight, bias)
         return fixed_linear(x, weight, bias) if self._deterministic else linear(x, weight, bias)
 
     def _norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ def load_model(
     device: torch.device,
     load_format: str = "auto",
     kernels: str = "auto",
+    quantization: str = "none",
     deterministic: bool = False,
     context_length: int | None = None,
 ) -> LoadedModel:
@@ -75,7 +76,11 @@ def load_model(
     context = context_length or spec.context_length
     if kernels == "auto":
         kernels = "triton" if device.type == "cuda" else "torch" if deterministic else "c"
-    facts = (name, KERNEL_BUILD, device.type, kernels, "deterministic" if deterministic else "", load_format)
+    if quantization != "none" and kernels != "triton":
+        raise ModelError(f"quantization={quantization} needs the Triton kernels: use a GPU, or leave it out")
+    facts = (
+        name, KERNEL_BUILD, device.type, kernels, quantization, "deterministic" if deterministic else "", load_format
+    )  # fmt: skip
     if load_format == "dummy":
         weights = build_weights(spec, DTYPES[name], device, _dummy_fill(device))
         identity = fingerprint(directory, [], *facts, str(DUMMY_SEED))
@@ -91,7 +96,9 @@ def load_model(
         # Only here: Triton is not there on every system, and takes a third of a second to import.
         from trunkline_worker.model import gpu_decoder
 
-        decoder = gpu_decoder.GpuDecoder(spec, weights, context_length=context, deterministic=deterministic)
+        decoder = gpu_decoder.GpuDecoder(
+            spec, weights, context_length=context, deterministic=deterministic, quantization=quantization
+        )
     else:
         decoder = cpu_decoder(spec, weights, context_length=context) if kernels == "c" else None
     return LoadedModel(
