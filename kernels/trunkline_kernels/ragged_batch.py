@@ -52,7 +52,10 @@ def allocate_kv(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[KVLayer]:
-    """An empty pool. Only the zero block is written: memory that no sequence has used yet stays untouched."""
+    """An empty pool. Only the zero block is written: memory that no sequence has used yet stays untouched.
+
+    Of 8-bit floats the scales are 1: normed keys, and values, lie well within their range.
+    """
     shape = (num_blocks + 1, block_size, num_kv_heads, head_dim)
 
     def pool() -> Tensor:
@@ -60,4 +63,5 @@ def allocate_kv(
         tensor[-1] = 0
         return tensor
 
-    return [KVLayer(pool(), pool()) for _ in range(num_layers)]
+    scale = torch.ones(1, device=device) if dtype.itemsize == 1 else None
+    return [KVLayer(pool(), pool(), scale, scale) for _ in range(num_layers)]

@@ -167,3 +167,17 @@ def test_pieces_cover_every_context_once(seed: int) -> None:
     assert set(sequences[len(expected) :]) <= {-1}
     assert starts == [expected.index(i) if i in expected else starts[i] for i in range(len(lens))] + [len(expected)]
     assert [starts[i + 1] - starts[i] for i in range(len(lens))] == [expected.count(i) for i in range(len(lens))]
+
+
+def test_keys_and_values_of_8_bits() -> None:
+    q, kv, batch, truth = make_case([(1, 5), (1, 130), (1, 64)], 4, 2)
+    scales = torch.tensor([0.5]), torch.tensor([2.0])
+    narrow = [(pool / scale).to(torch.float8_e4m3fn) for pool, scale in zip((kv.keys, kv.values), scales, strict=True)]
+    rounded = [
+        tuple((x / scale).to(torch.float8_e4m3fn).float() * scale for x, scale in zip(pair, scales, strict=True))
+        for pair in truth
+    ]
+    expected = truth_of(q, batch, rounded)  # type: ignore[arg-type]
+    eight = KVLayer(narrow[0], narrow[1], *scales)
+    torch.testing.assert_close(decode(q, eight, batch), expected)
+    torch.testing.assert_close(attend(q, eight, batch), expected)

@@ -27,6 +27,7 @@ def make_engine(model: Path = DEMO_MODEL, **options: object) -> Engine:
         load_format=settings.load_format,
         kernels=settings.kernels,
         quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
         deterministic=settings.deterministic,
         context_length=settings.context_length,
     )

@@ -68,9 +68,13 @@ def test_every_kind_of_sampling_is_the_twins() -> None:
                 assert [entry.token_id for entry in a.top] == [entry.token_id for entry in b.top]
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
-def test_quantised_weights_serve(quantization: str) -> None:
-    found = tokens(PROMPTS[:2], kernels="triton", kv_blocks=64, quantization=quantization)
+@pytest.mark.parametrize(
+    "options",
+    [{"quantization": "int8"}, {"quantization": "int4"}, {"quantization": "fp8"}, {"kv_dtype": "fp8"}],
+    ids=str,
+)
+def test_narrow_weights_and_keys_serve(options: dict[str, object]) -> None:
+    found = tokens(PROMPTS[:2], kernels="triton", kv_blocks=64, **options)
     assert all(len(output) == 4 for output in found.values())
 
 
@@ -78,6 +82,7 @@ def test_quantised_weights_serve(quantization: str) -> None:
     ("options", "problem"),
     [
         ({"quantization": "int8", "kernels": "torch"}, "quantization=int8 needs the Triton kernels"),
+        ({"kv_dtype": "fp8", "kernels": "auto"}, "kv_dtype=fp8 needs the Triton kernels"),
         ({"quantization": "int8", "kernels": "triton", "deterministic": True}, "does not go with --deterministic"),
     ],
 )

@@ -218,6 +218,7 @@ def start(settings: EngineSettings, link: FrontLink) -> None:
             load_format=settings.load_format,
             kernels=settings.kernels,
             quantization=settings.quantization,
+            kv_dtype=settings.kv_dtype,
             deterministic=settings.deterministic,
             context_length=settings.context_length,
         )

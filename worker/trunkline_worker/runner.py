@@ -29,7 +29,7 @@ class TorchExecutor:
             block_size=block_size,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            dtype=model.dtype,
+            dtype=model.kv_dtype,
             device=model.device,
         )
         self._forward = step_forward(model, self._kv, block_size)

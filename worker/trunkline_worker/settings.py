@@ -32,6 +32,9 @@ class EngineSettings:
         "of the layers' weights, made while loading: int8, int4 (weights alone), fp8 (activations too); on a GPU",
         choices=("none", "int8", "int4", "fp8"),
     )
+    kv_dtype: str = _setting(
+        "auto", "of the KV pool; auto: the model's; fp8: half the memory and reading, on a GPU", choices=("auto", "fp8")
+    )
     context_length: int | None = _setting(
         None, "most tokens of prompt and output together; default: the model's own", minimum=2
     )

@@ -92,6 +92,7 @@ class GpuDecoder:
         context_length: int,
         deterministic: bool,
         quantization: str = "none",
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
             raise ModelError(
@@ -107,8 +108,11 @@ class GpuDecoder:
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
         self._chip = Chip.of(self._device)
-        if quantization == "fp8" and self._device.type == "cuda" and self._chip.capability < FP8_CAPABILITY:
+        old = self._device.type == "cuda" and self._chip.capability < FP8_CAPABILITY
+        if old and quantization == "fp8":
             raise ModelError("quantization=fp8 needs compute capability 8.9 (L4, H100 or newer): use int8")
+        if old and kv_dtype == torch.float8_e4m3fn:
+            raise ModelError("kv_dtype=fp8 needs compute capability 8.9 (L4, H100 or newer): leave it out")
         self._products = [Products.of(layer, quantization) for layer in weights.layers]
         if quantization != "none":
             nothing = weights.embedding[:0]  # the originals' memory is for the KV pool
@@ -120,7 +124,7 @@ class GpuDecoder:
         self._group = spec.num_heads // spec.num_kv_heads
         dtype = weights.embedding.dtype
         self._tiling: RaggedTiling = tiling_for(
-            head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=dtype,
+            head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=kv_dtype or dtype,
             shared_memory=self._chip.shared_memory,
         )  # fmt: skip
         self._decode_tiling: DecodeTiling = decode_tiling_for(

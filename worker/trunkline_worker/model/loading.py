@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Part of the fingerprint: raised when a change of kernels or model code changes bits.
 KERNEL_BUILD = "3"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 DUMMY_SEED = 0
 DUMMY_STD = 0.02
 # Written by old exporters; recomputed here.
@@ -39,6 +40,7 @@ class LoadedModel:
     spec: DecoderSpec
     fingerprint: str
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     context_length: int
     eos_token_ids: frozenset[int]
@@ -48,7 +50,7 @@ class LoadedModel:
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Keys and values of all layers."""
         spec = self.spec
-        return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * self.dtype.itemsize
+        return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * self.kv_dtype.itemsize
 
 
 @torch.inference_mode()
@@ -60,6 +62,7 @@ def load_model(
     load_format: str = "auto",
     kernels: str = "auto",
     quantization: str = "none",
+    kv_dtype: str = "auto",
     deterministic: bool = False,
     context_length: int | None = None,
 ) -> LoadedModel:
@@ -76,10 +79,12 @@ def load_model(
     context = context_length or spec.context_length
     if kernels == "auto":
         kernels = "triton" if device.type == "cuda" else "torch" if deterministic else "c"
-    if quantization != "none" and kernels != "triton":
-        raise ModelError(f"quantization={quantization} needs the Triton kernels: use a GPU, or leave it out")
+    for option, value, plain in (("quantization", quantization, "none"), ("kv_dtype", kv_dtype, "auto")):
+        if value != plain and kernels != "triton":
+            raise ModelError(f"{option}={value} needs the Triton kernels: use a GPU, or leave it out")
     facts = (
-        name, KERNEL_BUILD, device.type, kernels, quantization, "deterministic" if deterministic else "", load_format
+        name, KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
+        "deterministic" if deterministic else "", load_format,
     )  # fmt: skip
     if load_format == "dummy":
         weights = build_weights(spec, DTYPES[name], device, _dummy_fill(device))
@@ -97,8 +102,9 @@ def load_model(
         from trunkline_worker.model import gpu_decoder
 
         decoder = gpu_decoder.GpuDecoder(
-            spec, weights, context_length=context, deterministic=deterministic, quantization=quantization
-        )
+            spec, weights, context_length=context, deterministic=deterministic, quantization=quantization,
+            kv_dtype=KV_DTYPES.get(kv_dtype, DTYPES[name]),
+        )  # fmt: skip
     else:
         decoder = cpu_decoder(spec, weights, context_length=context) if kernels == "c" else None
     return LoadedModel(
@@ -106,6 +112,7 @@ def load_model(
         spec=spec,
         fingerprint=identity,
         dtype=DTYPES[name],
+        kv_dtype=KV_DTYPES.get(kv_dtype, DTYPES[name]),
         device=device,
         context_length=context,
         eos_token_ids=eos,
