@@ -1,6 +1,7 @@
 """The C kernels against their PyTorch twins, in both types, on the shapes that engines get wrong."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,3 +142,23 @@ def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(
         assert library(torch.float16) is None
     finally:
         library_module.library.cache_clear()
+
+
+def test_code_that_others_could_have_put_there_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("TRUNKLINE_CACHE_DIR", str(tmp_path))
+    library.cache_clear()
+    try:
+        assert library(torch.float32) is not None
+        assert not list(tmp_path.iterdir())
+    finally:
+        library.cache_clear()
+
+
+def test_a_user_without_a_home_has_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TRUNKLINE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert library_module._private_folder() is None

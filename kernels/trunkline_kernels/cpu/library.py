@@ -1,8 +1,9 @@
 """The C kernels as a library: compiled for this machine at first use, and kept.
 
 Compiled with the system's C compiler (CC, else cc) into a cache folder (TRUNKLINE_CACHE_DIR, else ~/.cache/trunkline),
-under a name that tells source, flags, compiler and CPU apart. Where that does not work, one warning says so, and the
-PyTorch twins serve.
+under a name that tells source, flags, compiler and CPU apart. Code that others could have put there is never loaded:
+where the folder is not this user's alone, or cannot be written, a new one serves for this process only. Where nothing
+can be compiled, one warning says so, and the PyTorch twins serve.
 """
 
 import ctypes
@@ -49,9 +50,12 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     if dtype not in DEFINES:
         return None
     try:
-        path = _compiled(DEFINES[dtype])
-        _share_openmp()
-        loaded = ctypes.CDLL(str(path))
+        folder = _private_folder()
+        if folder is not None:
+            loaded = _load(folder, DEFINES[dtype])
+        else:
+            with tempfile.TemporaryDirectory(prefix="trunkline-") as scratch:
+                loaded = _load(Path(scratch), DEFINES[dtype])
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         warnings.warn(f"no C kernels on this machine, PyTorch's operators serve: {detail.strip()[-300:]}", stacklevel=2)
@@ -68,16 +72,32 @@ def _share_openmp() -> None:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compiled(defines: tuple[str, ...]) -> Path:
+def _private_folder() -> Path | None:
+    """Where compiled code is kept; None where nothing can be, or where others might have put it."""
+    try:
+        folder = Path(os.environ.get("TRUNKLINE_CACHE_DIR") or Path.home() / ".cache" / "trunkline")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home, as in some containers
+        return None
+    is_ours = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return folder if is_ours and os.access(folder, os.W_OK) else None
+
+
+def _load(folder: Path, defines: tuple[str, ...]) -> ctypes.CDLL:
+    path = _compiled(folder, defines)
+    _share_openmp()
+    return ctypes.CDLL(str(path))
+
+
+def _compiled(folder: Path, defines: tuple[str, ...]) -> Path:
     """The path of the library, which is compiled if it is not there."""
     compiler = os.environ.get("CC", "cc")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     facts = "\0".join((SOURCE.read_text(), *FLAGS, *defines, version, _cpu_flags(), torch.__version__))
-    folder = Path(os.environ.get("TRUNKLINE_CACHE_DIR") or Path.home() / ".cache" / "trunkline")
     target = folder / f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.so"
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     # Under another name first: two workers may start at once, and neither may load half a library.
     handle, made = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
