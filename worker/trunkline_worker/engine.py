@@ -271,7 +271,7 @@ class Engine:
             waiting=waiting.count,
             waiting_tokens=waiting.num_tokens,
             of_tenant=account.waiting,
-            share=account.weight / (account.weight + others),
+            share=account.weight / (account.weight + max(0.0, others)),
         ):
             scheduler.stats.lanes[lane].refused += 1
             raise queue_full(lane, waiting.count, self._retry_delay_ms(lane, now_s))

@@ -68,6 +68,8 @@ class Accounts:
         self._order: list[tuple[float, int, Account]] = []
         self._pushes = 0
         self._last_left = 0.0  # counter of the last account whose queue ran empty
+        self._num_waiting = 0  # accounts with something waiting, and the sum of their weights
+        self._waiting_weight = 0.0
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         return iter(self._accounts.values())
@@ -80,6 +82,8 @@ class Accounts:
                 self._forget_idle()
             account = self._accounts[tenant] = Account(self._lane, tenant, weight)
             account.lift = self._floor()
+        if account.waiting:
+            self._waiting_weight += weight - account.weight
         account.set_weight(weight)
         return account
 
@@ -88,6 +92,8 @@ class Accounts:
         account.waiting += 1
         if account.waiting > 1:
             return
+        self._num_waiting += 1
+        self._waiting_weight += account.weight
         behind = self._floor() - account.virtual_tokens
         if behind > 0:
             account.lift += behind
@@ -99,6 +105,9 @@ class Accounts:
         account.waiting -= 1
         if not account.waiting:
             self._last_left = account.virtual_tokens
+            self._num_waiting -= 1
+            # From nothing to nothing: rounding errors do not add up.
+            self._waiting_weight = self._waiting_weight - account.weight if self._num_waiting else 0.0
 
     def next(self, skipped: set[str]) -> Account | None:
         """The account to be served next, apart from those `skipped`."""
@@ -120,8 +129,14 @@ class Accounts:
         return found
 
     def waiting_weight(self) -> float:
-        """Sum of the weights of the accounts with something waiting."""
-        return sum(account.weight for account in self._accounts.values() if account.waiting)
+        """Sum of the weights of the accounts with something waiting, but for rounding."""
+        return self._waiting_weight
+
+    def check_integrity(self) -> None:
+        """Asserts that the sum is one."""
+        waiting = [account.weight for account in self._accounts.values() if account.waiting]
+        assert len(waiting) == self._num_waiting, "accounts that wait miscounted"
+        assert abs(sum(waiting) - self._waiting_weight) <= 1e-6 * (1 + sum(waiting)), "weights that wait miscounted"
 
     def _floor(self) -> float:
         """Where a newcomer starts: level with the least served of those that wait."""

@@ -111,6 +111,7 @@ class Waiting:
         """Asserts that counts agree with members, and that nobody who waits holds blocks."""
         assert all(not s.block_table and not s.num_scheduled and not s.num_pending for s in self), "it holds blocks"
         for lane in Lane:
+            self.lanes[lane].check_integrity()
             new = [s for s in self if s.lane is lane and not s.generation]
             assert self.count[lane] == len(new), "waiting sequences miscounted"
             assert self.num_tokens[lane] == sum(len(s.token_ids) for s in new), "waiting tokens miscounted"
