@@ -1,17 +1,17 @@
 """Devices, model shapes, and how long a step of one takes on the other.
 
-Device figures are the vendor's data sheets: dense tensor-core throughput in bfloat16 and memory bandwidth.
-    H200 SXM 141 GB, 4.8 TB/s, 989 TFLOP/s   NVIDIA H200 Tensor Core GPU datasheet, 2024
-    H100 SXM  80 GB, 3.35 TB/s, 989 TFLOP/s  NVIDIA H100 Tensor Core GPU datasheet, 2023 (half of the figure with
-    sparsity) A100 SXM  80 GB, 2.04 TB/s, 312 TFLOP/s  NVIDIA A100 Tensor Core GPU datasheet, 2022
-    L4        24 GB, 0.30 TB/s, 121 TFLOP/s  NVIDIA L4 Tensor Core GPU datasheet, 2023 (half of the figure with
-    sparsity) Shapes are those of config.json of Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on the Hugging Face hub.
+Device figures are the vendor's data sheets: dense tensor-core throughput in bfloat16 (half of a figure that is given
+with sparsity) and memory bandwidth.
+    H200 SXM  141 GB  4.8 TB/s   989 TFLOP/s  NVIDIA H200 Tensor Core GPU datasheet, 2024
+    H100 SXM   80 GB  3.35 TB/s  989 TFLOP/s  NVIDIA H100 Tensor Core GPU datasheet, 2023
+    A100 SXM   80 GB  2.04 TB/s  312 TFLOP/s  NVIDIA A100 Tensor Core GPU datasheet, 2022
+    L4         24 GB  0.30 TB/s  121 TFLOP/s  NVIDIA L4 Tensor Core GPU datasheet, 2023
+Shapes are those of config.json of Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on the Hugging Face hub.
 
 What is reached of these figures: matrix products 0.70 of the peak and attention over prompts 0.55 (FlashAttention-3,
 Shah et al., 2024, reports 0.5 to 0.75 on H100; large bfloat16 products on H100 are commonly measured at 0.6 to 0.75),
-memory
-0.85 of the bandwidth (decode kernels of FlashInfer, Ye et al., MLSys 2025, report 0.8 to 0.9). They are estimates until
-a profile has been measured; calibration.py fits one to measured steps.
+memory 0.85 of the bandwidth (decode kernels of FlashInfer, Ye et al., MLSys 2025, report 0.8 to 0.9). They are
+estimates until a profile has been measured; calibration.py fits one to measured steps.
 """
 
 from dataclasses import dataclass
