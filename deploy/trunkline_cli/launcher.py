@@ -17,6 +17,7 @@ from trunkline.client import Client
 from trunkline.errors import TrunklineError
 from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status, script
+from trunkline_cli.gpus import gpu_environment, shared_fraction
 
 MOST_PORT = 65_535
 POLL_S = 0.1  # between looks at whether a process is ready
@@ -39,6 +40,8 @@ class ClusterPlan:
     worker_port: int  # the first worker's; the others follow
     worker_arguments: tuple[str, ...] = ()
     threads: int | None = None  # per worker
+    tenants: str = ""  # a file for the router
+    gpus: tuple[str, ...] = ()
 
     def worker_address(self, index: int) -> str:
         return address(self.host, self.worker_port + index)
@@ -61,6 +64,7 @@ class ClusterPlan:
 
     def worker_command(self, index: int) -> list[str]:
         threads = self.threads or max(1, (os.cpu_count() or 1) // self.workers)
+        fraction = shared_fraction(self.gpus, self.workers, index)
         return [
             script("trunkline-worker"),
             f"--model={self.model}",
@@ -70,8 +74,13 @@ class ClusterPlan:
             f"--worker-id=worker-{index}",
             f"--threads={threads}",
             "--drain-timeout-s=2",
+            *([] if fraction is None else [f"--kv-memory-fraction={fraction}"]),
             *self.worker_arguments,
         ]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What a process's environment adds."""
+        return gpu_environment(self.gpus, int(name.removeprefix("worker-"))) if name.startswith("worker-") else {}
 
     def router_command(self) -> list[str]:
         addresses = ",".join(self.worker_address(index) for index in range(self.workers))
@@ -81,6 +90,7 @@ class ClusterPlan:
             f"--host={self.host}",
             f"--port={self.port}",
             "--stop-timeout-s=2",
+            *([f"--tenants={self.tenants}"] if self.tenants else []),
         ]
 
 
@@ -104,7 +114,7 @@ class Cluster:
         try:
             for name, command in commands.items():
                 try:
-                    self._children[name] = await Child.start(name, command)
+                    self._children[name] = await Child.start(name, command, plan.environment(name))
                 except OSError as error:
                     raise LaunchError(f"{name} cannot be started: {command[0]}: {error.strerror}") from None
             starting = asyncio.create_task(self._wait_until_ready())
@@ -153,7 +163,7 @@ class Cluster:
             delay_s = backoff.after_death(asyncio.get_running_loop().time() - child.started_s)
             say(f"{name} died ({describe_status(status)}): {child.last_line}; starting it again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
-            self._children[name] = await start_again(name, command, backoff)
+            self._children[name] = await start_again(name, command, backoff, self._plan.environment(name))
 
     async def _stop_all(self) -> None:
         """Asks everything to stop, and ends by force what does not in time."""
@@ -181,11 +191,13 @@ def say(text: str) -> None:
     print(f"trunkline: {text}", file=sys.stderr, flush=True)
 
 
-async def start_again(name: str, command: list[str], backoff: Backoff) -> Child:
+async def start_again(
+    name: str, command: list[str], backoff: Backoff, environment: dict[str, str] | None = None
+) -> Child:
     """Tries until the system lets it start (it may be out of memory or processes), with growing delays."""
     while True:
         try:
-            return await Child.start(name, command)
+            return await Child.start(name, command, environment)
         except OSError as error:
             delay_s = backoff.after_death(0.0)
             say(f"{name} cannot be started: {error.strerror}; trying again in {delay_s:.1f} s")

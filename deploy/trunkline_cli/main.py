@@ -6,6 +6,7 @@ import sys
 
 from trunkline_cli import generate, launcher
 from trunkline_cli.child import script
+from trunkline_cli.gpus import visible_gpus
 
 
 def main() -> None:
@@ -41,6 +42,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=50051, help="the router's (default: %(default)s)")
     parser.add_argument("--worker-port", type=int, default=50061, help="the first worker's (default: %(default)s)")
+    parser.add_argument("--tenants", default="", help="JSON file with the terms of tenants (trunkline router --help)")
     parser.add_argument("--threads", type=int, help="CPU threads per worker; default: the cores, shared out")
 
 
@@ -68,6 +70,8 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
             worker_port=parsed.worker_port,
             worker_arguments=rest,
             threads=parsed.threads,
+            tenants=parsed.tenants,
+            gpus=visible_gpus(),
         )
     )
 

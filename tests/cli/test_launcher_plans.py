@@ -75,7 +75,7 @@ async def test_a_restart_that_the_system_refuses_is_reported_and_tried_again(
 ) -> None:
     tries, slept, made = 0, [], object()
 
-    async def start(name: str, command: list[str]) -> object:
+    async def start(name: str, command: list[str], environment: object = None) -> object:
         nonlocal tries
         tries += 1
         if tries < 3:

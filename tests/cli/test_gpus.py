@@ -1,0 +1,54 @@
+"""Local workers take one GPU each, in turn, and share what is left where there are more workers than GPUs."""
+
+from pathlib import Path
+
+import pytest
+
+from trunkline_cli.gpus import gpu_environment, shared_fraction, visible_gpus
+from trunkline_cli.launcher import ClusterPlan
+
+NVIDIA_SMI = """#!/bin/sh
+echo 0
+echo 1
+"""
+
+
+def test_what_the_environment_says_goes_before_the_driver() -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, GPU-8a"}) == ("2", "GPU-8a")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+
+
+@pytest.mark.parametrize(("body", "expected"), [(NVIDIA_SMI, ("0", "1")), ("#!/bin/sh\nexit 9\n", ())])
+def test_the_driver_is_asked(
+    body: str, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(body)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert visible_gpus({}) == expected
+
+
+def test_without_a_driver_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({}) == ()
+
+
+def test_workers_share_gpus_out() -> None:
+    assert [gpu_environment(("0", "1"), index) for index in range(3)] == [
+        {"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("0", "1", "0")
+    ]
+    assert gpu_environment((), 0) == {}
+    assert [shared_fraction(("0", "1"), 3, index) for index in range(3)] == [0.45, None, 0.45]
+    assert shared_fraction((), 3, 0) is None
+
+
+def test_a_plan_tells_workers_and_router() -> None:
+    plan = ClusterPlan(Path("m"), "m", 2, "127.0.0.1", 50051, 50061, ("--kv-memory-fraction=0.3",), 1, "t.json", ("0",))
+    command = plan.worker_command(1)
+    # The last one counts: what the user says goes before what the launcher thinks.
+    assert command.index("--kv-memory-fraction=0.45") < command.index("--kv-memory-fraction=0.3")
+    assert plan.environment("worker-1") == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert plan.environment("router") == {}
+    assert "--tenants=t.json" in plan.router_command()
