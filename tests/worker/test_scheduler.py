@@ -3,7 +3,7 @@
 import pytest
 
 from tests.worker.rig import BLOCK_SIZE, Rig
-from trunkline_worker.limits import AdmissionRule
+from trunkline_worker.limits import AdmissionRule, Batching
 from trunkline_worker.scheduler import MAX_DEFERRED
 from trunkline_worker.sequence import Finish
 
@@ -212,3 +212,11 @@ def test_prompt_logprobs_compute_the_prompt_in_full() -> None:
         rig.run()
     assert rig.cached == {1: 0, 2: 0}
     assert rig.tokens_computed == 24
+
+
+def test_a_static_batch_does_not_wait_for_one_who_waits_for_a_members_prefix() -> None:
+    rig = Rig(num_blocks=8, block_size=1, max_step_tokens=1, max_running=1, batching=Batching.STATIC, batch_size=2)
+    for prompt in ([1, 0], [1, 0, 5, 6]):
+        rig.submit(prompt, max_tokens=1)
+    rig.run()
+    assert len(rig.finished) == 2

@@ -4,9 +4,10 @@ The executor reads every sequence's history back through its block table, so one
 step that reads it (tests/worker/fake_executor.py).
 """
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.worker.rig import Rig
 from trunkline.block_hash import block_hash
@@ -110,6 +111,22 @@ TestSchedulerLife.settings = settings(
 )
 TestForgedHashes = ForgedHashes.TestCase
 TestForgedHashes.settings = TestSchedulerLife.settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [SchedulerLife, ForgedHashes])
+def test_long_lives(machine: type[SchedulerLife]) -> None:
+    """The same, in other random lives each time, and longer ones."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=1500,
+            stateful_step_count=120,
+            deadline=None,
+            derandomize=False,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
 
 
 @settings(max_examples=15, deadline=None)

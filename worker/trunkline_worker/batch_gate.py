@@ -3,8 +3,7 @@
 Static and dynamic batching are baselines: their batches form when nothing runs and stay as they are until the last
 member has ended. A padded batch is a rectangle, as generate() of transformers computes it: every prompt is as long as
 the longest, and rows that have ended go on until all have. A real executor computes padding in the matrix products
-only and
-leaves its attention out, and an ended member gives its KV back at once: both to the baseline's advantage.
+only and leaves its attention out, and an ended member gives its KV back at once: both to the baseline's advantage.
 """
 
 from trunkline_worker.limits import Batching, SchedulerLimits

@@ -92,7 +92,10 @@ class Scheduler(RunningSet):
         budget.decodes_are_in()
         self._schedule_prompts(steps, starts, chunks, budget, now_s, may_admit=may_admit)
         if not steps and self._gate.holds_decodes_until_prompts_are_done:
-            self._schedule_decodes(steps, budget)  # the batch is complete after all
+            # The batch is complete after all. Who waits for a prefix that a member computes would wait for ever.
+            if any(sequence.num_unscheduled == 1 for sequence in self.running):
+                self._gate.close()
+            self._schedule_decodes(steps, budget)
         if not steps:
             return None
         padding = None
