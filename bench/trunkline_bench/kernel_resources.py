@@ -31,12 +31,14 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from trunkline_bench.simulation import report
-from trunkline_kernels.gpu import rms_norm, sampling, silu_and_mul
-from trunkline_kernels.gpu.decode_attention import DecodePlan, decode_attention, decode_tiling_for
+from trunkline_kernels.gpu import device_rows, rms_norm, sampling, silu_and_mul
+from trunkline_kernels.gpu.decode_attention import decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantized_linear
-from trunkline_kernels.gpu.ragged_attention import ragged_attention, tiling_for
+from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -112,21 +114,25 @@ def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return empty(*shape, dtype=dtype)
 
 
-def ragged(
-    chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | None = None, deterministic: bool = False
-) -> None:
+def ragged(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | None = None, split: int = 0) -> None:
     q = empty(512, HEADS, HEAD_DIM)
-    tiling = tiling_for(
+    pieces = Pieces.allocate(64, HEADS, HEAD_DIM, ints(8, 3)) if split else None
+    ragged_attention(
+        q, pool(kv_dtype), q, tiles=ints(16, 4), query_starts=ints(9), context_lens=ints(8), rows=ints(8),
+        block_tables=ints(64, 128), tiling=ragged_tiling(chip, kv_dtype, split=bool(split)), scale=0.1, window=window,
+        split=split, pieces=pieces,
+    )  # fmt: skip
+
+
+def ragged_tiling(chip: Chip, kv_dtype: torch.dtype, *, split: bool = False) -> RaggedTiling:
+    return tiling_for(
         head_dim=HEAD_DIM,
         group=HEADS // KV_HEADS,
         dtype=torch.bfloat16,
         kv_dtype=kv_dtype,
         shared_memory=chip.shared_memory,
+        split=split,
     )
-    ragged_attention(
-        q, pool(kv_dtype), q, tiles=ints(16, 2), query_starts=ints(9), context_lens=ints(8), block_tables=ints(8, 128),
-        tiling=tiling, scale=0.1, window=window, deterministic=deterministic,
-    )  # fmt: skip
 
 
 def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
@@ -134,11 +140,29 @@ def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     plan = DecodePlan.allocate(
         max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132, device=META
     )
-    plan.update(ints(64))
-    tiling = decode_tiling_for(head_dim=HEAD_DIM, capability=chip.capability, dtype=torch.bfloat16)
-    decode_attention(
-        q, pool(kv_dtype), q, context_lens=ints(64), block_tables=ints(64, 128), plan=plan, tiling=tiling, scale=0.1
+    tiling = ragged_tiling(chip, kv_dtype)
+    room = PrefixRoom.allocate(
+        num_tiles=64, tile_seqs=tiling.tokens(HEADS // KV_HEADS), num_heads=HEADS, head_dim=HEAD_DIM, device=META
     )
+    prefixes = SharedPrefixes(ints(64, 5), ints(64, 3), room)
+    plan.update(ints(64), prefixes.of_sequence)
+    shared_prefix(q, pool(kv_dtype), prefixes, block_tables=ints(64, 128), tiling=tiling, scale=0.1)
+    decode_attention(
+        q, pool(kv_dtype), q, context_lens=ints(64), rows=ints(64), block_tables=ints(64, 128), plan=plan,
+        prefixes=prefixes, scale=0.1,
+        tiling=decode_tiling_for(head_dim=HEAD_DIM, capability=chip.capability, dtype=torch.bfloat16),
+    )  # fmt: skip
+
+
+def inputs(chip: Chip) -> None:
+    rows = device_rows.DeviceRows.allocate(num_rows=64, max_tokens=4096, max_blocks=256, device=META)
+    device_rows.write_segments(rows.tokens, ints(8, 4), ints(4096), 4096)
+    index = ints(64, dtype=torch.int64)
+    device_rows.step_inputs(
+        rows, query_starts=ints(65), context_lens=ints(64), rows=ints(64), token_ids=index, positions=index,
+        slots=index, block_size=16, longest=1,
+    )  # fmt: skip
+    device_rows.gather_rows(empty(VOCAB, HIDDEN), index)
 
 
 def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
@@ -164,20 +188,22 @@ def quantized(kind: str) -> None:
 
 def sampled(chip: Chip) -> None:
     logits = empty(64, VOCAB, dtype=torch.float32)
-    floats, whole = empty(64, dtype=torch.float32), ints(64)
-    sampling.add_bias(logits, whole, whole, floats)
-    sampling.penalise(logits, sampling.PenaltyRows(whole, ints(64, 4096), whole, whole, floats, floats, floats))
-    sampling.sample(logits, sampling.SamplingRows(floats, whole, floats, floats, ints(64, 2)))
+    rows = device_rows.DeviceRows.allocate(num_rows=64, max_tokens=4096, max_blocks=256, device=META)
+    whole = ints(64)
+    sampling.add_bias(logits, whole, whole, empty(64, dtype=torch.float32))
+    sampling.penalise(logits, ints(64, 3), rows, 4096)
+    sampling.sample(logits, ints(64, 2), rows)
     sampling.logprobs(logits, ints(64, dtype=torch.int64), 20)
 
 
 CASES = (
     Case("prefill attention", ragged, products=True),
     Case("prefill attention, window", lambda chip: ragged(chip, window=4096), products=True),
-    Case("prefill attention, deterministic", lambda chip: ragged(chip, deterministic=True), products=True),
+    Case("prefill attention, deterministic", lambda chip: ragged(chip, split=SPLIT), products=True),
     Case("prefill attention, fp8 KV", lambda chip: ragged(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
     Case("decode attention", decode, products=True),
     Case("decode attention, fp8 KV", lambda chip: decode(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
+    Case("inputs of a step", inputs),
     Case("norms, rotary, KV write", rotary),
     Case("norms, rotary, KV write, fp8 KV", lambda chip: rotary(chip, kv_dtype=torch.float8_e4m3fn), fp8=True),
     Case("RMS norm", lambda chip: rms_norm.rms_norm(empty(64, HIDDEN), empty(HIDDEN), 1e-6)),
@@ -199,7 +225,7 @@ CASES = (
 # What a matrix product on tensor cores is called in the assembly of each kind of chip.
 TENSOR_CORE = {"cuda": re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|IGMMA|UTC\w*MMA)"), "hip": re.compile(r"v_mfma_")}
 # Kernels that only plan, or whose products are not the point.
-HELPERS = ("_plan_pieces", "_merge_pieces", "_quantize_rows")
+HELPERS = ("_plan_pieces", "_merge_pieces", "_merge_split", "_quantize_rows")
 
 
 @contextmanager

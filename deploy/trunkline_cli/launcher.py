@@ -63,7 +63,8 @@ class ClusterPlan:
         return [self.port, *workers]
 
     def worker_command(self, index: int) -> list[str]:
-        threads = self.threads or max(1, (os.cpu_count() or 1) // self.workers)
+        shared_out = max(1, (os.cpu_count() or 1) // self.workers)
+        threads = shared_out if self.threads is None else self.threads
         fraction = shared_fraction(self.gpus, self.workers, index)
         return [
             script("trunkline-worker"),

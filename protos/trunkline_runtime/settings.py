@@ -88,7 +88,7 @@ def _convert(item: Field[Any], hint: Any, raw: Any) -> Any:
     except (ValueError, KeyError):
         raise SettingError(f"{flag}={raw} is not {_kind(base)}; allowed: {_allowed(item, base)}") from None
     least, most, choices = (item.metadata.get(name) for name in ("minimum", "maximum", "choices"))
-    fits = (least is None or value >= least) and (most is None or value <= most)
+    fits = (least is None or value >= least) and (most is None or value <= most) and value == value  # NaN is not
     if not fits or (choices is not None and value not in choices):
         raise SettingError(f"{flag}={raw} is out of range; allowed: {_allowed(item, base)}")
     return value

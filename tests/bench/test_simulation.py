@@ -53,6 +53,20 @@ def test_fast_forwarding_equals_stepping_to_the_last_bit(
     assert len(fast.series.time_s) < len(slow.series.time_s)
 
 
+def test_fast_forwarding_stops_where_a_guest_has_what_it_was_promised() -> None:
+    limits = SchedulerLimits(max_step_tokens=64, max_running_requests=1, aging_s=0.5, guest_tokens=16)
+    worker = Worker(PROFILE, 100, 16, limits, context_length=1600)
+    lanes = ("batch", "interactive", "interactive", "standard")
+    requests = [
+        TraceRequest(0.0, 20 + n, 100, lambda n=n: [n] * (20 + n), lane=lanes[n % 4])  # type: ignore[misc]
+        for n in range(24)
+    ]
+    fast, slow = (replay(requests, replace(worker, fast_forward=forward)) for forward in (True, False))
+    assert slow.stats.steps.preemptions > 0, "others take its place then"
+    assert everything(fast) == everything(slow)
+    assert len(fast.series.time_s) < len(slow.series.time_s)
+
+
 def test_a_run_of_steps_costs_what_its_steps_cost() -> None:
     work = StepWork(64, 0, 64, 64, 70_001, 0, 0.0)
     for cost in (*PROFILES.values(), FITTED):

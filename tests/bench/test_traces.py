@@ -63,6 +63,14 @@ def test_text_is_tokenized_so_that_prefixes_stay_equal(tmp_path: Path) -> None:
         ({"hash_ids": "no"}, "hash_ids must be a list of whole numbers"),
         ({"lane": "express"}, "lane is 'express'; it must be one of interactive, standard, batch"),
         ({"tenant": 5}, "tenant is 5; it must be text"),
+        ({"tenant": "\ud800"}, "tenant is '\\ud800'; it must be text"),
+        ({"timestamp": 10**400}, "timestamp is 1000"),
+        ({"timestamp": 1e300}, "timestamp is 1e+300; it must be a number of at least 0 and at most 1e+13"),
+        ({"input_length": 10**400}, "input_length is 1000"),
+        (
+            {"output_length": 10**12},
+            "output_length is 1000000000000; it must be a number of at least 1 and at most 1e+09",
+        ),
     ],
 )
 def test_a_bad_line_is_named_with_its_number_and_field(tmp_path: Path, change: dict[str, object], problem: str) -> None:
@@ -71,6 +79,7 @@ def test_a_bad_line_is_named_with_its_number_and_field(tmp_path: Path, change: d
         read_trace(path)
     assert str(caught.value).startswith(f"{path}:2: {problem}")
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 160
 
 
 @pytest.mark.parametrize(
@@ -84,6 +93,21 @@ def test_a_bad_line_is_named_with_its_number_and_field(tmp_path: Path, change: d
         (AZURE_HEAD + "2023-11-16 18:15:46,3,x\n", "GeneratedTokens is 'x', which is no whole number"),
         (AZURE_HEAD + "2023-11-16 18:15:46,0,1\n", "ContextTokens is 0"),
         ('{"timestamp": 1, "input": "", "output": ""}\n', "input is empty"),
+        ("\n \n", "the file is empty"),
+        ("\n\nhello\n", ":3: neither JSON lines nor a CSV"),
+        (f'{{"timestamp": {10**400}, "input": "a", "output": "b"}}\n', ":1: timestamp is 1000"),
+        ("\n" + '{"a":' * 100_000, ":2: not JSON that can be read: nested too deeply"),
+        (json.dumps(MOONCAKE_LINE) + "\n" + "[" * 100_000, ":2: not JSON that can be read: nested too deeply"),
+        (AZURE_HEAD + f"2023-11-16 18:15:46,{'9' * 23},1\n", ":2: ContextTokens is 9999"),
+        (AZURE_HEAD + "2023-11-16 18:15:46,3000000000,1\n", ":2: ContextTokens is 3000000000; it must be a number"),
+        (AZURE_HEAD + "2023-11-16 18:15:46,5,3\n\n \n2023-11-16 18:15:47,5,x\n", ":5: GeneratedTokens is 'x'"),
+        ("\n" + AZURE_HEAD + "\n2023-11-16 18:15:47,5,x\n", ":4: GeneratedTokens is 'x'"),
+        (AZURE_HEAD + "2023-11-16 18:15:46,5,3\n2023-11-16 18:15:47,5\n", ":3: GeneratedTokens is ''"),
+        (AZURE_HEAD + f'2023-11-16 18:15:46,5,3\n\n"{"x" * 200_000}",1,1\n', ":4: not CSV: field larger than"),
+        (
+            AZURE_HEAD + '2023-11-16 18:15:46,5,3\n"2023-11-16 18:15:47,1,1\n' + "2023-11-16 18:15:48,1,1\n" * 9,
+            ":3: TIMESTAMP is '2023-11-16",
+        ),
     ],
 )
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str, problem: str) -> None:
@@ -94,6 +118,23 @@ def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str, problem:
     assert problem in str(caught.value)
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "nowhere")
+
+
+def test_blank_lines_are_no_requests_and_the_limit_counts_requests(tmp_path: Path) -> None:
+    line = json.dumps(MOONCAKE_LINE)
+    texts = {
+        "mooncake.jsonl": f"\n\n{line}\n \n\n{line}\n{line}\n",
+        "text.jsonl": "\n" + '\n{"timestamp": 1, "input": "a", "output": "b"}\n' * 3,
+        "azure.csv": f"\n{AZURE_HEAD}" + "\n \n2023-11-16 18:15:46,5,3" * 3,
+    }
+    for name, text in texts.items():
+        path = tmp_path / name
+        path.write_text(text)
+        assert [len(read_trace(path, limit=limit)) for limit in (None, 1, 2, 9)] == [3, 1, 2, 3], name
+
+
+def test_what_lies_behind_the_limit_is_not_looked_at(tmp_path: Path) -> None:
+    assert len(read_trace(write(tmp_path / "trace.jsonl", MOONCAKE_LINE, MOONCAKE_LINE, "rubbish"), limit=2)) == 2
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the production traces are not there")
@@ -111,6 +152,8 @@ def test_rates_and_windows_keep_the_rhythm(tmp_path: Path) -> None:
     requests = read_trace(write(tmp_path / "trace.jsonl", *lines))
     assert [r.arrival_s for r in at_rate(requests, 4.0)] == pytest.approx([0.0, 0.1, 0.4, 1.0])
     assert [r.arrival_s for r in window(requests, 1.0, 10.0)] == [0.0, 3.0]
+    at_once = read_trace(write(tmp_path / "trace.jsonl", *(MOONCAKE_LINE | {"timestamp": t} for t in (0, 5e-305))))
+    assert [r.arrival_s for r in at_rate(at_once, 1e-6)] == pytest.approx([0.0, 0.0])
 
 
 BROKEN_FILES = {

@@ -99,9 +99,55 @@ def test_a_full_queue_refuses_at_once_disturbs_nobody_and_logs_its_statistics() 
         if entry is not None:
             assert entry["steps"] > 0
         stats = worker.stub.GetStats(GetStatsRequest(), timeout=10)
+        counts = stats.lanes[1]
+        assert (counts.refused, counts.accepted, counts.finished) == (9, 3, 3)
         assert stats.output_tokens_per_s > 0
         expected = 2.5 / 3600 / stats.output_tokens_per_s * 1e6
         assert stats.cost_per_million_output_tokens == pytest.approx(expected)
         assert stats.load.waiting == stats.load.running == 0
     finally:
         worker.stop()
+
+
+async def test_a_stop_string_counts_as_finished_and_a_full_front_queue_as_refused(cluster: Cluster) -> None:
+    worker = cluster.workers[0]
+    before = worker.stub.GetStats(GetStatsRequest(), timeout=10).lanes[1]
+    sampling = SamplingParams(seed=1, temperature=0, max_tokens=60, stop=["."])
+    for _ in range(3):
+        submit = Submit(prompt_token_ids=[60, 61, 62], sampling=sampling)
+        chunks = list(worker.stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=20))
+        assert chunks[-1].chunk.finish_reason
+    after = worker.stub.GetStats(GetStatsRequest(), timeout=10).lanes[1]
+    assert after.finished - before.finished == 3
+    assert after.aborted == before.aborted
+    assert after.e2e_s.count - before.e2e_s.count == 3
+
+
+def test_many_who_ask_for_statistics_do_not_hold_up_the_engine(cluster: Cluster) -> None:
+    worker = cluster.workers[0]
+
+    async def ask() -> int:
+        from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+
+        answers = 0
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            stub = WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+            submit = Submit(prompt_token_ids=[60], sampling=SamplingParams(seed=1, max_tokens=100, ignore_eos=True))
+            stream = stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=60)
+            done = asyncio.ensure_future(_last(stream))
+
+            async def keep_asking() -> None:
+                nonlocal answers
+                while not done.done():
+                    await stub.GetStats(GetStatsRequest(), timeout=60)
+                    answers += 1
+
+            await asyncio.gather(done, *(keep_asking() for _ in range(16)))
+        return answers
+
+    # At most one question is under way at a time: each is answered between two steps, and there are a hundred steps.
+    assert 16 <= asyncio.run(ask()) <= 16 * 400
+
+
+async def _last(stream: grpc.aio.UnaryStreamCall) -> object:  # type: ignore[type-arg]
+    return [response async for response in stream][-1]

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from tests.kernels.test_attention import BLOCK, HEAD_DIM, SHAPES, make_case, naive
-from trunkline_kernels.gpu.decode_attention import DecodePlan, DecodeTiling, decode_attention
-from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention, tiles_of
+from trunkline_kernels.gpu.decode_attention import DecodeTiling, decode_attention
+from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.ragged_attention import Pieces, RaggedTiling, ragged_attention, split_tiles_of, tiles_of
+from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
 
 SCALE = 1 / math.sqrt(HEAD_DIM)
@@ -25,28 +27,46 @@ def attend(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
-    deterministic: bool = False,
+    split: int = 0,
     tiling: RaggedTiling = TILING,
+    padding_tiles: int = 0,
 ) -> torch.Tensor:
     group = q.shape[1] // kv.keys.shape[2]
-    query_lens = np.array(batch.query_lens, np.int32)
-    computed = np.array(batch.context_lens, np.int32) - query_lens if deterministic else None
+    query_lens, context_lens = np.array(batch.query_lens, np.int32), np.array(batch.context_lens, np.int32)
+    if split:
+        found = split_tiles_of(query_lens, context_lens, tiling.tokens(group), split)
+        pieces = Pieces.allocate(found.num_slots, q.shape[1], q.shape[2], torch.from_numpy(found.cut))
+        for tensor in (pieces.partial_out, pieces.partial_stats):
+            tensor.fill_(math.nan)
+    else:
+        found, pieces = tiles_of(query_lens, tiling.tokens(group)), None
     out = torch.full_like(q, math.nan)
     ragged_attention(
         q,
         kv,
         out,
-        tiles=torch.from_numpy(tiles_of(query_lens, tiling.tokens(group), computed=computed)),
+        tiles=torch.nn.functional.pad(torch.from_numpy(found.tiles), (0, 0, 0, padding_tiles), value=-1),
         query_starts=torch.tensor([0, *itertools.accumulate(batch.query_lens)], dtype=torch.int32),
-        context_lens=torch.tensor(batch.context_lens, dtype=torch.int32),
-        block_tables=batch.block_tables.int(),
+        context_lens=torch.from_numpy(context_lens),
+        **shuffled(batch),
         tiling=tiling,
         scale=SCALE,
         window=window,
         soft_cap=soft_cap,
-        deterministic=deterministic,
+        split=split,
+        pieces=pieces,
     )
     return out
+
+
+def shuffled(batch: RaggedBatch) -> dict[str, torch.Tensor]:
+    """Block tables as they lie in the rows of the device: in another order, among others."""
+    tables = batch.block_tables.int()
+    count = len(tables)
+    rows = torch.randperm(count + 2, generator=torch.Generator().manual_seed(count))[:count].int()
+    scattered = torch.full((count + 2, tables.shape[1]), 10**6, dtype=torch.int32)
+    scattered[rows.long()] = tables
+    return {"rows": rows, "block_tables": scattered}
 
 
 def decode(
@@ -56,29 +76,47 @@ def decode(
     *,
     window: int | None = None,
     multiprocessors: int = 4,
-    fixed_len: int | None = None,
     padding_rows: int = 0,
+    shared: list[tuple[int, int, int]] | None = None,  # (first sequence, how many, tokens) of each shared prefix
+    piece: int = 64,  # tokens of a prefix's piece
 ) -> torch.Tensor:
+    heads, head_dim = q.shape[1:]
     plan = DecodePlan.allocate(
         max_seqs=len(q) + padding_rows + 3,
-        num_heads=q.shape[1],
+        num_heads=heads,
         num_kv_heads=kv.keys.shape[2],
-        head_dim=q.shape[2],
+        head_dim=head_dim,
         num_multiprocessors=multiprocessors,
         device=q.device,
-        fixed_len=fixed_len,
-        max_context=max(batch.context_lens),
     )
-    for tensor in (plan.partial_out, plan.partial_stats):
+    tile_seqs = TILING.tokens(heads // kv.keys.shape[2])
+    where = shuffled(batch)
+    count = len(q) + padding_rows
+    of_sequence, tiles = np.zeros((count, 3), np.int32), []
+    for first, members, tokens in shared or []:
+        for start in range(first, first + members, tile_seqs):
+            size = min(tile_seqs, first + members - start)
+            of_sequence[start : start + size] = tokens, len(tiles), -(-tokens // piece)
+            tiles += [
+                (int(where["rows"][first]), start, size, at, min(at + piece, tokens)) for at in range(0, tokens, piece)
+            ]
+    room = PrefixRoom.allocate(
+        num_tiles=len(tiles) + 2, tile_seqs=tile_seqs, num_heads=heads, head_dim=head_dim, device=q.device
+    )
+    for tensor in (plan.partial_out, plan.partial_stats, room.partial_out, room.partial_stats):
         tensor.fill_(math.nan)
+    prefixes = SharedPrefixes(
+        torch.tensor([*tiles, (-1, 0, 0, 0, 0)], dtype=torch.int32), torch.from_numpy(of_sequence), room
+    )
     context_lens = torch.tensor([*batch.context_lens, *[0] * padding_rows], dtype=torch.int32)
-    tables = torch.nn.functional.pad(batch.block_tables.int(), (0, 0, 0, padding_rows))
+    where["rows"] = torch.nn.functional.pad(where["rows"], (0, padding_rows))
     padded = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, padding_rows), value=math.nan)
     out = torch.full_like(padded, math.nan)
-    plan.update(context_lens)
+    plan.update(context_lens, prefixes.of_sequence)
+    shared_prefix(padded, kv, prefixes, block_tables=where["block_tables"], tiling=TILING, scale=SCALE)
     tiling = DecodeTiling(keys=32, warps=4, stages=1)
     decode_attention(
-        padded, kv, out, context_lens=context_lens, block_tables=tables, plan=plan, tiling=tiling, scale=SCALE,
+        padded, kv, out, context_lens=context_lens, **where, plan=plan, prefixes=prefixes, tiling=tiling, scale=SCALE,
         window=window,
     )  # fmt: skip
     assert out[len(q) :].isnan().all()
@@ -103,18 +141,20 @@ def truth_of(
 @pytest.mark.parametrize("name", SHAPES)
 def test_ragged_attention_equals_the_naive_truth(name: str, heads: int, kv_heads: int, window: int | None) -> None:
     q, kv, batch, truth = make_case(SHAPES[name], heads, kv_heads)
-    torch.testing.assert_close(attend(q, kv, batch, window=window), truth_of(q, batch, truth, window))
+    expected = truth_of(q, batch, truth, window)
+    torch.testing.assert_close(attend(q, kv, batch, window=window, padding_tiles=len(q) % 3), expected)
+    if window != 1:
+        torch.testing.assert_close(attend(q, kv, batch, window=window, split=32), expected)
 
 
 @pytest.mark.parametrize("window", [None, 5, 300])
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
-@pytest.mark.parametrize("fixed_len", [None, 64])
 @pytest.mark.parametrize("contexts", [[1], [15, 16, 17, 31, 32, 33], [700], [600, 3, 1, 290, 64]])
 def test_decode_attention_equals_the_naive_truth(
-    contexts: list[int], fixed_len: int | None, heads: int, kv_heads: int, window: int | None
+    contexts: list[int], heads: int, kv_heads: int, window: int | None
 ) -> None:
     q, kv, batch, truth = make_case([(1, context) for context in contexts], heads, kv_heads)
-    found = decode(q, kv, batch, window=window, fixed_len=fixed_len, padding_rows=len(contexts) % 3)
+    found = decode(q, kv, batch, window=window, padding_rows=len(contexts) % 3)
     torch.testing.assert_close(found, truth_of(q, batch, truth, window))
 
 
@@ -132,23 +172,52 @@ def test_scores_are_capped() -> None:
     torch.testing.assert_close(attend(q, kv, batch, soft_cap=1.5), torch.cat(parts).float())
 
 
-def test_a_tokens_bits_do_not_depend_on_how_its_prompt_is_cut() -> None:
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_a_shared_prefix_is_read_for_all(heads: int, kv_heads: int) -> None:
+    contexts = [70, 200, 129, 161, 130, 40, 90, 81, 300]
+    q, kv, batch, truth = make_case([(1, context) for context in contexts], heads, kv_heads)
+    # Sequences 1 to 4 begin with the same eight blocks, 6 and 7 with the same five.
+    shared = [(1, 4, 8 * BLOCK), (6, 2, 5 * BLOCK)]
+    for first, members, tokens in shared:
+        for member in range(first + 1, first + members):
+            batch.block_tables[member, : tokens // BLOCK] = batch.block_tables[first, : tokens // BLOCK]
+            for x, y in zip(truth[member], truth[first], strict=True):
+                x[:tokens] = y[:tokens]
+    found = decode(q, kv, batch, padding_rows=2, shared=shared)
+    torch.testing.assert_close(found, truth_of(q, batch, truth))
+    torch.testing.assert_close(found, decode(q, kv, batch))
+
+
+@pytest.mark.parametrize("window", [None, 45])
+def test_a_tokens_bits_do_not_depend_on_how_its_prompt_is_cut(window: int | None) -> None:
     context = 133
     q, kv, batch, _ = make_case([(context, context)], 6, 2)
-    whole = attend(q, kv, batch, deterministic=True)
+    whole = attend(q, kv, batch, split=64, window=window)
     draw = random.Random(0)
     for _ in range(3):
-        cut = sorted(draw.sample(range(1, context), 4))
+        cut = sorted({*draw.sample(range(1, context), 4), 100, 101, 132})
         for first, last in itertools.pairwise([0, *cut, context]):
             part = RaggedBatch(batch.positions, batch.slots, [last - first], [last], batch.block_tables, BLOCK)
-            found = attend(q[first:last].contiguous(), kv, part, deterministic=True)
+            found = attend(q[first:last].contiguous(), kv, part, split=64, window=window)
             assert torch.equal(found, whole[first:last])
 
 
 def test_the_grid_holds_the_tiles_that_exist_and_no_more() -> None:
-    tiles = tiles_of(np.array([5, 1, 8, 9], np.int32), 4)
-    assert sorted(map(tuple, tiles.tolist())) == [(0, 0), (0, 4), (1, 0), (2, 0), (2, 4), (3, 0), (3, 4), (3, 8)]
-    assert len(tiles_of(np.array([], np.int32), 4)) == 0
+    tiles = tiles_of(np.array([5, 1, 8, 9], np.int32), 4).tiles
+    assert sorted(map(tuple, tiles[:, :2].tolist())) == [
+        (0, 0), (0, 4), (1, 0), (2, 0), (2, 4), (3, 0), (3, 4), (3, 8)
+    ]  # fmt: skip
+    assert (tiles[:, 2:] == -1).all()
+    assert len(tiles_of(np.array([], np.int32), 4).tiles) == 0
+
+
+def test_long_decodes_are_cut_at_fixed_places() -> None:
+    found = split_tiles_of(np.array([1, 1, 3, 1], np.int32), np.array([65, 64, 200, 130], np.int32), 4, 64)
+    assert sorted(map(tuple, found.tiles.tolist())) == [
+        (0, 0, 0, 0), (0, 0, 1, 1), (1, -3, -1, -1), (2, -1, -1, -1), (3, -1, 0, 2), (3, -1, 1, 3), (3, -1, 2, 4)
+    ]  # fmt: skip
+    assert found.cut.tolist() == [[0, 0, 2], [5, 2, 3]]
+    assert found.num_slots == 5
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -159,7 +228,11 @@ def test_pieces_cover_every_context_once(seed: int) -> None:
         max_seqs=40, num_heads=1, num_kv_heads=1, head_dim=16, num_multiprocessors=draw.randrange(1, 200),
         device=torch.device("cpu"),
     )  # fmt: skip
-    plan.update(torch.tensor(lens, dtype=torch.int32))
+    prefixes = np.zeros((len(lens), 3), np.int32)
+    for i, context in enumerate(lens):
+        prefixes[i] = draw.choice([0, context // 2 // 16 * 16]), 5, 7
+    plan.update(torch.tensor(lens, dtype=torch.int32), torch.from_numpy(prefixes))
+    lens = (np.array(lens) - prefixes[:, 0]).tolist()
     length, starts = int(plan.piece_len[0]), plan.piece_starts[: len(lens) + 1].tolist()
     sequences = plan.piece_sequences[: plan.num_pieces(len(lens))].tolist()
     expected = [i for i, context in enumerate(lens) for _ in range(-(-context // length))]

@@ -3,27 +3,40 @@
 import math
 import random
 
-import numpy as np
 import pytest
 import torch
 
 from tests.worker.test_sampler import draw, logits_of, row_of
 from trunkline_kernels.gpu import sampling as gpu
+from trunkline_kernels.gpu.device_rows import DeviceRows
 from trunkline_worker.batch_rows import Row
+from trunkline_worker.gpu.row_table import TableRow, sampling_columns
 from trunkline_worker.logprobs import position_logprobs
 from trunkline_worker.penalties import adjust_logits
-from trunkline_worker.sampling_key import position_key
 
 
-def sampling_rows(rows: list[Row]) -> gpu.SamplingRows:
-    keys = np.array([position_key(row.sampling.seed, row.num_tokens) for row in rows], np.uint64)
-    return gpu.SamplingRows(
-        temperature=torch.tensor([row.sampling.temperature for row in rows]),
-        top_k=torch.tensor([row.sampling.top_k for row in rows], dtype=torch.int32),
-        top_p=torch.tensor([row.sampling.top_p for row in rows]),
-        min_p=torch.tensor([row.sampling.min_p for row in rows]),
-        keys=torch.from_numpy(keys.view(np.int32).reshape(-1, 2)),
+def placed(rows: list[Row]) -> tuple[DeviceRows, list[TableRow]]:
+    """Rows as they lie on the device, in another order, among others."""
+    longest = max(row.num_tokens for row in rows) + 2
+    device_rows = DeviceRows.allocate(
+        num_rows=len(rows) + 3, max_tokens=longest, max_blocks=1, device=torch.device("cpu")
     )
+    table = []
+    for at, row in enumerate(rows):
+        index = len(rows) + 1 - at
+        table.append(TableRow(index, at, row.sampling, row.prompt_len, [], row.num_tokens, 0))
+        device_rows.tokens[index, : row.num_tokens] = torch.from_numpy(row.tokens)
+        device_rows.sampling[index] = torch.from_numpy(sampling_columns(table[-1]))
+    return device_rows, table
+
+
+def sampled(logits: torch.Tensor, rows: list[Row]) -> list[int]:
+    device_rows, table = placed(rows)
+    where = torch.tensor([(row.index, row.num_tokens) for row in table], dtype=torch.int32)
+    tokens: list[int] = gpu.sample(logits, where, device_rows).tolist()
+    written = [int(device_rows.tokens[row.index, row.num_tokens]) for row in table]
+    assert written == [max(token, 0) for token in tokens], "the next step finds it there"
+    return tokens
 
 
 @pytest.mark.parametrize(("spread", "block"), [(0.3, 2048), (3.0, 64), (12.0, 2048)])
@@ -42,21 +55,21 @@ def test_the_same_tokens_as_on_the_host(spread: float, block: int, monkeypatch: 
     ]
     logits = logits_of(len(rows), spread=spread)
     expected = draw(logits, rows).token_ids
-    assert gpu.sample(logits, sampling_rows(rows)).tolist() == expected
+    assert sampled(logits, rows) == expected
     assert len(set(expected)) > 20
 
 
 def test_equal_logits_at_the_cut_all_stay() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0, -0.0]]).repeat(60, 1)
     rows = [row_of(seed=seed, top_k=2) for seed in range(60)]
-    assert set(gpu.sample(logits, sampling_rows(rows)).tolist()) == {1, 2, 3}
+    assert set(sampled(logits, rows)) == {1, 2, 3}
 
 
 def test_rows_that_are_not_finite_are_told_apart() -> None:
     logits = logits_of(5)
     logits[1, 7], logits[2, 0], logits[4] = math.nan, math.inf, -math.inf
     logits[3, 5] = -math.inf  # one token that is out is nothing special
-    found = gpu.sample(logits, sampling_rows([row_of(seed=1, temperature=float(i % 2)) for i in range(5)])).tolist()
+    found = sampled(logits, [row_of(seed=1, temperature=float(i % 2)) for i in range(5)])
     assert [token < 0 for token in found] == [False, True, True, False, True]
 
 
@@ -85,21 +98,10 @@ def test_bias_and_penalties_equal_the_hosts() -> None:
     entries += [(i, 2, -math.inf) for i, row in enumerate(rows) if row.num_output < row.sampling.min_tokens]
     at, ids, bias = zip(*entries, strict=True)
     gpu.add_bias(found, torch.tensor(at).int(), torch.tensor(ids).int(), torch.tensor(bias))
-    history = torch.zeros(len(rows), max(row.num_tokens for row in rows), dtype=torch.int32)
-    for i, row in enumerate(rows):
-        history[i, : row.num_tokens] = torch.from_numpy(row.tokens)
-    gpu.penalise(
-        found,
-        gpu.PenaltyRows(
-            rows=torch.arange(len(rows)).int(),
-            history=history,
-            lens=torch.tensor([row.num_tokens for row in rows]).int(),
-            prompt_lens=torch.tensor([row.prompt_len for row in rows]).int(),
-            repetition=torch.tensor([row.sampling.repetition_penalty for row in rows]),
-            frequency=torch.tensor([row.sampling.frequency_penalty for row in rows]),
-            presence=torch.tensor([row.sampling.presence_penalty for row in rows]),
-        ),
-    )
+    device_rows, table = placed(rows)
+    where = [(i, row.index, row.num_tokens) for i, row in enumerate(table)]
+    longest = max(row.num_tokens for row in rows)
+    gpu.penalise(found, torch.tensor(where, dtype=torch.int32), device_rows, longest)
     torch.testing.assert_close(found, expected)
 
 

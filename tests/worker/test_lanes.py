@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rig import BLOCK_SIZE, Rig
-from trunkline_worker.admission import GUEST_TOKENS, cheapest_victim
+from trunkline_worker.admission import cheapest_victim
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule, Batching
 from trunkline_worker.scheduler import MAX_PREEMPTIONS_PER_STEP
@@ -83,7 +83,9 @@ def test_a_guest_keeps_its_blocks_while_higher_lanes_want_them() -> None:
         if guest in rig.finished:
             break
     assert guest in rig.finished
-    assert rig.sequences[guest].generation <= 1 + 30 // GUEST_TOKENS, "preempted before it became a guest, if at all"
+    assert rig.sequences[guest].generation <= 1 + 30 // rig.scheduler.limits.guest_tokens, (
+        "preempted before it became a guest, if at all"
+    )
 
 
 @given(

@@ -66,26 +66,49 @@ def test_step_costs_are_learned_and_size_chunks() -> None:
 def test_a_retry_hint_is_the_time_in_which_as_many_were_admitted() -> None:
     rate = DrainRate()
     assert rate.retry_delay_s(Lane.BATCH, [0, 0, 5], 0.0) == UNKNOWN_RETRY_S
+    rate.step_over([0, 0, 500], 0.0)
     for n in range(100):
         rate.admitted(Lane.BATCH, n * 0.5)
+        rate.step_over([0, 0, 499 - n], n * 0.5)
     assert rate.retry_delay_s(Lane.BATCH, [0, 0, 20], 49.5) == pytest.approx(9.5)
     assert rate.retry_delay_s(Lane.BATCH, [0, 0, 400], 49.5) == pytest.approx(198)
     assert rate.retry_delay_s(Lane.INTERACTIVE, [0, 0, 400], 49.5) == pytest.approx(0.05), "nobody is before it"
 
 
+def test_time_in_which_nothing_waited_is_not_counted() -> None:
+    rate = DrainRate()
+    rate.step_over([0, 9, 0], 0.0)
+    for n in range(9):
+        rate.admitted(Lane.STANDARD, 1.0 + n)
+        rate.step_over([0, 8 - n, 0], 1.0 + n)
+    # An hour later, some are let in at once, and the rest waits.
+    for _ in range(50):
+        rate.admitted(Lane.STANDARD, 3600.0)
+    assert not rate.is_queueing(Lane.STANDARD)
+    rate.step_over([0, 4, 0], 3600.0)
+    assert rate.is_queueing(Lane.STANDARD)
+    assert rate.is_queueing(Lane.BATCH), "what waits above it goes first"
+    assert not rate.is_queueing(Lane.INTERACTIVE)
+    assert rate.retry_delay_s(Lane.STANDARD, [0, 4, 0], 3600.5) == pytest.approx(3.5)
+
+
 def test_a_full_queue_still_lets_in_who_has_less_than_its_share() -> None:
     bounds = QueueBounds(max_requests=10, max_tokens=1000)
 
-    def admits(lane: Lane, waiting: list[int], of_tenant: int, share: float, tokens: int = 1) -> bool:
+    def admits(lane: Lane, waiting: list[int], of_tenant: int, share: float, tokens: int = 1, own: int = 0) -> bool:
         return bounds.admits(
-            lane, tokens, waiting=waiting, waiting_tokens=[n * 10 for n in waiting], of_tenant=of_tenant, share=share
-        )
+            lane, tokens, waiting=waiting, waiting_tokens=[n * 10 for n in waiting], of_tenant=of_tenant,
+            tokens_of_tenant=own, share=share,
+        )  # fmt: skip
 
     assert admits(Lane.STANDARD, [0, 9, 0], 9, 1.0)
     assert not admits(Lane.STANDARD, [0, 10, 0], 10, 1.0)
     assert admits(Lane.STANDARD, [0, 10, 0], 2, 0.5)
     assert not admits(Lane.STANDARD, [0, 10, 0], 5, 0.5)
     assert not admits(Lane.STANDARD, [0, 20, 0], 0, 0.5), "twice the bound is the end"
+    assert admits(Lane.STANDARD, [0, 10, 0], 2, 0.5, tokens=100, own=400)
+    assert not admits(Lane.STANDARD, [0, 10, 0], 2, 0.5, tokens=101, own=400), "a share of the tokens too"
+    assert admits(Lane.STANDARD, [0, 10, 0], 0, 0.01), "the first one of a tenant, however many tenants there are"
     assert admits(Lane.INTERACTIVE, [0, 0, 500], 0, 1.0), "lower lanes do not fill a higher one"
     assert not admits(Lane.BATCH, [5, 5, 0], 0, 1.0), "higher lanes fill a lower one"
     assert admits(Lane.STANDARD, [0, 0, 0], 0, 1.0, tokens=5000), "alone, even the longest may wait"

@@ -4,12 +4,12 @@ Part of the slots and of the KV pool is the interactive lane's alone. The lower 
 only running sequence of theirs may use all there is: nothing that fits the pool is shut out by the reserve.
 
 Aging: when something has waited in a lower lane for `aging_s`, and nobody of that lane was admitted all that time, the
-next one of it is a guest. A guest goes before every lane, and keeps its blocks until it has got GUEST_TOKENS further,
+next one of it is a guest. A guest goes before every lane, and keeps its blocks until it has got guest_tokens further,
 whoever wants them; there is one at a time. So a sequence that is k-th in the order of its lane and has n output tokens
-needs at most k + ceil(n / GUEST_TOKENS) turns, each of aging_s and a guest's time, whatever the lanes above it do.
+needs at most k + ceil(n / guest_tokens) turns, each of aging_s and a guest's time, whatever the lanes above it do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -19,12 +19,9 @@ from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule, SchedulerLimits
 from trunkline_worker.output_lengths import OutputLengths
 from trunkline_worker.sequence import Sequence
-from trunkline_worker.step_cost import StepCost, StepLoad
+from trunkline_worker.step_cost import LEAST_ADDED_SHARE, StepCost, StepLoad
 
-GUEST_TOKENS = 256
 LOWER_LANES_DECODE_SHARE = 0.5  # of a step's target time
-# Under optimistic admission a spare block for each running sequence keeps a newcomer from being preempted at once.
-SPARE_BLOCKS_PER_SEQUENCE = 1
 
 
 class Admission:
@@ -51,13 +48,17 @@ class Admission:
 
     def has_time(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether a step stays under its target time with one more sequence that decodes. The lower lanes leave half
-        of it for prompts: an interactive one is then computed in few steps, however much bulk work runs."""
+        of what others may add for prompts: an interactive one is then computed in few steps, however much bulk work
+        runs. A target that not even one alone can meet does not shut the others out."""
         target_s = self._limits.itl_target_s
         if not target_s or not running or not self._cost.is_known or sequence.promised_len:
             return True
-        kv_tokens = len(sequence.token_ids) + sum(len(other.token_ids) for other in running)
+        tokens = len(sequence.token_ids)
+        alone_s = self._cost.time_s(StepLoad(1, tokens, 0.0))
+        kv_tokens = tokens + sum(len(other.token_ids) for other in running)
+        together_s = self._cost.time_s(StepLoad(len(running) + 1, kv_tokens, 0.0))
         share = 1.0 if sequence.lane is Lane.INTERACTIVE else LOWER_LANES_DECODE_SHARE
-        return self._cost.time_s(StepLoad(len(running) + 1, kv_tokens, 0.0)) <= share * target_s
+        return together_s - alone_s <= max(share * (target_s - alone_s), LEAST_ADDED_SHARE * alone_s)
 
     def reserve_for(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Blocks that must stay available when this sequence takes some: the interactive lane's, as far as that lane
@@ -76,26 +77,44 @@ class Admission:
     def has_blocks(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether its known tokens fit, and the running set together with it will not outgrow the pool, as far as can
         be foreseen. match() must just have been called."""
-        reserve = self.reserve_for(sequence, running)
+        return self.has_room_now(sequence, running) and self._has_room_later(sequence, running)
+
+    def has_room_now(self, sequence: Sequence, running: list[Sequence], given_up: int = 0) -> bool:
+        """Whether its known tokens fit, and what it was promised.  given_up: blocks that would be free besides"""
+        reserve = self.reserve_for(sequence, running) - given_up
         if sequence.promised_len:
             growth = self._blocks.blocks_for(sequence.promised_len) - self._blocks.blocks_for(len(sequence.token_ids))
             return self._blocks.can_admit(sequence, reserve + growth)
-        if self._limits.admission is AdmissionRule.OPTIMISTIC:
-            return self._blocks.can_admit(sequence, reserve + SPARE_BLOCKS_PER_SEQUENCE * len(running))
-        if not self._blocks.can_admit(sequence, reserve):
-            return False
+        return self._blocks.can_admit(sequence, reserve)
+
+    def would_fit_without(self, victims: list[Sequence], sequence: Sequence, running: list[Sequence]) -> bool:
+        """Whether it would fit if these were preempted."""
+        gone = set(map(id, victims))
+        left = [other for other in running if id(other) not in gone]
+        given_up = sum(victim.num_own_blocks for victim in victims)
+        return (
+            self.has_slot(sequence, left)
+            and self.has_time(sequence, left)
+            and self.has_room_now(sequence, left, given_up)
+            and self._has_room_later(sequence, left, given_up)
+        )
+
+    def _has_room_later(self, sequence: Sequence, running: list[Sequence], given_up: int = 0) -> bool:
+        if sequence.promised_len or self._limits.admission is AdmissionRule.OPTIMISTIC:
+            return True
         # What ranks lower can be preempted, if it comes to that.
         rivals = [other for other in running if other.lane <= sequence.lane]
         if not rivals:
             return True
         # What no single one of them gives back by ending: prefixes that several share.
-        shared = max(0, self._blocks.num_live - sum(other.num_own_blocks for other in running))
+        shared = max(0, self._blocks.num_live - given_up - sum(other.num_own_blocks for other in running))
         shared += self._blocks.num_revived(sequence)
+        reserve = self.reserve_for(sequence, running)
         return self._peak_with(sequence, rivals, shared) + reserve <= self._blocks.num_blocks
 
     def guest_promise(self, sequence: Sequence) -> int:
         """The length up to which a guest keeps its blocks."""
-        return min(len(sequence.token_ids) + GUEST_TOKENS, sequence.last_to_compute + 1)
+        return min(len(sequence.token_ids) + self._limits.guest_tokens, sequence.last_to_compute + 1)
 
     def _is_alone(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether no other sequence of the lower lanes runs."""
@@ -118,16 +137,25 @@ class Admission:
         return peak_blocks(own, remaining, variance, shared=shared, block_size=self._blocks.block_size)
 
 
-def cheapest_victim(running: Iterable[Sequence], beyond: tuple[int, int], *, lower_lanes_only: bool) -> Sequence | None:
+def cheapest_victim(
+    running: Iterable[Sequence],
+    beyond: tuple[int, int],
+    *,
+    lower_lanes_only: bool,
+    spared: Callable[[Sequence], bool] = lambda _: False,
+) -> Sequence | None:
     """Who gives its blocks up for one of rank `beyond`: of the lowest lane there is, the one with least to compute
-    again. Only what ranks lower is ever chosen, and ranks never change, so no two sequences evict one another."""
+    again. Only what ranks lower is ever chosen, and ranks never change, so no two sequences evict one another.
+
+    spared: who is not to be chosen
+    """
     best: Sequence | None = None
     best_key = (0, 0)
     for sequence in running:
         lane = sequence.lane
         if (lane <= beyond[0]) if lower_lanes_only else (sequence.rank <= beyond):
             continue
-        if not sequence.num_own_blocks or is_guest(sequence):
+        if not sequence.num_own_blocks or is_guest(sequence) or spared(sequence):
             continue
         redo = sequence.num_scheduled - sequence.num_reused
         key = (-lane, redo)

@@ -6,18 +6,21 @@ the longest, and rows that have ended go on until all have. A real executor comp
 only and leaves its attention out, and an ended member gives its KV back at once: both to the baseline's advantage.
 """
 
+from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import Batching, SchedulerLimits
 from trunkline_worker.plan import Padding
+from trunkline_worker.sequence import Sequence
+from trunkline_worker.waiting import Waiting
 
 
 class BatchGate:
-    """Counts the members of the batch that is being formed or running."""
+    """Knows the members of the batch that is being formed or running."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._kind = limits.batching
         self._size = limits.batch_size
         self._window_s = limits.batch_window_s
-        self._room = 0  # members that may still join the batch being formed
+        self._expected: dict[int, Sequence] = {}  # members of the batch being formed that have not joined yet, by id
         self._prompts: list[int] = []  # tokens that each member had to compute when it joined
         self._pairs_per_token = 0.0
         self._padding_left = 0  # positions of the prompts' padding that are not computed yet
@@ -31,35 +34,52 @@ class BatchGate:
         """A padded batch is a rectangle: all its members decode together or not at all."""
         return self._kind is Batching.STATIC
 
-    def open(self, *, num_running: int, num_waiting: int, oldest_wait_s: float) -> None:
-        """Called before each step: a batch that is over makes place for the next."""
-        if self.is_open_always or num_running or self._room:
-            return
-        self._prompts, self._padding_left = [], 0
-        if num_waiting and (
-            self._kind is not Batching.DYNAMIC or num_waiting >= self._size or oldest_wait_s >= self._window_s
-        ):
-            self._room = min(self._size, num_waiting)
+    def open(self, waiting: Waiting, *, busy: bool, now_s: float) -> None:
+        """Called before each step: a batch that is over makes place for the next, whose members are settled then.
 
-    def opens_s(self, oldest_arrival_s: float) -> float | None:
-        """When a batch will form by itself, where it waits for the clock."""
-        return oldest_arrival_s + self._window_s if self._kind is Batching.DYNAMIC and not self._room else None
-
-    def may_join(self) -> bool:
-        return self.is_open_always or self._room > 0
-
-    def joined(self, num_uncomputed: int) -> None:
-        """A sequence became a member, with so many tokens to compute."""
+        busy: something runs, or holds blocks still
+        """
         if self.is_open_always:
             return
-        self._room -= 1
-        self._prompts.append(num_uncomputed)
-        if not self._room:
+        if self._expected:
+            self._expected = {number: s for number, s in self._expected.items() if s in waiting}
+            if not self._expected and self._prompts:
+                self.close()  # it waited for those who went away
+        if busy:
+            return
+        self._expected = {}
+        self._prompts, self._padding_left = [], 0
+        opens_s = self.opens_s(waiting)
+        if not len(waiting) or (opens_s is not None and len(waiting) < self._size and now_s < opens_s):
+            return
+        for lane in Lane:
+            while len(self._expected) < self._size and (sequence := waiting.next(lane)) is not None:
+                self._expected[sequence.sequence_id] = sequence
+                waiting.defer(sequence)
+        waiting.restore()
+
+    def opens_s(self, waiting: Waiting) -> float | None:
+        """When a batch will form by itself, where it waits for the clock."""
+        if self._kind is not Batching.DYNAMIC or self._expected:
+            return None
+        return min((s.arrival_s for s in waiting), default=0.0) + self._window_s
+
+    def expected(self, lane: Lane, waiting: Waiting) -> list[Sequence]:
+        """Who may join the batch being formed, of a lane, in this order; those that went away meanwhile may not."""
+        return [s for s in self._expected.values() if s.lane is lane and s in waiting]
+
+    def joined(self, sequence: Sequence) -> None:
+        """A sequence became a member."""
+        if self.is_open_always:
+            return
+        del self._expected[sequence.sequence_id]
+        self._prompts.append(len(sequence.token_ids) - sequence.num_computed)
+        if not self._expected:
             self.close()
 
     def close(self) -> None:
         """Nobody else joins: the batch's padding is known."""
-        self._room = 0
+        self._expected = {}
         if self._kind is Batching.STATIC and self._prompts:
             width = max(self._prompts)
             self._padding_left = width * len(self._prompts) - sum(self._prompts)
@@ -68,7 +88,7 @@ class BatchGate:
 
     @property
     def is_forming(self) -> bool:
-        return self._room > 0
+        return bool(self._expected)
 
     def padding(self, room: int, contexts: list[int]) -> Padding | None:
         """What a step that has room for so many more tokens computes for nobody.

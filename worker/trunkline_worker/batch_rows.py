@@ -1,11 +1,22 @@
 """What an executor remembers of each sequence between steps."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_worker.plan import Sampling, SequenceStart, StepPlan
+
+
+class SampledRow(Protocol):
+    """What sampling's parameters apply to."""
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    @property
+    def num_output(self) -> int: ...
 
 
 class Row:

@@ -7,24 +7,41 @@ from trunkline_worker.lanes import Lane
 KEPT_ADMISSIONS = 4096
 LEAST_RETRY_S = 0.05
 MOST_RETRY_S = 300.0
-# Before anything was admitted: about the time in which a busy worker finishes a short request.
+# Before anything was admitted from a queue: about the time in which a busy worker finishes a short request.
 UNKNOWN_RETRY_S = 1.0
 
 
 class DrainRate:
-    """The times of the latest admissions.
+    """The times of the latest admissions, on a clock that runs only while something waits.
 
     The hint is the time in which as many sequences as wait now were admitted of late: a window that is as long as what
-    it foretells.
+    it foretells. Who is let in at once, into a running set that had room, says nothing about that time.
     """
 
     def __init__(self) -> None:
-        # Of each lane together with those above it: what drains while one waits in that lane.
+        # All of each lane together with those above it: what drains while one waits in that lane.
         self._admitted_s: list[deque[float]] = [deque(maxlen=KEPT_ADMISSIONS) for _ in Lane]
+        self._queued_s = [0.0 for _ in Lane]  # how long something has been waiting, in all
+        self._left = [0 for _ in Lane]  # what the last step left waiting
+        self._at_s = 0.0
+
+    def step_over(self, waiting: list[int], now_s: float) -> None:
+        """Called after the last admission of a step.  waiting: sequences that wait, by lane"""
+        self._pass_time(now_s)
+        left = 0
+        for lane in Lane:
+            left += waiting[lane]
+            self._left[lane] = left
 
     def admitted(self, lane: Lane, now_s: float) -> None:
-        for times_s in self._admitted_s[lane:]:
-            times_s.append(now_s)
+        self._pass_time(now_s)
+        for level in Lane:
+            if level >= lane and self._left[level]:
+                self._admitted_s[level].append(self._queued_s[level])
+
+    def is_queueing(self, lane: Lane) -> bool:
+        """Whether the last step left anything of this lane or those above it waiting."""
+        return self._left[lane] > 0
 
     def retry_delay_s(self, lane: Lane, waiting: list[int], now_s: float) -> float:
         """When what waits in this lane and those above it will have been admitted.
@@ -34,8 +51,16 @@ class DrainRate:
         ahead, times_s = sum(waiting[: lane + 1]), self._admitted_s[lane]
         if not ahead:
             return LEAST_RETRY_S
+        self._pass_time(now_s)
         if not times_s:
             return UNKNOWN_RETRY_S
         count = min(ahead, len(times_s))
-        estimate_s = (now_s - times_s[-count]) * ahead / count
+        estimate_s = (self._queued_s[lane] - times_s[-count]) * ahead / count
         return min(max(estimate_s, LEAST_RETRY_S), MOST_RETRY_S)
+
+    def _pass_time(self, now_s: float) -> None:
+        passed_s = max(0.0, now_s - self._at_s)
+        self._at_s = now_s
+        for level in Lane:
+            if self._left[level]:
+                self._queued_s[level] += passed_s

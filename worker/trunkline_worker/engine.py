@@ -106,6 +106,8 @@ class Engine:
             self._last_handle = max(self._last_handle, submit.handle)
         for handle in request.abort_handles:
             self._load_changed |= self.scheduler.abort(handle, now_s)
+        for handle in request.finished_handles:
+            self._load_changed |= self.scheduler.finish(handle, now_s)
 
     def step(self) -> EngineStep | None:
         """Plans and launches one step, and collects the oldest one if enough are under way. None when there is nothing
@@ -162,7 +164,7 @@ class Engine:
         sample = LoadSample(
             running=len(scheduler.running),
             waiting=len(waiting),
-            waiting_uncached_tokens=waiting.total_tokens + scheduler.prompt_backlog,
+            waiting_uncached_tokens=waiting.total_tokens + waiting.preempted_tokens + scheduler.prompt_backlog,
             waiting_tokens=waiting.total_tokens,
             kv_live_blocks=blocks.num_live,
             kv_cached_blocks=blocks.num_cached,
@@ -202,8 +204,8 @@ class Engine:
         news = self.scheduler.commit_run(plan, result, result.repeated_done_s[-1])
         self._in_flight[0] = self.scheduler.next_in_flight
         self._time_next_plan()
-        for device_time_s in result.repeated_times_s:
-            self._count(plan, self._host_s[0], device_time_s)
+        for device_time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
+            self._count(plan, self._host_s[0], device_time_s, done_s)
         return news
 
     def _collect(self) -> StepNews:
@@ -214,7 +216,8 @@ class Engine:
         news = self.scheduler.commit(plan, result, started_s)
         if self._in_flight:
             self._time_next_plan()
-        self._count(plan, host_s + self._clock_s() - started_s, result.device_time_s)
+        now_s = self._clock_s()
+        self._count(plan, host_s + now_s - started_s, result.device_time_s, now_s, result.num_padding)
         return news
 
     def _time_next_plan(self) -> None:
@@ -225,11 +228,14 @@ class Engine:
         lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s
         self._plan_at_s = now_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
 
-    def _count(self, plan: StepPlan, host_s: float, device_time_s: float) -> None:
-        decodes = sum(1 for step in plan.steps if step.num_new == 1)
-        tokens = plan.num_tokens
+    def _count(
+        self, plan: StepPlan, host_time_s: float, device_time_s: float, now_s: float, num_padding: int = 0
+    ) -> None:
+        """num_padding: what the executor added to the plan's own"""
+        decodes = sum(1 for step in plan.steps if step.num_new == 1 and step.samples)
+        prefill, padding = plan.num_tokens - decodes, plan.num_padding + num_padding
         self.scheduler.stats.step(
-            StepCounts(tokens - decodes, decodes, plan.num_padding, len(plan.steps), host_s, device_time_s)
+            StepCounts(prefill, decodes, padding, len(plan.steps), host_time_s, device_time_s), now_s
         )
 
     def _tell(self, news: StepNews | None) -> EngineStep | None:
@@ -271,6 +277,7 @@ class Engine:
             waiting=waiting.count,
             waiting_tokens=waiting.num_tokens,
             of_tenant=account.waiting,
+            tokens_of_tenant=account.waiting_tokens,
             share=account.weight / (account.weight + max(0.0, others)),
         ):
             scheduler.stats.lanes[lane].refused += 1
@@ -287,7 +294,8 @@ class Engine:
         wait_s = scheduler.wait_s(sequence, now_s)
         if scheduler.deadlines.out_of_reach(sequence, wait_s, now_s):
             scheduler.stats.lanes[lane].refused += 1
-            raise too_late(wait_s)
+            hopeless = scheduler.deadlines.out_of_reach(sequence, 0.0, now_s)
+            raise too_late(None if hopeless else wait_s)
         self._arrivals += 1
         scheduler.submit(sequence)
 

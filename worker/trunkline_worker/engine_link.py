@@ -45,7 +45,9 @@ class EngineLink:
         self._reading: asyncio.Task[None] | None = None
         self._pending = EngineRequest()
         self._flush_scheduled = False
-        self._stats: list[asyncio.Future[GetStatsResponse]] = []  # who waits for them, in order
+        # Who waits for what the engine has done: those it was asked for, and those who came after it was asked.
+        self._stats_asked: list[asyncio.Future[GetStatsResponse]] = []
+        self._stats_wanted: list[asyncio.Future[GetStatsResponse]] = []
         self._stopping = False
         self._log = get_logger()
 
@@ -89,20 +91,35 @@ class EngineLink:
         self._pending.abort_handles.append(handle)
         self._schedule_flush()
 
+    def finish(self, handle: int) -> None:
+        """Work that has ended by a stop string."""
+        self._pending.finished_handles.append(handle)
+        self._schedule_flush()
+
     async def stats(self) -> GetStatsResponse:
-        """What the engine has done; it answers between two steps. Raises RequestRefused if it ends before."""
+        """What the engine has done; it answers between two steps. Raises RequestRefused if it ends before.
+
+        However many ask, the engine is asked by one at a time: an answer costs it time.
+        """
         answer: asyncio.Future[GetStatsResponse] = asyncio.get_running_loop().create_future()
-        self._stats.append(answer)
+        self._stats_wanted.append(answer)
+        if not self._stats_asked:
+            self._ask_for_stats()
+        return await answer
+
+    def _ask_for_stats(self) -> None:
+        self._stats_asked, self._stats_wanted = self._stats_wanted, []
         self._pending.want_stats = True
         self._schedule_flush()
-        return await answer
 
     def _take(self, response: EngineResponse) -> None:
         if response.HasField("stats"):
-            waiting, self._stats = self._stats, []
-            for answer in waiting:
+            for answer in self._stats_asked:
                 if not answer.done():
                     answer.set_result(response.stats)
+            self._stats_asked = []
+            if self._stats_wanted:
+                self._ask_for_stats()
         else:
             self._on_step(response.step)
 
@@ -150,7 +167,7 @@ class EngineLink:
         except Exception as error:  # whatever it was, nobody reads from this engine any more
             self._log.error("unexpected error", exc_info=error)
             self._kill()
-        for answer in self._stats:
+        for answer in (*self._stats_asked, *self._stats_wanted):
             if not answer.done():
                 answer.set_exception(no_worker("this worker's engine has ended"))
         if not self._stopping:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,17 +27,17 @@ from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.engine import Engine, ModelLimits
 from trunkline_worker.frames import FrameReader, frame
-from trunkline_worker.kv_budget import OutOfMemory, free_bytes, kv_block_count
+from trunkline_worker.kv_budget import OutOfMemory, check_block_count, free_bytes, kv_block_count
 from trunkline_worker.largest_step import activation_bytes
 from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.prefix_tree import PrefixTree
-from trunkline_worker.runner import TorchExecutor
 from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.stats import EngineStats
-from trunkline_worker.step_thread import InlineExecutor, ThreadedExecutor
+from trunkline_worker.step_runner import step_runner
+from trunkline_worker.step_thread import InlineExecutor, QueueingExecutor, ThreadedExecutor, WaitingExecutor
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 INTEGRITY_CHECK_S = 60.0  # an engine that has nothing to do looks its books over, no more often than this
@@ -57,11 +58,11 @@ class FrontLink:
         self._socket.setblocking(True)
         self._socket.sendall(frame(response))
 
-    def receive(self, timeout_s: float | None, steps: ThreadedExecutor | None = None) -> list[EngineRequest] | None:
+    def receive(self, timeout_s: float | None, steps: WaitingExecutor | None = None) -> list[EngineRequest] | None:
         """What has arrived, or arrives in this time (None: whenever); None once the front is gone. Returns early when a
         step is done."""
         if timeout_s is None or timeout_s > 0:
-            watched: list[socket.socket | ThreadedExecutor] = [self._socket]
+            watched: list[socket.socket | WaitingExecutor] = [self._socket]
             if steps is not None:
                 watched.append(steps)
             select.select(watched, [], [], timeout_s)
@@ -75,26 +76,45 @@ class FrontLink:
         return [EngineRequest.FromString(payload) for payload in self._frames.feed(data)]
 
 
-def build_engine(settings: EngineSettings, model: LoadedModel, device: torch.device) -> tuple[Engine, GetModelResponse]:
-    """An engine around a loaded model, and its description without the worker's names."""
+def build_engine(
+    settings: EngineSettings,
+    model: LoadedModel,
+    device: torch.device,
+    report: Callable[[str], None] | None = None,
+) -> tuple[Engine, GetModelResponse]:
+    """An engine around a loaded model, and its description without the worker's names.
+
+    report: see step_runner
+    """
     context_length = model.context_length
     fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
-    num_blocks = settings.kv_blocks or kv_block_count(
-        bytes_per_block=model.kv_bytes_per_block(settings.block_size),
-        free_bytes=free_bytes(device) - activation_bytes(model, settings),
-        fraction=fraction,
-        block_size=settings.block_size,
-        context_length=context_length,
-        max_running=settings.max_running_requests,
-    )
+    available = free_bytes(device) - activation_bytes(model, settings)
+    bytes_per_block = model.kv_bytes_per_block(settings.block_size)
+    if settings.kv_blocks:
+        num_blocks = settings.kv_blocks
+        check_block_count(num_blocks, bytes_per_block=bytes_per_block, free_bytes=available)
+    else:
+        num_blocks = kv_block_count(
+            bytes_per_block=bytes_per_block,
+            free_bytes=available,
+            fraction=fraction,
+            block_size=settings.block_size,
+            context_length=context_length,
+            max_running=settings.max_running_requests,
+        )
     capacity = num_blocks * settings.block_size
     tree = PrefixTree(model.fingerprint, settings.block_size)
     stats = EngineStats(time.perf_counter())
-    runner = TorchExecutor(model, num_blocks=num_blocks, block_size=settings.block_size)
+    runner = step_runner(model, settings, num_blocks=num_blocks, report=report)
     run_ahead = settings.run_ahead if settings.run_ahead is not None else int(device.type == "cuda")
+    executor: InlineExecutor | WaitingExecutor
+    if runner.queues:
+        executor = QueueingExecutor(runner, run_ahead)
+    else:
+        executor = ThreadedExecutor(runner, run_ahead) if run_ahead else InlineExecutor(runner)
     engine = Engine(
         Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats),
-        ThreadedExecutor(runner, run_ahead) if run_ahead else InlineExecutor(runner),
+        executor,
         ModelLimits(min(context_length, capacity), frozenset(model.eos_token_ids)),
         clock_s=time.perf_counter,
         price_per_hour=settings.price_per_hour,
@@ -108,7 +128,7 @@ def build_engine(settings: EngineSettings, model: LoadedModel, device: torch.dev
         block_size=settings.block_size,
         kv_blocks=num_blocks,
         max_step_tokens=settings.max_step_tokens,
-        max_running_requests=settings.max_running_requests,
+        max_running_requests=min(settings.max_running_requests, settings.max_step_tokens),
         max_waiting_requests=settings.max_waiting_requests,
         max_waiting_tokens=settings.max_waiting_tokens,
         long_prefill_threshold=settings.long_prefill_threshold,
@@ -119,6 +139,9 @@ def build_engine(settings: EngineSettings, model: LoadedModel, device: torch.dev
         admission=settings.admission,
         aging_s=settings.aging_s,
         price_per_hour=settings.price_per_hour,
+        batch_size=settings.batch_size,
+        batch_window_ms=settings.batch_window_ms,
+        run_ahead=run_ahead,
         eos_token_ids=sorted(model.eos_token_ids),
         default_sampling=model.default_sampling,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -150,12 +173,12 @@ def run(engine: Engine, link: FrontLink) -> None:
     """Steps until the front is gone."""
     timeout_s: float | None = 0.0
     checked_s = time.perf_counter()
-    executor = engine.executor if isinstance(engine.executor, ThreadedExecutor) else None
+    executor = engine.executor if isinstance(engine.executor, WaitingExecutor) else None
     while (requests := link.receive(timeout_s, executor)) is not None:
         for request in requests:
             engine.accept(request)
-            if request.want_stats:
-                link.send(EngineResponse(stats=engine.stats()))
+        if any(request.want_stats for request in requests):
+            link.send(EngineResponse(stats=engine.stats()))
         step = engine.step() if engine.has_work else None
         if step is not None:
             link.send(EngineResponse(step=step))
@@ -223,7 +246,7 @@ def start(settings: EngineSettings, link: FrontLink) -> None:
             context_length=settings.context_length,
         )
         report("allocating KV blocks")
-        engine, description = build_engine(settings, model, device)
+        engine, description = build_engine(settings, model, device, report)
     except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:
         # Of several sentences about the allocator, the first says what did not fit.
         message = str(error) if not isinstance(error, torch.OutOfMemoryError) else str(error).partition(". ")[0]

@@ -7,7 +7,7 @@ up service by staying away. It is work-conserving: the counters decide who goes 
 Sums are kept as whole tokens, so the order in which they are counted cannot change a decision.
 """
 
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from trunkline_worker.lanes import Lane
 
@@ -19,13 +19,15 @@ CACHED_COST = 0.1
 # Counters of tenants that have nothing here. Beyond it those that went longest ago are forgotten: an unlimited number
 # of names must not be an unlimited amount of memory.
 MAX_IDLE_ACCOUNTS = 4096
+MOST_VOID = 64  # entries of the order that stand for nothing before they are swept out
 
 
 class Account:
     """What one tenant has been given in one lane."""
 
     __slots__ = (
-        "cached_tokens", "input_tokens", "lane", "lift", "output_tokens", "running", "tenant", "waiting", "weight",
+        "cached_tokens", "given_before", "input_tokens", "is_listed", "lane", "lift", "output_tokens", "running",
+        "tenant", "waiting", "waiting_tokens", "weight",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, tenant: str, weight: float) -> None:
@@ -33,16 +35,23 @@ class Account:
         self.tenant = tenant
         self.weight = weight
         self.lift = 0.0  # where its counter was set to when it last came back, less what it had been given by then
+        self.given_before = 0.0  # cost units under an earlier weight: they are in `lift`
         self.input_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
         self.running = 0  # sequences in the running set
         self.waiting = 0  # sequences that wait for their first admission
+        self.waiting_tokens = 0  # theirs
+        self.is_listed = False  # whether it has an entry in the order of its lane
 
     @property
     def virtual_tokens(self) -> float:
-        given = INPUT_COST * self.input_tokens + CACHED_COST * self.cached_tokens + OUTPUT_COST * self.output_tokens
-        return self.lift + given / self.weight
+        return self.lift + (self.given - self.given_before) / self.weight
+
+    @property
+    def given(self) -> float:
+        """Cost units, in all."""
+        return INPUT_COST * self.input_tokens + CACHED_COST * self.cached_tokens + OUTPUT_COST * self.output_tokens
 
     @property
     def is_idle(self) -> bool:
@@ -53,7 +62,7 @@ class Account:
         if weight == self.weight:
             return
         self.lift = self.virtual_tokens
-        self.input_tokens = self.cached_tokens = self.output_tokens = 0
+        self.given_before = self.given
         self.weight = weight
 
 
@@ -63,9 +72,10 @@ class Accounts:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._accounts: dict[str, Account] = {}
-        # (counter when pushed, tie, account) of each account with waiting sequences, once. Counters only grow, so the
-        # smallest entry that is up to date is the smallest of all.
+        # (counter when pushed, tie, account) of each account with waiting sequences, and of some without; once.
+        # Counters only grow, so the smallest entry that is up to date is the smallest of all.
         self._order: list[tuple[float, int, Account]] = []
+        self._aside: list[tuple[float, int, Account]] = []
         self._pushes = 0
         self._last_left = 0.0  # counter of the last account whose queue ran empty
         self._num_waiting = 0  # accounts with something waiting, and the sum of their weights
@@ -87,9 +97,10 @@ class Accounts:
         account.set_weight(weight)
         return account
 
-    def join(self, account: Account) -> None:
-        """One more sequence of it waits."""
+    def join(self, account: Account, num_tokens: int) -> None:
+        """One more sequence of it waits, of so many tokens."""
         account.waiting += 1
+        account.waiting_tokens += num_tokens
         if account.waiting > 1:
             return
         self._num_waiting += 1
@@ -97,36 +108,55 @@ class Accounts:
         behind = self._floor() - account.virtual_tokens
         if behind > 0:
             account.lift += behind
-        self._pushes += 1
-        heappush(self._order, (account.virtual_tokens, self._pushes, account))
+        if not account.is_listed:
+            self._list(account)
 
-    def leave(self, account: Account) -> None:
+    def leave(self, account: Account, num_tokens: int) -> None:
         """One sequence of it no longer waits."""
         account.waiting -= 1
+        account.waiting_tokens -= num_tokens
         if not account.waiting:
             self._last_left = account.virtual_tokens
             self._num_waiting -= 1
             # From nothing to nothing: rounding errors do not add up.
             self._waiting_weight = self._waiting_weight - account.weight if self._num_waiting else 0.0
+            if len(self._order) > 2 * self._num_waiting + MOST_VOID:
+                self._sweep()
 
-    def next(self, skipped: set[str]) -> Account | None:
-        """The account to be served next, apart from those `skipped`."""
-        aside: list[tuple[float, int, Account]] = []
-        found = None
+    def next(self) -> Account | None:
+        """The account to be served next, apart from those set aside."""
         while self._order:
             counter, tie, account = self._order[0]
             if not account.waiting:
                 heappop(self._order)
+                account.is_listed = False
             elif account.virtual_tokens > counter:
                 heapreplace(self._order, (account.virtual_tokens, tie, account))
-            elif account.tenant in skipped:
-                aside.append(heappop(self._order))
             else:
-                found = account
-                break
-        for entry in aside:
+                return account
+        return None
+
+    def set_aside(self) -> None:
+        """The one to be served next is not looked at before restore()."""
+        self._aside.append(heappop(self._order))
+
+    def restore(self) -> None:
+        """All count again."""
+        for entry in self._aside:
             heappush(self._order, entry)
-        return found
+        self._aside.clear()
+
+    def _sweep(self) -> None:
+        """Drops the entries of accounts that have nothing waiting."""
+        for _, _, account in self._order:
+            account.is_listed = account.waiting > 0
+        self._order = [entry for entry in self._order if entry[2].is_listed]
+        heapify(self._order)
+
+    def _list(self, account: Account) -> None:
+        self._pushes += 1
+        heappush(self._order, (account.virtual_tokens, self._pushes, account))
+        account.is_listed = True
 
     def waiting_weight(self) -> float:
         """Sum of the weights of the accounts with something waiting, but for rounding."""
@@ -137,10 +167,16 @@ class Accounts:
         waiting = [account.weight for account in self._accounts.values() if account.waiting]
         assert len(waiting) == self._num_waiting, "accounts that wait miscounted"
         assert abs(sum(waiting) - self._waiting_weight) <= 1e-6 * (1 + sum(waiting)), "weights that wait miscounted"
+        assert not self._aside, "an account is still passed over"
+        listed = [id(account) for _, _, account in self._order]
+        assert len(listed) == len(set(listed)), "an account is listed twice"
+        waits = {id(account) for account in self._accounts.values() if account.waiting}
+        assert waits <= set(listed), "an account waits, and nobody will ever serve it"
+        assert len(listed) <= 2 * len(waits) + MOST_VOID + 1, "entries that stand for nothing pile up"
 
     def _floor(self) -> float:
         """Where a newcomer starts: level with the least served of those that wait."""
-        account = self.next(set())
+        account = self.next()
         return self._last_left if account is None else account.virtual_tokens
 
     def _forget_idle(self) -> None:

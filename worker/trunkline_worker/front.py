@@ -21,7 +21,7 @@ from trunkline_runtime.tracing import start_span
 from trunkline_worker.cache_mirror import CacheMirror
 from trunkline_worker.engine_link import EngineLink
 from trunkline_worker.front_queue import FrontQueue
-from trunkline_worker.lanes import lane_of
+from trunkline_worker.lanes import Lane, lane_of
 from trunkline_worker.output_stream import OutputStream
 from trunkline_worker.queue_bounds import queue_full
 from trunkline_worker.submit_validation import max_total_tokens, validate_submit
@@ -69,6 +69,7 @@ class Front:
         self._choices: dict[int, Choice] = {}
         self._waiting = FrontQueue(model.max_waiting_requests, model.max_waiting_tokens)
         self._retry_delays_ms: list[int] = []  # by lane, as the engine last said
+        self._refused = [0 for _ in Lane]  # by a full queue, before the engine heard of them
         self._next_handle = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -102,6 +103,7 @@ class Front:
         if not self._waiting.admits(lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens):
             # At once, and not when the engine's step is over: it would say the same.
             delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
+            self._refused[lane] += 1
             raise queue_full(lane, self._waiting.count, delay_ms)
         self._next_handle += 1
         choice = Choice(
@@ -163,7 +165,8 @@ class Front:
             self._break_off(choice, self._internal_error(choice.request_id))
             return
         if choice.stream.finished and not output.finish_reason:
-            self._abort_in_engine(choice)  # a stop string: the engine does not know
+            assert self._link is not None
+            self._link.finish(choice.handle)  # a stop string: the engine does not know
         choice.deliver(result)
         if result.HasField("error"):
             self._end(choice, result.error.reason)
@@ -178,7 +181,12 @@ class Front:
         """What the engine has done. Raises RequestRefused."""
         if self.dead.is_set() or self._link is None:
             raise no_worker("this worker's engine has ended")
-        return await self._link.stats()
+        # A copy: others may be given the same answer.
+        stats = GetStatsResponse()
+        stats.CopyFrom(await self._link.stats())
+        for counts in stats.lanes:
+            counts.refused += self._refused[lane_of(counts.lane)]
+        return stats
 
     def on_engine_death(self, reason: str) -> None:
         """Every stream ends at once."""

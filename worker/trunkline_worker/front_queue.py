@@ -13,6 +13,7 @@ class TenantQueue:
 
     weight: float
     count: int = 0
+    num_tokens: int = 0
 
 
 class FrontQueue:
@@ -36,6 +37,7 @@ class FrontQueue:
             waiting=self.count,
             waiting_tokens=self._tokens,
             of_tenant=queue.count if queue else 0,
+            tokens_of_tenant=queue.num_tokens if queue else 0,
             share=weight / (weight + max(0.0, self._weights[lane] - own)),
         )
 
@@ -49,6 +51,7 @@ class FrontQueue:
             queue = self._tenants[lane][tenant] = TenantQueue(weight)
             self._weights[lane] += weight
         queue.count += 1
+        queue.num_tokens += num_tokens
 
     def admitted(self, handle: int) -> None:
         """The engine took it into its running set. Harmless where it has left already."""
@@ -60,6 +63,7 @@ class FrontQueue:
         self._tokens[lane] -= num_tokens
         queue = self._tenants[lane][tenant]
         queue.count -= 1
+        queue.num_tokens -= num_tokens
         if not queue.count:
             del self._tenants[lane][tenant]
             self._weights[lane] -= queue.weight

@@ -28,6 +28,15 @@ def kv_block_count(
     return min(affordable, per_sequence * max_running)
 
 
+def check_block_count(num_blocks: int, *, bytes_per_block: int, free_bytes: int) -> None:
+    """Raises OutOfMemory where so many blocks do not fit."""
+    if num_blocks * bytes_per_block > free_bytes:
+        raise OutOfMemory(
+            f"kv_blocks={num_blocks} take {num_blocks * bytes_per_block / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB "
+            f"are free: at most {free_bytes // bytes_per_block} fit"
+        )
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that is free now: of the GPU, or of the machine within its cgroup's limit."""
     if device.type == "cuda":

@@ -4,8 +4,8 @@ import torch
 
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.plan import Sampling, SequenceStart, SequenceStep, StepPlan
-from trunkline_worker.runner import TorchExecutor
 from trunkline_worker.settings import EngineSettings
+from trunkline_worker.step_runner import step_runner
 
 
 def largest_step(settings: EngineSettings, context_length: int) -> StepPlan:
@@ -32,14 +32,16 @@ def activation_bytes(model: LoadedModel, settings: EngineSettings) -> int:
         return 0
     plan = largest_step(settings, model.context_length)
     num_blocks = sum(len(start.block_table) for start in plan.starts)
-    runner = TorchExecutor(model, num_blocks=num_blocks, block_size=settings.block_size)
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
+    runner = step_runner(model, settings, num_blocks=num_blocks)
     torch.cuda.reset_peak_memory_stats(model.device)
-    runner.forward(plan)
-    runner.sample(plan)
+    runner.begin(plan)()
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
+    peak -= num_blocks * model.kv_bytes_per_block(settings.block_size)
+    # With a larger pool rows are as long as the context; tokens and blocks are of four bytes.
+    peak += 4 * len(plan.starts) * model.context_length * (settings.block_size + 1) // settings.block_size
     del runner
     torch.cuda.empty_cache()
     return peak

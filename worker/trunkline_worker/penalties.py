@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trunkline_worker.batch_rows import Row
+from trunkline_worker.batch_rows import Row, SampledRow
 
 
-def changes_logits(row: Row) -> bool:
+def changes_logits(row: SampledRow) -> bool:
     """Whether adjust_logits would do anything."""
     s = row.sampling
     return bool(

@@ -106,6 +106,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)  # why an entry that samples has no token
     device_time_s: float = 0.0
+    num_padding: int = 0  # positions computed for nobody beside the plan's own padding
     # Of a plan that repeats: of each repetition its time on the device and when it was done, and per entry of steps one
     # token for each repetition.
     repeated_times_s: list[float] = field(default_factory=list)

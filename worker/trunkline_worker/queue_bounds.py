@@ -26,12 +26,13 @@ class QueueBounds:
         waiting: list[int],
         waiting_tokens: list[int],
         of_tenant: int,
+        tokens_of_tenant: int,
         share: float,
     ) -> bool:
         """Whether one more may wait.
 
-        waiting, waiting_tokens: by lane; of_tenant: what of its tenant waits in its lane; share: the tenant's part of
-        the weights of all that wait in its lane, itself included, in (0, 1]
+        waiting, waiting_tokens: by lane; of_tenant, tokens_of_tenant: what of its tenant waits in its lane
+        share: the tenant's part of the weights of all that wait in its lane, itself included, in (0, 1]
         """
         ahead, tokens_ahead = sum(waiting[: lane + 1]), sum(waiting_tokens[: lane + 1])
         # Something may always wait alone: a prompt longer than the bound is not refused for ever.
@@ -39,7 +40,11 @@ class QueueBounds:
         if fits:
             return True
         within_twice = ahead < 2 * self.max_requests and tokens_ahead + num_tokens <= 2 * self.max_tokens
-        return share < 1.0 and within_twice and of_tenant < int(self.max_requests * share)
+        # A tenant that has nothing here may have one in any case.
+        within_share = not of_tenant or (
+            of_tenant < int(self.max_requests * share) and tokens_of_tenant + num_tokens <= self.max_tokens * share
+        )
+        return share < 1.0 and within_twice and within_share
 
 
 def queue_full(lane: Lane, waiting: list[int], retry_delay_ms: int) -> RequestRefused:

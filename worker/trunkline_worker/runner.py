@@ -1,5 +1,7 @@
 """The executor that computes: builds a step's ragged batch, runs the decoder over it, samples."""
 
+from collections.abc import Callable
+
 import torch
 
 from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
@@ -16,7 +18,9 @@ LOGPROB_ROWS = 128
 
 
 class TorchExecutor:
-    """Owns the KV pool and the rows; see executor.Executor."""
+    """Owns the KV pool and the rows; see step_thread.StepRunner."""
+
+    queues = False
 
     def __init__(self, model: LoadedModel, *, num_blocks: int, block_size: int) -> None:
         self._model = model
@@ -37,6 +41,12 @@ class TorchExecutor:
         self._hidden = torch.empty(0)  # [num_tokens, hidden] of the step in progress
         self._step_rows: list[Row] = []
         self._ends: list[int] = []  # per entry of the plan's steps: the row after its last one in `_hidden`
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Computes a step: see step_thread.StepRunner."""
+        self.forward(plan)
+        result = self.sample(plan)
+        return lambda: result
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
@@ -59,8 +69,8 @@ class TorchExecutor:
             sampled = self._sample([rows[i] for i in sampling], [ends[index] - 1 for index in sampling])
             for index, token_id in zip(sampling, sampled.token_ids, strict=True):
                 token_ids[index] = token_id
-                if token_id is not None:
-                    rows[index].append_token(token_id)
+                # Something must stand there: the next step may be planned before anybody hears of the failure.
+                rows[index].append_token(token_id or 0)
         self._hidden = torch.empty(0)
         return StepResult(
             plan.step_id,

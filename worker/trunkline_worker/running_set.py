@@ -11,10 +11,11 @@ from operator import attrgetter
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline_worker.admission import Admission, is_guest
 from trunkline_worker.blocks import KVBlocks
+from trunkline_worker.deadlines import Deadlines
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.news import PromptNews, SequenceNews, StepNews
-from trunkline_worker.plan import StepPlan, StepResult
+from trunkline_worker.plan import SequenceStart, StepPlan, StepResult
 from trunkline_worker.sequence import Finish, Sequence
 from trunkline_worker.shared_prefixes import ComputingPrefixes
 from trunkline_worker.stats import EngineStats
@@ -36,6 +37,7 @@ class RunningSet:
         self.waiting = Waiting(blocks.block_size)
         self.cost = StepCost()
         self.admission = Admission(limits, blocks, self.cost)
+        self.deadlines = Deadlines(self.waiting, blocks, self.cost)
         self._prefixes = ComputingPrefixes(blocks)
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
         self._in_flight: deque[StepPlan] = deque()
@@ -43,11 +45,12 @@ class RunningSet:
         # Block tables of sequences that are gone or preempted, by the step in flight that still writes them.
         self._retiring: dict[int, list[list[int]]] = {}
         self._ended: list[int] = []  # rows that executors still have to forget
+        self._starts: dict[int, SequenceStart] = {}  # rows that they have not been told of
         self._admitted: list[int] = []  # since last told
         # Nothing that waits fits, and nothing has changed since that was found out.
         self._blocked = False
         self._guest_blocked = False
-        self._last_commit_s = 0.0
+        self._last_commit_s = float("nan")  # equal to nothing before the first one
 
     @property
     def has_work(self) -> bool:
@@ -66,7 +69,7 @@ class RunningSet:
         """Puts a sequence into the queue. Its id must be new, its sampling bounded by the pool."""
         assert sequence.sequence_id not in self._sequences, "sequence ids are unique"
         self._sequences[sequence.sequence_id] = sequence
-        self.waiting.put(sequence)
+        self.waiting.put(sequence, self.deadlines.start_by_s(sequence))
         self.stats.lanes[sequence.lane].accepted += 1
         self._something_changed()
 
@@ -77,6 +80,14 @@ class RunningSet:
             return False
         self._remove(sequence)
         self.stats.ended(sequence, Finish.ABORT, now_s)
+        return True
+
+    def finish(self, sequence_id: int, now_s: float) -> bool:
+        """Drops a sequence that has ended by what only others can see, a stop string. False if it is gone."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return False
+        self._finished(sequence, Finish.STOP, now_s)
         return True
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepNews:
@@ -129,11 +140,10 @@ class RunningSet:
             account.output_tokens += 1
             if sequence.last_token_s == last_commit_s:
                 regular[account.lane] += 1
-            elif sequence.num_output > 1 and sequence.last_token_s:
-                lanes[account.lane].itl.add(now_s - sequence.last_token_s)
-                lanes[account.lane].output_tokens += 1
             else:
                 lanes[account.lane].output_tokens += 1
+                if sequence.last_token_s is not None:
+                    lanes[account.lane].itl.add(now_s - sequence.last_token_s)
             sequence.last_token_s = now_s
         for lane, count in enumerate(regular):
             if count:
@@ -165,10 +175,10 @@ class RunningSet:
         for index, step in enumerate(plan.steps):
             sequence = self._sequences[step.sequence_id]
             lane = self.stats.lanes[sequence.lane]
-            if sequence.last_token_s != last_commit_s:
-                lane.itl.add(first_s - sequence.last_token_s)
-            else:
+            if sequence.last_token_s == last_commit_s:
                 regular[sequence.lane] += 1
+            elif sequence.last_token_s is not None:
+                lane.itl.add(first_s - sequence.last_token_s)
             sequence.last_token_s = now_s
             sequence.token_ids += result.repeated_token_ids[index]
             news.handles += [step.sequence_id] * count
@@ -217,10 +227,13 @@ class RunningSet:
         elif sequence.num_output >= sampling.max_tokens:
             news.finish = Finish.LENGTH
         if news.finish is not None:
-            self.admission.output_lengths[sequence.lane].observe(sequence.num_output)
-            self._remove(sequence)
-            self.stats.ended(sequence, news.finish, now_s)
+            self._finished(sequence, news.finish, now_s)
         return news
+
+    def _finished(self, sequence: Sequence, finish: Finish, now_s: float) -> None:
+        self.admission.output_lengths[sequence.lane].observe(sequence.num_output)
+        self._remove(sequence)
+        self.stats.ended(sequence, finish, now_s)
 
     def _publish(self, sequence: Sequence, num_computed: int) -> None:
         """Counts computed tokens, and shares the blocks that they filled."""
@@ -234,7 +247,8 @@ class RunningSet:
         sequence.num_announced = 0
         self.running.remove(sequence)
         sequence.account.running -= 1
-        self._ended.append(sequence.sequence_id)
+        if self._starts.pop(sequence.sequence_id, None) is None:
+            self._ended.append(sequence.sequence_id)
         table = self.blocks.detach(sequence)
         if self._in_flight and sequence.last_step >= self._in_flight[0].step_id:
             self._retiring.setdefault(sequence.last_step, []).append(table)

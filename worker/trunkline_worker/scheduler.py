@@ -12,12 +12,12 @@ sequence never outgrows an empty pool, because max_tokens is bounded by it at su
 """
 
 from bisect import insort
+from enum import Enum
 from operator import attrgetter
 
 from trunkline_worker.admission import cheapest_victim, is_guest
 from trunkline_worker.batch_gate import BatchGate
 from trunkline_worker.blocks import KVBlocks
-from trunkline_worker.deadlines import Deadlines
 from trunkline_worker.drain_rate import DrainRate
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import SchedulerLimits
@@ -37,22 +37,31 @@ GUEST_SHARE = 8
 LOWER_LANES = (Lane.STANDARD, Lane.BATCH)
 
 
+class Stopped(Enum):
+    """Why no more of a lane was admitted."""
+
+    NOBODY_WAITS = 0
+    NOT_BY_ROOM = 1  # the step is full, or they wait for a prefix
+    BY_FORECAST = 2  # the next one fits now, but its lane would outgrow the pool
+    BY_ROOM_NOW = 3  # the next one does not fit, so nobody of a lower lane takes what it waits for
+
+
 class Scheduler(RunningSet):
     """schedule() → plan → (executor) → commit(plan, result)."""
 
     def __init__(self, limits: SchedulerLimits, blocks: KVBlocks, stats: EngineStats) -> None:
         super().__init__(limits, blocks, stats)
         self.drain_rate = DrainRate()
-        self.deadlines = Deadlines(self.waiting, self.cost)
         self.prompt_backlog = 0  # tokens of running sequences' prompts that no step was given yet
         self._gate = BatchGate(limits)
         self._step_id = 0
         self._guest: Sequence | None = None  # the latest one
+        self._deferred_members: set[int] = set()  # of a batch being formed: ids
         self._preemptions_left = 0  # in this step
 
     def wait_s(self, sequence: Sequence, now_s: float) -> float:
         """How long a sequence that is submitted now will wait for its admission, as far as the rate of late tells."""
-        if sequence.deadline_s is None or not len(self.waiting):
+        if sequence.deadline_s is None or not self.drain_rate.is_queueing(sequence.lane):
             return 0.0
         ahead = self.waiting.num_due_before(sequence.lane, sequence.deadline_s)
         everyone = sum(self.waiting.count[: sequence.lane + 1])
@@ -68,7 +77,7 @@ class Scheduler(RunningSet):
                 since_s = [self.waiting.neglected_since_s(lane) for lane in LOWER_LANES]
                 times += [time_s + self.limits.aging_s for time_s in since_s if time_s is not None]
         elif not self.running:
-            opens_s = self._gate.opens_s(min((s.arrival_s for s in self.waiting), default=0.0))
+            opens_s = self._gate.opens_s(self.waiting)
             if opens_s is not None and len(self.waiting):
                 times.append(opens_s)
         hopeless_s = self.deadlines.next_s()
@@ -76,21 +85,20 @@ class Scheduler(RunningSet):
 
     def schedule(self, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
-        limits = self.limits
         self._preemptions_left = MAX_PREEMPTIONS_PER_STEP
-        if not self._gate.is_open_always:
-            oldest_s = min((s.arrival_s for s in self.waiting), default=now_s)
-            busy = len(self.running) + len(self._retiring)
-            self._gate.open(num_running=busy, num_waiting=len(self.waiting), oldest_wait_s=now_s - oldest_s)
-        budget = StepBudget(limits, self.cost)
+        if self._guest is not None and self._current_guest() is None:
+            self._guest = None
+            self._something_changed()  # what it held can be had now
+        self._gate.open(self.waiting, busy=bool(self.running or self._retiring), now_s=now_s)
+        budget = StepBudget(self.limits, self.cost)
         steps: list[SequenceStep] = []
-        starts: list[SequenceStart] = []
-        self._preempt_for_waiting(starts, now_s)
+        self._preempt_for_waiting(now_s)
         preemptions_before = self.stats.preemptions
         chunks = self._schedule_decodes(steps, budget)
         may_admit = self.stats.preemptions == preemptions_before
         budget.decodes_are_in()
-        self._schedule_prompts(steps, starts, chunks, budget, now_s, may_admit=may_admit)
+        self._schedule_prompts(steps, chunks, budget, now_s, may_admit=may_admit)
+        self.drain_rate.step_over(self.waiting.count, now_s)
         if not steps and self._gate.holds_decodes_until_prompts_are_done:
             # The batch is complete after all. Who waits for a prefix that a member computes would wait for ever.
             if any(sequence.num_unscheduled == 1 for sequence in self.running):
@@ -104,6 +112,7 @@ class Scheduler(RunningSet):
             padding = self._gate.padding(budget.tokens_left, contexts)
         self._step_id += 1
         ended, self._ended = self._ended, []
+        starts, self._starts = list(self._starts.values()), {}
         plan = StepPlan(self._step_id, steps, starts, ended, padding)
         self._in_flight.append(plan)
         self._loads[plan.step_id] = budget.load(plan.num_padding)
@@ -114,7 +123,7 @@ class Scheduler(RunningSet):
         its max_tokens and no time of wakes_s() comes; 1 if it would not."""
         budget_allows = (
             not plan.starts
-            and all(step.num_new == 1 for step in plan.steps)
+            and all(step.num_new == 1 and step.samples for step in plan.steps)
             and len(plan.steps) == len(self.running)
             and (not len(self.waiting) or self._blocked or len(self.running) >= self.limits.max_running_requests)
             and not self._retiring
@@ -124,6 +133,10 @@ class Scheduler(RunningSet):
         size = self.blocks.block_size
         # Sequences that a plan before this one brings to their end would leave in between.
         most = 1 + min(s.last_to_compute - s.num_scheduled for s in self.running)
+        guest = self._guest
+        if guest is not None and guest.block_table:
+            # When it has got what it was promised, others may take its place.
+            most = min(most, guest.promised_len - guest.num_scheduled + 1)
         if most <= 1:
             return 1
         reserve = max(self.admission.reserve_for(s, self.running) for s in self.running)
@@ -193,7 +206,6 @@ class Scheduler(RunningSet):
     def _schedule_prompts(
         self,
         steps: list[SequenceStep],
-        starts: list[SequenceStart],
         chunks: list[Sequence],
         budget: StepBudget,
         now_s: float,
@@ -208,7 +220,7 @@ class Scheduler(RunningSet):
         if guest is not None:
             share = max(1, self.limits.max_step_tokens // GUEST_SHARE)
             if may_admit and guest in self.waiting:
-                guest_waits = not self._start_guest(guest, starts, now_s)
+                guest_waits = not self._start_guest(guest, now_s)
             if guest.block_table:
                 self._chunk(guest, min(most, share), steps, budget)
                 chunks = [sequence for sequence in chunks if sequence is not guest]
@@ -216,15 +228,19 @@ class Scheduler(RunningSet):
             # Nobody overtakes it; the interactive lane is held up only if it alone is in the guest's way.
             may_admit = may_admit and any(sequence.lane is not Lane.INTERACTIVE for sequence in self.running)
         may_admit = may_admit and not self._blocked
+        # Whether everybody who waits was found not to fit, and nothing is on its way that could change that.
+        blocked = may_admit and not guest_waits and self._gate.is_open_always
         for lane in Lane:
             for sequence in chunks:
                 if sequence.lane is lane and sequence.block_table:
                     self._chunk(sequence, most, steps, budget)
             if may_admit:
-                may_admit = self._admit(lane, most, steps, starts, budget, now_s) and not guest_waits
-        if self._gate.is_forming and not len(self.waiting):
-            self._gate.close()
-        self.prompt_backlog = sum(s.num_unscheduled for s in self.running) if chunks or starts else 0
+                stopped = self._admit(lane, most, steps, budget, now_s)
+                blocked &= stopped is not Stopped.NOT_BY_ROOM
+                may_admit = stopped is not Stopped.BY_ROOM_NOW and not guest_waits
+        if blocked and len(self.waiting):
+            self._blocked = not self._retiring and self._preemptions_left == MAX_PREEMPTIONS_PER_STEP
+        self.prompt_backlog = sum(s.num_unscheduled for s in self.running) if chunks or self._starts else 0
 
     def _chunk(self, sequence: Sequence, most: int, steps: list[SequenceStep], budget: StepBudget) -> None:
         num_new = budget.take_chunk(sequence, most)
@@ -237,34 +253,49 @@ class Scheduler(RunningSet):
         sequence.num_pending += samples
         sequence.last_step = self._step_id + 1
 
-    def _admit(
-        self,
-        lane: Lane,
-        most: int,
-        steps: list[SequenceStep],
-        starts: list[SequenceStart],
-        budget: StepBudget,
-        now_s: float,
-    ) -> bool:
-        """Moves a lane's waiting sequences into the running set while there is room. False: the next one of them does
-        not fit, so nobody of a lower lane is let in either."""
-        deferred: set[int] = set()
-        while budget.room(lane) and len(deferred) < MAX_DEFERRED and self._gate.may_join():
-            sequence = self.waiting.next(lane, deferred)
+    def _admit(self, lane: Lane, most: int, steps: list[SequenceStep], budget: StepBudget, now_s: float) -> "Stopped":
+        """Moves a lane's waiting sequences into the running set while there is room."""
+        deferred = 0
+        stopped = Stopped.NOBODY_WAITS
+        while True:
+            if not budget.room(lane) or deferred == MAX_DEFERRED:
+                stopped = Stopped.NOT_BY_ROOM
+                break
+            sequence = self._next(lane)
             if sequence is None:
-                return True
+                break
             if self._prefixes.covers_next(sequence, self.blocks.match(sequence)):
-                deferred.add(sequence.sequence_id)
+                self._defer(sequence)
+                deferred += 1
                 continue
             if not self._fits(sequence):
-                # Someone on the way out may make it fit; that is a change, and it is looked at again then.
-                untouched = not self._retiring and self._preemptions_left == MAX_PREEMPTIONS_PER_STEP
-                self._blocked = untouched and not deferred
+                # Where the pool has room for it now, but not for what all of its lane will need, lower lanes may use
+                # what is free: they give it back when it is wanted.
+                foreseen = self.admission.has_room_now(sequence, self.running) and self._gate.is_open_always
+                stopped = Stopped.BY_FORECAST if foreseen else Stopped.BY_ROOM_NOW
                 self._gate.close()
-                return False
-            self._start(sequence, starts, now_s)
+                break
+            self._start(sequence, now_s)
             self._chunk(sequence, most, steps, budget)
-        return True
+        self._restore()
+        return Stopped.NOT_BY_ROOM if deferred else stopped
+
+    def _next(self, lane: Lane) -> Sequence | None:
+        """Who is to be admitted next, apart from those deferred."""
+        if self._gate.is_open_always:
+            return self.waiting.next(lane)
+        members = self._gate.expected(lane, self.waiting)
+        return next((s for s in members if s.sequence_id not in self._deferred_members), None)
+
+    def _defer(self, sequence: Sequence) -> None:
+        if self._gate.is_open_always:
+            self.waiting.defer(sequence)
+        else:
+            self._deferred_members.add(sequence.sequence_id)
+
+    def _restore(self) -> None:
+        self.waiting.restore()
+        self._deferred_members.clear()
 
     def _fits(self, sequence: Sequence) -> bool:
         admission, running = self.admission, self.running
@@ -274,7 +305,7 @@ class Scheduler(RunningSet):
             and admission.has_blocks(sequence, running)
         )
 
-    def _start(self, sequence: Sequence, starts: list[SequenceStart], now_s: float) -> None:
+    def _start(self, sequence: Sequence, now_s: float) -> None:
         """Takes a sequence into the running set."""
         self.waiting.remove(sequence)
         self.waiting.admitted_s[sequence.lane] = now_s
@@ -292,16 +323,14 @@ class Scheduler(RunningSet):
             self.drain_rate.admitted(sequence.lane, now_s)
         if sequence.wants_prompt_logprobs:
             sequence.prompt_logprobs = []
-        self._gate.joined(len(sequence.token_ids) - sequence.num_computed)
+        self._gate.joined(sequence)
         self._prefixes.announce(sequence)
-        starts.append(
-            SequenceStart(
-                sequence.sequence_id,
-                list(sequence.token_ids),
-                sequence.prompt_len,
-                list(sequence.block_table),
-                sequence.sampling,
-            )
+        self._starts[sequence.sequence_id] = SequenceStart(
+            sequence.sequence_id,
+            list(sequence.token_ids),
+            sequence.prompt_len,
+            list(sequence.block_table),
+            sequence.sampling,
         )
 
     def _current_guest(self) -> Sequence | None:
@@ -325,20 +354,20 @@ class Scheduler(RunningSet):
             since_s = self.waiting.neglected_since_s(lane)
             if since_s is None or since_s > aged_s:
                 continue
-            following = self.waiting.next(lane, set())
+            following = self.waiting.next(lane)
             if following and not self._prefixes.covers_next(following, self.blocks.match(following)):
                 return following
             # Otherwise somebody who runs is computing for it.
         return None
 
-    def _start_guest(self, guest: Sequence, starts: list[SequenceStart], now_s: float) -> bool:
+    def _start_guest(self, guest: Sequence, now_s: float) -> bool:
         """Lets the guest in, if it fits."""
         guest.promised_len = self.admission.guest_promise(guest)
         if not self._fits(guest):
             guest.promised_len = 0
             self._guest_blocked = not self._retiring
             return False
-        self._start(guest, starts, now_s)
+        self._start(guest, now_s)
         self._guest = guest
         return True
 
@@ -350,36 +379,44 @@ class Scheduler(RunningSet):
                 return True
             if self._retiring or not self._preemptions_left:
                 return False  # blocks are on their way
-            victim = cheapest_victim(self.running, sequence.rank, lower_lanes_only=False)
+            victim = cheapest_victim(self.running, sequence.rank, lower_lanes_only=False, spared=self._is_settled)
             if victim is None:
                 return False  # it waits, with what it has, until somebody ends
             self._preempt(victim)
 
-    def _preempt_for_waiting(self, starts: list[SequenceStart], now_s: float) -> None:
+    def _is_settled(self, sequence: Sequence) -> bool:
+        """Whether it has a part in the step that is being planned, or has just been let in."""
+        return sequence.last_step > self._step_id or sequence.sequence_id in self._starts
+
+    def _preempt_for_waiting(self, now_s: float) -> None:
         """Lets in what waits in a higher lane and does not fit because of lower ones. Comes before anything else of a
         step is settled, since whoever is preempted has no part in it."""
         if self._blocked or not self._gate.is_open_always:
             return
         for lane in (Lane.INTERACTIVE, Lane.STANDARD):
             for _ in range(MAX_PREEMPTIONS_PER_STEP):
-                sequence = self.waiting.next(lane, set())
+                sequence = self.waiting.next(lane)
                 if sequence is None:
                     break  # on to the next lane
-                if self._prefixes.covers_next(sequence, self.blocks.match(sequence)) or self._fits(sequence):
-                    return
-                self._make_room(sequence)
+                if self._prefixes.covers_next(sequence, self.blocks.match(sequence)):
+                    self.waiting.defer(sequence)
+                    continue
                 if not self._fits(sequence):
-                    return
-                self._start(sequence, starts, now_s)
+                    self._make_room(sequence)
+                    if not self._fits(sequence):
+                        break
+                    self._start(sequence, now_s)
+                else:
+                    break  # it is let in with all others
+        self.waiting.restore()
 
     def _make_room(self, sequence: Sequence) -> None:
         """Preempts sequences of lower lanes for one that is to be admitted, if that is enough."""
-        lower = [s for s in self.running if s.lane > sequence.lane and not is_guest(s)]
-        within_reach = self.blocks.num_available + sum(s.num_own_blocks for s in lower)
-        if not lower or self._retiring or within_reach < self.blocks.num_fresh(sequence):
+        lower = [s for s in self.running if s.lane > sequence.lane and not is_guest(s) and not self._is_settled(s)]
+        if not lower or self._retiring or not self.admission.would_fit_without(lower, sequence, self.running):
             return
         while self._preemptions_left and not self._retiring and not self._fits(sequence):
-            victim = cheapest_victim(self.running, sequence.rank, lower_lanes_only=True)
+            victim = cheapest_victim(self.running, sequence.rank, lower_lanes_only=True, spared=self._is_settled)
             if victim is None:
                 return
             self._preempt(victim)
@@ -398,6 +435,6 @@ class Scheduler(RunningSet):
         refused = []
         while (sequence := self.deadlines.hopeless(now_s)) is not None:
             self._remove(sequence)
-            self.stats.lanes[sequence.lane].refused += 1
+            self.stats.expired(sequence)
             refused.append(sequence)
         return refused

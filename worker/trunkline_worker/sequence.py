@@ -50,6 +50,7 @@ class Sequence:
     chain: Node | None = None  # node of the last published block
     found: list[Node] = field(default_factory=list)  # the longest cached prefix when it was last looked for
     num_announced: int = 0  # leading blocks that others were told would be computed: see shared_prefixes.py
+    is_watched: bool = False  # while it waits, for its deadline
 
     cached_tokens: int | None = None  # found in the cache at the first admission
     reported: bool = False  # what is known of the prompt has been handed out
@@ -58,7 +59,7 @@ class Sequence:
     # When things happened, on the clock of arrival_s: see stats.py
     admitted_s: float | None = None
     first_token_s: float | None = None
-    last_token_s: float = 0.0
+    last_token_s: float | None = None
 
     # Derived once: they are asked for in every step.
     last_to_compute: int = 0  # tokens that are computed in all: the last one of the output is sampled, never computed

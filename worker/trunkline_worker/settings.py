@@ -36,26 +36,31 @@ class EngineSettings:
         "auto", "of the KV pool; auto: the model's; fp8: half the memory and reading, on a GPU", choices=("auto", "fp8")
     )
     context_length: int | None = _setting(
-        None, "most tokens of prompt and output together; default: the model's own", minimum=2
+        None, "most tokens of prompt and output together; default: the model's own", minimum=2, maximum=1 << 24
     )
     block_size: int = _setting(16, "tokens per KV block", minimum=1, maximum=256)
-    kv_blocks: int | None = _setting(None, "blocks of the KV pool; default: found from free memory", minimum=1)
+    kv_blocks: int | None = _setting(
+        None, "blocks of the KV pool; default: found from free memory", minimum=1, maximum=(1 << 31) - 2
+    )
     kv_memory_fraction: float | None = _setting(
         None,
         "share of free memory for the KV pool, unless kv_blocks is given; default: 0.9 of a GPU's, 0.25 of a host's",
         minimum=0.01,
         maximum=0.95,
     )
-    max_step_tokens: int = _setting(2048, "most tokens computed in one step", minimum=1)
+    max_step_tokens: int = _setting(2048, "most tokens computed in one step", minimum=1, maximum=1 << 20)
     max_running_requests: int = _setting(
-        256, "most choices that run at once; never more than max_step_tokens", minimum=1
+        256, "most choices that run at once; never more than max_step_tokens", minimum=1, maximum=1 << 16
     )
     max_waiting_requests: int = _setting(
-        1024, "most choices that wait in a lane and those above it; one more is refused", minimum=1
+        1024,
+        "choices that may wait in a lane and those above it; past it only tenants with less than their share of it",
+        minimum=1,
+        maximum=1 << 24,
     )
-    max_waiting_tokens: int = _setting(1 << 22, "most tokens that wait, counted likewise", minimum=1)
+    max_waiting_tokens: int = _setting(1 << 22, "most tokens that wait, counted likewise", minimum=1, maximum=1 << 40)
     long_prefill_threshold: int = _setting(
-        0, "most tokens of one prompt in a step in which others want some; 0: no limit", minimum=0
+        0, "most tokens of one prompt in a step in which others want some; 0: no limit", minimum=0, maximum=1 << 20
     )
     itl_target_ms: float = _setting(
         100.0,
@@ -70,7 +75,10 @@ class EngineSettings:
         maximum=0.9,
     )
     aging_s: float = _setting(
-        60.0, "a lower lane from which nobody was admitted for this time has its next choice go first", minimum=0.001
+        60.0,
+        "a lower lane from which nobody was admitted for this time has its next choice go first",
+        minimum=0.001,
+        maximum=1e6,
     )
     admission: str = _setting(
         "predicted",
@@ -83,17 +91,19 @@ class EngineSettings:
         "continuous; or, to measure against: static (padded), static-unpadded, dynamic",
         choices=("continuous", "static", "static-unpadded", "dynamic"),
     )
-    batch_size: int = _setting(64, "of static and dynamic batching", minimum=1)
-    batch_window_ms: float = _setting(100.0, "of dynamic batching: how long a batch waits to fill", minimum=0.0)
+    batch_size: int = _setting(64, "of static and dynamic batching", minimum=1, maximum=1 << 16)
+    batch_window_ms: float = _setting(
+        100.0, "of dynamic batching: how long a batch waits to fill", minimum=0.0, maximum=3.6e6
+    )
     run_ahead: int | None = _setting(
         None, "steps that are planned before the one under way is done; default: 1 on a GPU, 0 on a CPU", minimum=0,
         maximum=1,
     )  # fmt: skip
     price_per_hour: float = _setting(
-        0.0, "what this worker costs per hour, for the cost of output tokens; 0: unknown", minimum=0.0
+        0.0, "what this worker costs per hour, for the cost of output tokens; 0: unknown", minimum=0.0, maximum=1e9
     )
     deterministic: bool = _setting(False, "a request's bits do not depend on what else runs")
-    threads: int | None = _setting(None, "CPU threads of the engine; default: all cores", minimum=1)
+    threads: int | None = _setting(None, "CPU threads of the engine; default: all cores", minimum=1, maximum=4096)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

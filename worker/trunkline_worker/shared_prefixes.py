@@ -1,9 +1,13 @@
-"""Prefixes that are just being computed: sequences that share one wait for it instead of computing it again."""
+"""Prefixes that are just being computed: sequences that share one wait for it instead of computing it again.
+
+Nobody waits for somebody of a lower lane: that one may be held up by all that goes before it.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
 
 from trunkline_worker.blocks import KVBlocks
+from trunkline_worker.lanes import Lane
 from trunkline_worker.sequence import Sequence
 
 
@@ -12,15 +16,16 @@ class ComputingPrefixes:
 
     def __init__(self, blocks: KVBlocks) -> None:
         self._blocks = blocks
-        self._computing: dict[bytes, int] = {}  # digest → how many are about to compute it
+        self._computing: dict[bytes, list[int]] = {}  # digest → how many are about to compute it, by lane
 
     def covers_next(self, sequence: Sequence, num_matched: int) -> bool:
-        """Whether a running sequence is about to compute the first block that this one misses."""
+        """Whether a running sequence of its lane or above is about to compute the first block that this one misses."""
         if not self._computing or not sequence.may_use_cache:
             return False
         if (num_matched + 1) * self._blocks.block_size >= len(sequence.token_ids):
             return False
-        return self._blocks.digest(sequence, num_matched) in self._computing
+        computing = self._computing.get(self._blocks.digest(sequence, num_matched))
+        return computing is not None and any(computing[: sequence.lane + 1])
 
     def announce(self, sequence: Sequence) -> None:
         """A newly admitted sequence will compute the rest of its full blocks."""
@@ -28,7 +33,7 @@ class ComputingPrefixes:
         sequence.num_announced = len(sequence.token_ids) // self._blocks.block_size
         for index in range(first, sequence.num_announced):
             digest = self._blocks.digest(sequence, index)
-            self._computing[digest] = self._computing.get(digest, 0) + 1
+            self._computing.setdefault(digest, [0 for _ in Lane])[sequence.lane] += 1
 
     def withdraw(self, sequence: Sequence, until: int | None = None) -> None:
         """Takes announced blocks back: those before block `until`, or all that are left."""
@@ -36,16 +41,17 @@ class ComputingPrefixes:
         last = sequence.num_announced if until is None else min(until, sequence.num_announced)
         for index in range(first, last):
             digest = sequence.digests[index]
-            if self._computing[digest] == 1:
+            computing = self._computing[digest]
+            computing[sequence.lane] -= 1
+            if not any(computing):
                 del self._computing[digest]
-            else:
-                self._computing[digest] -= 1
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Asserts that exactly what running sequences still announce is there."""
         announced = Counter(
-            sequence.digests[index]
+            (sequence.digests[index], sequence.lane)
             for sequence in running
             for index in range(sequence.num_computed // self._blocks.block_size, sequence.num_announced)
         )
-        assert self._computing == announced, "blocks being computed miscounted"
+        counted = {(digest, lane): n for digest, lanes in self._computing.items() for lane, n in enumerate(lanes) if n}
+        assert counted == announced, "blocks being computed miscounted"

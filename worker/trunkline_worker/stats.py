@@ -17,6 +17,7 @@ class LaneCounts:
     refused: int = 0
     finished: int = 0
     aborted: int = 0
+    expired: int = 0
     output_tokens: int = 0
     queue_time: Histogram = field(default_factory=Histogram)
     ttft: Histogram = field(default_factory=Histogram)
@@ -80,6 +81,10 @@ class EngineStats:
         if sequence.num_output > 1 and sequence.first_token_s is not None:
             lane.tpot.add((now_s - sequence.first_token_s) / (sequence.num_output - 1))
 
+    def expired(self, sequence: Sequence) -> None:
+        """A sequence that was accepted cannot meet its deadline any more, and is refused."""
+        self.lanes[sequence.lane].expired += 1
+
     def preempted(self, num_tokens: int) -> None:
         """A sequence gave up the KV of this many tokens."""
         self.preemptions += 1
@@ -87,7 +92,8 @@ class EngineStats:
 
     # Steps
 
-    def step(self, counts: StepCounts) -> None:
+    def step(self, counts: StepCounts, now_s: float) -> None:
+        self.turn_windows(now_s)
         self.steps += 1
         total = self.total
         total.prefill_tokens += counts.prefill_tokens
@@ -101,13 +107,18 @@ class EngineStats:
         self.last = counts
 
     def turn_windows(self, now_s: float) -> None:
-        """To be called now and then: distributions forget what lies more than two windows back."""
-        if now_s - self._window_started_s < WINDOW_S:
+        """Called in every step and before every report: distributions forget what lies more than two windows back."""
+        passed_s = now_s - self._window_started_s
+        if passed_s < WINDOW_S:
             return
         self._window_before = (self._window_started_s, self._window_tokens)
         self._window_started_s, self._window_tokens = now_s, self.output_tokens
         for histogram in self._histograms():
             histogram.turn_window()
+        if passed_s >= 2 * WINDOW_S:  # nothing happened meanwhile: all there was is old
+            self._window_before = (now_s - WINDOW_S, self._window_tokens)
+            for histogram in self._histograms():
+                histogram.turn_window()
 
     @property
     def output_tokens(self) -> int:

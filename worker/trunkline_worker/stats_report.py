@@ -65,6 +65,7 @@ def stats_report(
                 refused=counts.refused,
                 finished=counts.finished,
                 aborted=counts.aborted,
+                expired=counts.expired,
                 output_tokens=counts.output_tokens,
                 queue_time_s=_distribution(counts.queue_time),
                 ttft_s=_distribution(counts.ttft),
@@ -74,7 +75,7 @@ def stats_report(
             )
         )
     accounts = [account for lane in scheduler.waiting.lanes for account in lane]
-    accounts.sort(key=lambda account: account.virtual_tokens, reverse=True)
+    accounts.sort(key=lambda account: (account.is_idle, -account.given))
     response.tenants.extend(
         TenantStats(
             tenant=account.tenant,
@@ -83,6 +84,9 @@ def stats_report(
             virtual_tokens=account.virtual_tokens,
             running=account.running,
             waiting=account.waiting,
+            input_tokens=account.input_tokens,
+            cached_tokens=account.cached_tokens,
+            output_tokens=account.output_tokens,
         )
         for account in accounts[:MAX_TENANTS]
     )

@@ -3,7 +3,7 @@
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.sequence import Sequence
-from trunkline_worker.step_cost import StepCost, StepLoad, chunk_pairs
+from trunkline_worker.step_cost import LEAST_ADDED_SHARE, StepCost, StepLoad, chunk_pairs
 
 # A prompt gets on by at least this many tokens in a step, however slow the device is: work that is never done would
 # stall everything behind it. One prompt only: the first in order.
@@ -30,7 +30,8 @@ class StepBudget:
         target_s = self._limits.itl_target_s
         if target_s and self._cost.is_known:
             load = StepLoad(self.num_decode, self.decode_kv_tokens, 0.0)
-            self._time_left_s = target_s - self._cost.time_s(load)
+            least_s = LEAST_ADDED_SHARE * self._cost.fixed_s
+            self._time_left_s = max(target_s - self._cost.time_s(load), least_s)
 
     def room(self, lane: Lane) -> int:
         """Tokens that a lane may still have."""

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 KEPT_STEPS = 96  # of each kind: with chunks, and without
 STEPS_PER_FIT = 32
+# Where one choice alone takes a step nearly to its target time, or past it, others may still add this share of that.
+LEAST_ADDED_SHARE = 0.25
 DECODE_SAMPLE_EVERY = 8  # of steps that only decode, which are many and alike
 
 

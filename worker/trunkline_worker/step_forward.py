@@ -25,11 +25,8 @@ def step_forward(model: LoadedModel, kv: list[KVLayer], block_size: int) -> Step
     decoder = model.decoder
     if isinstance(decoder, CpuDecoder):
         return partial(_with_c_kernels, decoder, kv, block_size)
-    if isinstance(decoder, Decoder):
-        return partial(_with_twins, decoder, kv, block_size, model.device)
-    from trunkline_worker.device_inputs import with_triton_kernels  # Triton is not there on every system
-
-    return partial(with_triton_kernels, decoder, kv, block_size, model.device)
+    assert isinstance(decoder, Decoder), "the Triton kernels have a runner of their own"
+    return partial(_with_twins, decoder, kv, block_size, model.device)
 
 
 def _with_c_kernels(

@@ -20,11 +20,8 @@ def step_sample(model: LoadedModel) -> StepSample:
     decoder = model.decoder
     if isinstance(decoder, CpuDecoder):
         return partial(_with_c_kernels, decoder)
-    if isinstance(decoder, Decoder):
-        return partial(_on_the_host, decoder, model.deterministic)
-    from trunkline_worker.device_sampler import sample_on_device  # Triton is not there on every system
-
-    return lambda hidden, rows: sample_on_device(decoder.logits(hidden), rows)
+    assert isinstance(decoder, Decoder), "the Triton kernels have a runner of their own"
+    return partial(_on_the_host, decoder, model.deterministic)
 
 
 def _with_c_kernels(decoder: CpuDecoder, hidden: Tensor, rows: list[Row]) -> Sampled:

@@ -1,9 +1,11 @@
-"""Runs a model's steps on a thread of its own, so that the engine loop can plan and answer meanwhile."""
+"""Ways to run a model's steps so that the engine loop can plan and answer meanwhile."""
 
 import queue
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,13 +13,15 @@ from trunkline_worker.plan import StepPlan, StepResult
 
 
 class StepRunner(Protocol):
-    """What computes a step: see runner.TorchExecutor."""
+    """What computes a step: see runner.TorchExecutor and gpu.runner.GpuRunner."""
 
-    def forward(self, plan: StepPlan) -> None:
-        """Runs the model over the plan's tokens and writes their KV."""
+    @property
+    def queues(self) -> bool:
+        """Whether begin() returns before the step is done."""
 
-    def sample(self, plan: StepPlan) -> StepResult:
-        """Samples from the logits of the forward pass just run; appends each sampled token to its row."""
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Runs the model over the plan's tokens, writes their KV, samples, and appends each sampled token to its row;
+        or puts all that on a device's queue. What is returned waits for the result."""
 
 
 class InlineExecutor:
@@ -25,7 +29,7 @@ class InlineExecutor:
 
     def __init__(self, runner: StepRunner, run_ahead: int = 0) -> None:
         self._runner = runner
-        self._plans: list[StepPlan] = []
+        self._plans: deque[StepPlan] = deque()
         self.run_ahead = run_ahead
 
     def launch(self, plan: StepPlan) -> None:
@@ -35,22 +39,17 @@ class InlineExecutor:
         return False
 
     def collect(self) -> StepResult:
-        return timed_step(self._runner, self._plans.pop(0))
+        return timed_step(self._runner, self._plans.popleft())
 
 
-class ThreadedExecutor:
-    """Computes steps on one thread, in order. A failure there is raised by the collect() of its step."""
+class WaitingExecutor:
+    """A thread waits for results, in order. What goes wrong with a step is raised by its collect()."""
 
-    def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
-        self._runner = runner
+    def __init__(self, run_ahead: int) -> None:
         self.run_ahead = run_ahead
-        self._plans: queue.SimpleQueue[StepPlan] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[StepResult | BaseException] = queue.SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         threading.Thread(target=self._run, name="steps", daemon=True).start()
-
-    def launch(self, plan: StepPlan) -> None:
-        self._plans.put(plan)
 
     def fileno(self) -> int:
         """Readable while a result is there to be collected: for select()."""
@@ -68,17 +67,55 @@ class ThreadedExecutor:
 
     def _run(self) -> None:
         while True:
-            plan = self._plans.get()
             try:
-                self._results.put(timed_step(self._runner, plan))
+                self._results.put(self._next())
             except BaseException as error:  # the engine loop decides what becomes of it
                 self._results.put(error)
             self._wake.send(b"\0")
+
+    def _next(self) -> StepResult:
+        """The next result; waits for it."""
+        raise NotImplementedError
+
+
+class ThreadedExecutor(WaitingExecutor):
+    """Computes steps on the thread: for a CPU that is to plan meanwhile."""
+
+    def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
+        self._runner = runner
+        self._plans: queue.SimpleQueue[StepPlan] = queue.SimpleQueue()
+        super().__init__(run_ahead)
+
+    def launch(self, plan: StepPlan) -> None:
+        self._plans.put(plan)
+
+    def _next(self) -> StepResult:
+        return timed_step(self._runner, self._plans.get())
+
+
+class QueueingExecutor(WaitingExecutor):
+    """Puts steps on a device's queue as they are launched; the thread sleeps until the device is done with one."""
+
+    def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
+        self._runner = runner
+        self._begun: queue.SimpleQueue[Callable[[], StepResult] | BaseException] = queue.SimpleQueue()
+        super().__init__(run_ahead)
+
+    def launch(self, plan: StepPlan) -> None:
+        try:
+            self._begun.put(self._runner.begin(plan))
+        except BaseException as error:
+            self._begun.put(error)
+
+    def _next(self) -> StepResult:
+        begun = self._begun.get()
+        if isinstance(begun, BaseException):
+            raise begun
+        return begun()
 
 
 def timed_step(runner: StepRunner, plan: StepPlan) -> StepResult:
     """One step and the time it took."""
     started_s = time.perf_counter()
-    runner.forward(plan)
-    result = runner.sample(plan)
+    result = runner.begin(plan)()
     return replace(result, device_time_s=time.perf_counter() - started_s)

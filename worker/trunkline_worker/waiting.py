@@ -4,36 +4,36 @@ Sequences that were preempted go before everything else of their lane, oldest fi
 first.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from heapq import heappop, heappush
 
 from trunkline_worker.fair_share import Account, Accounts
 from trunkline_worker.lanes import Lane
 from trunkline_worker.sequence import Sequence
+from trunkline_worker.sequence_heap import SequenceHeap
 
 # Due time of a sequence without a deadline: after its arrival by this. One with a deadline goes earlier only if it is
 # due earlier, so those without are not put off for ever.
 PATIENCE_S = 60.0
 
 
-# (what counts, arrival, generation, sequence): an entry is void once its sequence does not wait, or waits again.
-Heap = list[tuple[float, int, int, Sequence]]
-
-
 class Waiting:
-    """All waiting sequences. O(log n) to put and take; removing from the middle is lazy."""
+    """All waiting sequences. O(log n) to put and take; what it keeps is bounded by who waits."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.lanes = [Accounts(lane) for lane in Lane]
         self.num_tokens = [0 for _ in Lane]  # known tokens of those that never ran, by lane
         self.count = [0 for _ in Lane]  # of those that never ran
-        self._members: dict[int, Sequence] = {}  # by id
-        self._queues: dict[Account, Heap] = {}
-        self._returning: list[Heap] = [[] for _ in Lane]
-        self._by_age: list[Heap] = [[] for _ in Lane]
+        self.preempted_tokens = 0  # known tokens of those that were preempted
         self.admitted_s = [0.0 for _ in Lane]  # when the last one of each lane left the queue
-        self._by_deadline: Heap = []  # of those that have one
+        self._due_s: list[list[float]] = [[] for _ in Lane]  # of those that never ran, in order
+        self._members: dict[int, Sequence] = {}  # by id
+        self._queues: dict[Account, SequenceHeap] = {}  # of accounts with something that never ran
+        self._returning = [SequenceHeap(self._members) for _ in Lane]
+        self._by_age = [SequenceHeap(self._members) for _ in Lane]  # only the lower lanes age
+        self.by_deadline = SequenceHeap(self._members)  # of those that never ran and have one: see deadlines.py
+        self._deferred: list[SequenceHeap] = []  # where something is set aside
 
     def __len__(self) -> int:
         return len(self._members)
@@ -48,94 +48,112 @@ class Waiting:
     def total_tokens(self) -> int:
         return sum(self.num_tokens)
 
-    def put(self, sequence: Sequence) -> None:
-        """A sequence that has never run."""
+    def put(self, sequence: Sequence, start_by_s: float | None = None) -> None:
+        """A sequence that has never run.  start_by_s: after it its deadline is out of reach"""
         self._members[sequence.sequence_id] = sequence
         lane, account = sequence.lane, sequence.account
-        heappush(self._queues.setdefault(account, []), (_due_s(sequence), sequence.arrival, 0, sequence))
-        self.lanes[lane].join(account)
+        queue = self._queues.get(account)
+        if queue is None:
+            queue = self._queues[account] = SequenceHeap(self._members)
+        queue.put(_due_s(sequence), sequence)
+        insort(self._due_s[lane], _due_s(sequence))
+        self.lanes[lane].join(account, len(sequence.token_ids))
         self.count[lane] += 1
         self.num_tokens[lane] += len(sequence.token_ids)
-        heappush(self._by_age[lane], (sequence.arrival_s, sequence.arrival, 0, sequence))
-        if sequence.deadline_s is not None:
-            heappush(self._by_deadline, (sequence.deadline_s, sequence.arrival, 0, sequence))
+        if lane is not Lane.INTERACTIVE:
+            self._by_age[lane].put(sequence.arrival_s, sequence)
+        if start_by_s is not None:
+            sequence.is_watched = True
+            self.by_deadline.put(start_by_s, sequence)
 
     def put_back(self, sequence: Sequence) -> None:
         """A sequence that was preempted."""
         self._members[sequence.sequence_id] = sequence
-        generation = sequence.generation
-        heappush(self._returning[sequence.lane], (0.0, sequence.arrival, generation, sequence))
-        heappush(self._by_age[sequence.lane], (sequence.arrival_s, sequence.arrival, generation, sequence))
+        self.preempted_tokens += len(sequence.token_ids)
+        self._returning[sequence.lane].put(0.0, sequence)
+        if sequence.lane is not Lane.INTERACTIVE:
+            self._by_age[sequence.lane].put(sequence.arrival_s, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it stands."""
         del self._members[sequence.sequence_id]
-        if sequence.generation:
-            return
         lane, account = sequence.lane, sequence.account
+        if lane is not Lane.INTERACTIVE:
+            self._by_age[lane].left()
+        if sequence.is_watched:
+            sequence.is_watched = False
+            self.by_deadline.left()
+        if sequence.generation:
+            self.preempted_tokens -= len(sequence.token_ids)
+            self._returning[lane].left()
+            return
         self.count[lane] -= 1
+        del self._due_s[lane][bisect_left(self._due_s[lane], _due_s(sequence))]
         self.num_tokens[lane] -= len(sequence.token_ids)
-        self.lanes[lane].leave(account)
-        if not account.waiting:
+        self.lanes[lane].leave(account, len(sequence.token_ids))
+        if account.waiting:
+            self._queues[account].left()
+        else:
             del self._queues[account]
 
-    def next(self, lane: Lane, skipped: set[int]) -> Sequence | None:
-        """Who is admitted next in a lane, apart from the sequence ids `skipped`. It stays where it is."""
-        found = _first(self._returning[lane], self._members, skipped)
+    # Whose turn it is
+
+    def next(self, lane: Lane) -> Sequence | None:
+        """Who is admitted next in a lane, apart from those deferred. It stays where it is."""
+        found = self._returning[lane].first()
         if found is not None:
             return found
-        passed_over: set[str] = set()
-        while (account := self.lanes[lane].next(passed_over)) is not None:
-            found = _first(self._queues[account], self._members, skipped)
+        accounts = self.lanes[lane]
+        while (account := accounts.next()) is not None:
+            found = self._queues[account].first()
             if found is not None:
                 return found
-            passed_over.add(account.tenant)
+            accounts.set_aside()
         return None
 
-    def neglected_since_s(self, lane: Lane) -> float | None:
-        """Since when a lane has had something waiting and nobody was admitted from it; None: nothing waits."""
-        oldest = _first(self._by_age[lane], self._members, set())
-        return None if oldest is None else max(oldest.arrival_s, self.admitted_s[lane])
+    def defer(self, sequence: Sequence) -> None:
+        """Whom next() has just named is passed over until restore()."""
+        heap = self._returning[sequence.lane] if sequence.generation else self._queues[sequence.account]
+        assert heap.first() is sequence, "only the next one can be deferred"
+        heap.set_aside()
+        self._deferred.append(heap)
 
-    def earliest_deadline(self) -> Sequence | None:
-        """Of those that never ran, the one whose deadline comes first."""
-        return _first(self._by_deadline, self._members, set()) if self._by_deadline else None
+    def restore(self) -> None:
+        """Nobody is deferred any more."""
+        for heap in self._deferred:
+            heap.restore()
+        self._deferred.clear()
+        for accounts in self.lanes:
+            accounts.restore()
+
+    def neglected_since_s(self, lane: Lane) -> float | None:
+        """Since when a lower lane has had something waiting and nobody was admitted from it; None: nothing waits."""
+        oldest = self._by_age[lane].first()
+        return None if oldest is None else max(oldest.arrival_s, self.admitted_s[lane])
 
     def num_due_before(self, lane: Lane, due_s: float) -> int:
         """Sequences that never ran, of this lane and the ones above it, that go before one that is due then."""
-        higher = sum(self.count[:lane])
-        members = self._members.values()
-        return higher + sum(1 for s in members if s.lane is lane and not s.generation and _due_s(s) <= due_s)
+        return sum(self.count[:lane]) + bisect_right(self._due_s[lane], due_s)
 
     def check_integrity(self) -> None:
         """Asserts that counts agree with members, and that nobody who waits holds blocks."""
         assert all(not s.block_table and not s.num_scheduled and not s.num_pending for s in self), "it holds blocks"
+        assert not self._deferred, "somebody is still deferred"
+        assert self.preempted_tokens == sum(len(s.token_ids) for s in self if s.generation), "tokens miscounted"
         for lane in Lane:
             self.lanes[lane].check_integrity()
             new = [s for s in self if s.lane is lane and not s.generation]
             assert self.count[lane] == len(new), "waiting sequences miscounted"
+            assert self._due_s[lane] == sorted(map(_due_s, new)), "due times miscounted"
             assert self.num_tokens[lane] == sum(len(s.token_ids) for s in new), "waiting tokens miscounted"
             for account in self.lanes[lane]:
-                assert account.waiting == sum(s.account is account for s in new), "an account is miscounted"
+                own = [s for s in new if s.account is account]
+                assert account.waiting == len(own), "an account is miscounted"
+                assert account.waiting_tokens == sum(len(s.token_ids) for s in own), "an account is miscounted"
+        kept = sum(map(len, (*self._queues.values(), *self._returning, *self._by_age, self.by_deadline)))
+        heaps = len(self._queues) + 2 * len(Lane) + 1
+        assert kept <= 6 * len(self._members) + 64 * heaps, f"{kept} entries for {len(self._members)} that wait"
 
 
 def _due_s(sequence: Sequence) -> float:
     return sequence.arrival_s + PATIENCE_S if sequence.deadline_s is None else sequence.deadline_s
-
-
-def _first(heap: Heap, members: dict[int, Sequence], skipped: set[int]) -> Sequence | None:
-    """The first entry that counts and is not skipped; void ones are dropped on the way."""
-    aside: Heap = []
-    found: Sequence | None = None
-    while heap:
-        _, _, generation, sequence = heap[0]
-        if sequence.sequence_id not in members or generation != sequence.generation:
-            heappop(heap)
-        elif sequence.sequence_id in skipped:
-            aside.append(heappop(heap))
-        else:
-            found = sequence
-            break
-    for entry in aside:
-        heappush(heap, entry)
-    return found

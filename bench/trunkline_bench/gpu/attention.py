@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from trunkline_bench.gpu import ceilings
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.paged import Decode, Paged, Prefill
 from trunkline_bench.gpu.shapes import Shapes, median_s
@@ -28,6 +29,12 @@ def check(shapes: Shapes) -> Rows:
     found = decode().float()
     expected = torch.cat([truth(decode.q[i : i + 1], *paged.contiguous(i)) for i in range(len(contexts))])
     rows: Rows = [_compared("decode attention", found, expected, shapes)]
+    count, common, own = (5, 64, 9) if shapes.tiny else (40, 2048, 77)
+    paged = Paged.make(shapes, [common + own + i for i in range(count)], shared=common)
+    decode = Decode(shapes, paged, shared=common)
+    found = decode().float()
+    expected = torch.cat([truth(decode.q[i : i + 1], *paged.contiguous(i)) for i in range(count)])
+    rows.append(_compared("decode attention, shared prefix", found, expected, shapes))
     new = 16 if shapes.tiny else 300
     paged = Paged.make(shapes, [new, new + 1, 3 * new, 3 * new + 7])
     for deterministic in (False, True):
@@ -46,8 +53,9 @@ def _compared(name: str, found: Tensor, expected: Tensor, shapes: Shapes) -> dic
 
 
 def decode_speed(shapes: Shapes) -> Rows:
-    """Bytes per second over batch and context."""
+    """Bytes per second over batch and context, and as a share of what a copy reaches."""
     rows: Rows = []
+    copy = ceilings.bandwidth(shapes)
     for context in shapes.decode_contexts:
         for batch in shapes.decode_batches:
             token_bytes = 2 * shapes.num_kv_heads * shapes.head_dim * shapes.dtype.itemsize
@@ -55,10 +63,30 @@ def decode_speed(shapes: Shapes) -> Rows:
                 continue
             paged = Paged.make(shapes, [context] * batch)
             time_s = median_s(Decode(shapes, paged), shapes.device)
+            rate = paged.read_bytes() / time_s
             rows.append(
-                {"batch": batch, "context": context, "us": time_s * 1e6, "gb_per_s": paged.read_bytes() / time_s / 1e9}
-            )
+                {
+                    "batch": batch, "context": context, "us": time_s * 1e6, "gb_per_s": rate / 1e9,
+                    "of_copy": rate / copy,
+                }
+            )  # fmt: skip
             del paged
+    return [*rows, *_shared_prefix_speed(shapes)]
+
+
+def _shared_prefix_speed(shapes: Shapes) -> Rows:
+    """Decodes with a long common prefix: as if each had its own, and read once. The rate counts every context."""
+    count, common, own = shapes.shared_prefix
+    paged = Paged.make(shapes, [common + own] * count, shared=common)
+    rows: Rows = []
+    for shared in (0, common):
+        time_s = median_s(Decode(shapes, paged, shared=shared), shapes.device)
+        rows.append(
+            {
+                "batch": count, "context": common + own, "shared": common, "read": "once" if shared else "for each",
+                "us": time_s * 1e6, "effective_gb_per_s": paged.read_bytes() / time_s / 1e9,
+            }
+        )  # fmt: skip
     return rows
 
 
@@ -83,4 +111,5 @@ def prefill_speed(shapes: Shapes) -> Rows:
                 "sdpa_tflop_per_s": flop / sdpa_s / 1e12, "ratio": sdpa_s / ours_s,
             }
         )  # fmt: skip
+        del paged, prefill, q, k, v
     return rows

@@ -1,78 +1,97 @@
-"""The whole engine on real shapes with random weights: output tokens per second, time of a decode step."""
+"""The whole engine on real shapes with random weights: output tokens per second, steps against their roofline."""
 
 import statistics
 import time
 from collections import defaultdict
 
-from trunkline.engine.v1.engine_pb2 import EngineRequest
-from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.worker_pb2 import Submit
+from trunkline.engine.v1.engine_pb2 import EngineStep
+from trunkline_bench.gpu import ceilings
 from trunkline_bench.gpu.ceilings import Rows
+from trunkline_bench.gpu.engine_run import EngineUnderTest, running
 from trunkline_bench.gpu.shapes import Shapes
-from trunkline_worker.engine_process import build_engine
-from trunkline_worker.model.loading import load_model
-from trunkline_worker.settings import EngineSettings
+from trunkline_bench.simulation.fitted_cost import fit
+
+FITTED = "h200-8b-fitted.json"  # for `trunkline bench simulate --profile`
 
 
 def measure(shapes: Shapes) -> Rows:
-    """All requests at once, for a window of time or until they are done."""
-    settings = EngineSettings(
-        model=str(shapes.model), dtype="auto", load_format="auto" if shapes.tiny else "dummy",
-        device=shapes.device.type, kernels="triton",
-        max_step_tokens=64 if shapes.tiny else 8192, max_running_requests=shapes.requests,
-        itl_target_ms=0.0, interactive_reserve=0.0, kv_blocks=64 if shapes.tiny else None,
-        context_length=256 if shapes.tiny else 4096,
-    )  # fmt: skip
-    started_s = time.perf_counter()
-    model = load_model(
-        shapes.model, dtype=settings.dtype, device=shapes.device, load_format=settings.load_format,
-        kernels=settings.kernels, context_length=settings.context_length,
-    )  # fmt: skip
-    engine, _ = build_engine(settings, model, shapes.device)
-    ready_s = time.perf_counter() - started_s
-    sampling = SamplingParams(temperature=0, max_tokens=shapes.output_tokens, ignore_eos=True, seed=0)
-    prompt_base = model.spec.vocab_size // 2
-    submits = [
-        Submit(
-            handle=handle,
-            prompt_token_ids=[(handle * 7919 + at * 31) % prompt_base for at in range(shapes.prompt_tokens)],
-            sampling=sampling,
-        )
-        for handle in range(shapes.requests)
-    ]
-    started_s = time.perf_counter()
-    engine.accept(EngineRequest(submits=submits))
-    tokens = 0
-    decode_from: tuple[float, int] | None = None  # when every prompt was done
-    step_times: defaultdict[int, list[float]] = defaultdict(list)
-    firsts = 0
-    while engine.has_work and time.perf_counter() - started_s < shapes.engine_window_s:
-        step = engine.step()
-        if step is None:
-            continue
-        made = len(step.token_ids)
-        for output in step.outputs:
-            assert not output.HasField("error"), output.error
-            made += len(output.token_ids)
-            firsts += output.HasField("prompt")
-        tokens += made
-        if firsts == shapes.requests:
-            now_s = time.perf_counter()
+    """All requests at once, for a window of time or until they are done; then one alone. The steps' times are fitted:
+    a profile for the simulator."""
+    with running(shapes) as run:
+        rows: Rows = [{"what": "cold start", "load_s": run.load_s, "warm_up_s": run.warm_up_s}]
+        samples = run.record()
+        rows += saturated(shapes, run)
+        run.abandon()
+        rows.append(alone(shapes, run))
+        (shapes.output / FITTED).write_text(fit([sample for sample in samples if sample[1] > 0]).to_json())
+        rows.append({"what": "fitted step cost", "file": FITTED, "steps": len(samples)})
+    return rows
+
+
+def saturated(shapes: Shapes, run: EngineUnderTest) -> Rows:
+    """Every request from the start: tokens per second, alone and once every prompt is done; steps by batch."""
+    device_s: defaultdict[int, list[float]] = defaultdict(list)
+    kv_tokens: defaultdict[int, list[int]] = defaultdict(list)
+    decode_from: tuple[float, int] | None = None
+    busy_s = 0.0
+
+    def count() -> int:
+        return sum(len(stream.tokens) for stream in run.streams.values())
+
+    def watch(step: EngineStep) -> None:
+        nonlocal decode_from, busy_s
+        last = run.engine.scheduler.stats.last
+        busy_s += last.device_time_s
+        if all(stream.tokens for stream in run.streams.values()):
             if decode_from is None:
-                decode_from = (now_s, tokens)
-            step_times[made].append(engine.scheduler.stats.last.device_time_s)
-    seconds = time.perf_counter() - started_s
+                decode_from = time.perf_counter(), count()
+            if last.prefill_tokens == 0 and last.decode_tokens:
+                device_s[last.decode_tokens].append(last.device_time_s)
+                kv_tokens[last.decode_tokens].append(sum(len(s.token_ids) for s in run.engine.scheduler.running))
+
+    for handle in range(shapes.requests):
+        run.submit(handle, run.prompt(handle, shapes.prompt_tokens), shapes.output_tokens)
+    started_s = time.perf_counter()
+    run.run(started_s + shapes.engine_window_s, watch)
+    ended_s = time.perf_counter()
     rows: Rows = [
         {
             "what": f"{shapes.requests} x ({shapes.prompt_tokens} in, {shapes.output_tokens} out)",
-            "model": shapes.model.name, "output_tok_per_s": tokens / seconds, "window_s": seconds,
-            "finished": not engine.has_work, "ready_s": ready_s,
+            "model": shapes.model.name, "output_tok_per_s": count() / (ended_s - started_s),
+            "window_s": ended_s - started_s, "finished": not run.engine.has_work,
+            "device_idle_share": max(0.0, 1 - busy_s / (ended_s - started_s)),
         }
     ]  # fmt: skip
-    if decode_from is not None and tokens > decode_from[1]:
-        rate = (tokens - decode_from[1]) / (time.perf_counter() - decode_from[0])
+    if decode_from is not None and count() > decode_from[1]:
+        rate = (count() - decode_from[1]) / (ended_s - decode_from[0])
         rows.append({"what": "decode alone", "output_tok_per_s": rate})
-    for batch, times in sorted(step_times.items()):
-        if batch and len(times) >= 5:
-            rows.append({"what": "decode step", "batch": batch, "median_ms": statistics.median(times) * 1e3})
+    for batch, times in sorted(device_s.items()):
+        if len(times) >= 5:
+            bound_s = decode_bound_s(shapes, run, batch, statistics.median(kv_tokens[batch]))
+            step_s = statistics.median(times)
+            rows.append(
+                {"what": "decode step", "batch": batch, "median_ms": step_s * 1e3, "of_roofline": bound_s / step_s}
+            )
     return rows
+
+
+def alone(shapes: Shapes, run: EngineUnderTest) -> dict[str, object]:
+    """One request: its tokens per second against reading the weights once for each."""
+    handle = shapes.requests
+    run.submit(handle, run.prompt(handle, shapes.prompt_tokens), min(shapes.output_tokens, 256))
+    run.run()
+    stream = run.streams[handle]
+    bound_s = decode_bound_s(shapes, run, 1, shapes.prompt_tokens)
+    return {
+        "what": "one request", "tok_per_s": stream.tokens_per_s, "of_bandwidth_bound": stream.tokens_per_s * bound_s,
+        "ttft_ms": stream.ttft_s * 1e3,
+    }  # fmt: skip
+
+
+def decode_bound_s(shapes: Shapes, run: EngineUnderTest, batch: int, kv_tokens: float) -> float:
+    """The least time of a step that only decodes: the matrices by bandwidth or arithmetic, whichever is longer, then
+    the keys and values."""
+    bandwidth, flops = ceilings.bandwidth(shapes), ceilings.flops(shapes)
+    parameters = run.weight_bytes / shapes.dtype.itemsize
+    matrices_s = max(run.weight_bytes / bandwidth, 2 * parameters * batch / flops)
+    return matrices_s + kv_tokens * run.kv_bytes / bandwidth

@@ -18,17 +18,22 @@ from pathlib import Path
 import torch
 import triton
 
-from trunkline_bench.gpu import attention, ceilings, engine
+from trunkline_bench.gpu import attention, ceilings, closed_loop, costs, engine, equality, hugging_face, token_wise
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.shapes import Shapes
 
 RESULTS = Path(__file__).parents[2] / "results" / "gpu"
 STAGES: dict[str, Callable[[Shapes], Rows]] = {
     "ceilings": ceilings.measure,
-    "correctness": attention.check,
+    "attention correctness": attention.check,
+    "other kernels' correctness": token_wise.check,
+    "engine equality": equality.check,
     "decode attention": attention.decode_speed,
     "prefill attention": attention.prefill_speed,
     "engine": engine.measure,
+    "closed loop": closed_loop.measure,
+    "options": costs.measure,
+    "transformers": hugging_face.measure,
 }
 
 
@@ -53,7 +58,7 @@ def main() -> None:
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"{report['date']}.json"
-    shapes = Shapes.of(device, arguments.tiny)
+    shapes = Shapes.of(device, arguments.output, arguments.tiny)
     failed = False
     for name in names:
         started_s = time.perf_counter()

@@ -8,10 +8,23 @@ import torch
 from torch import Tensor
 
 from trunkline_bench.gpu.shapes import Shapes
-from trunkline_kernels.gpu.decode_attention import DecodePlan, decode_attention, decode_tiling_for
-from trunkline_kernels.gpu.ragged_attention import ragged_attention, tiles_of, tiling_for
+from trunkline_kernels.gpu.decode_attention import decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.ragged_attention import (
+    SPLIT,
+    Pieces,
+    ragged_attention,
+    split_tiles_of,
+    tiles_of,
+    tiling_for,
+)
+from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.gpu.prefix_groups import PrefixGroup, prefix_tiles
+from trunkline_worker.gpu.row_table import TableRow
+from trunkline_worker.gpu.step_inputs import PREFIX_ALIGNMENT
 from trunkline_worker.model.gpu_decoder import Chip
+from trunkline_worker.plan import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +36,10 @@ class Paged:
     context_lens: list[int]
 
     @classmethod
-    def make(cls, shapes: Shapes, context_lens: list[int], dtype: torch.dtype | None = None) -> "Paged":
+    def make(
+        cls, shapes: Shapes, context_lens: list[int], dtype: torch.dtype | None = None, *, shared: int = 0
+    ) -> "Paged":
+        """shared: so many first tokens of all are the same blocks; a multiple of a block"""
         counts = [-(-context // shapes.block_size) for context in context_lens]
         shape = (sum(counts) + 1, shapes.block_size, shapes.num_kv_heads, shapes.head_dim)
         keys, values = (torch.randn(shape, device=shapes.device, dtype=dtype or shapes.dtype) for _ in range(2))
@@ -31,6 +47,7 @@ class Paged:
         tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
         for row, (count, end) in enumerate(zip(counts, itertools.accumulate(counts), strict=True)):
             tables[row, :count] = order[end - count : end]
+        tables[:, : shared // shapes.block_size] = tables[0, : shared // shapes.block_size]
         return cls(KVLayer(keys, values), tables.to(shapes.device), context_lens)
 
     def contiguous(self, row: int) -> tuple[Tensor, Tensor]:
@@ -46,9 +63,12 @@ class Paged:
 
 
 class Decode:
-    """decode_attention over all sequences, ready to be called."""
+    """decode_attention over all sequences, ready to be called.
 
-    def __init__(self, shapes: Shapes, paged: Paged) -> None:
+    shared: the first tokens are the same blocks for all, and read once
+    """
+
+    def __init__(self, shapes: Shapes, paged: Paged, *, shared: int = 0) -> None:
         count = len(paged.context_lens)
         self.q = torch.randn(count, shapes.num_heads, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
         self.out = torch.empty_like(self.q)
@@ -60,12 +80,33 @@ class Decode:
             max_seqs=count, num_heads=shapes.num_heads, num_kv_heads=shapes.num_kv_heads, head_dim=shapes.head_dim,
             num_multiprocessors=chip.num_multiprocessors, device=shapes.device,
         )  # fmt: skip
-        self._plan.update(self._context_lens)
+        group = shapes.num_heads // shapes.num_kv_heads
+        self._prefix_tiling = tiling_for(
+            head_dim=shapes.head_dim, group=group, dtype=shapes.dtype, kv_dtype=paged.kv.keys.dtype,
+            shared_memory=chip.shared_memory,
+        )  # fmt: skip
+        tile_seqs = self._prefix_tiling.tokens(group)
+        rows = [TableRow(at, at, Sampling(1), 1, [], 1, 0) for at in range(count)]
+        most = -(-4 * chip.num_multiprocessors // shapes.num_kv_heads) + -(-count // tile_seqs)
+        groups = [PrefixGroup(np.arange(count), shared)] if shared else []
+        found = prefix_tiles(groups, rows, tile_seqs=tile_seqs, most=most, align=PREFIX_ALIGNMENT)
+        room = PrefixRoom.allocate(
+            num_tiles=most, tile_seqs=tile_seqs, num_heads=shapes.num_heads, head_dim=shapes.head_dim,
+            device=shapes.device,
+        )  # fmt: skip
+        self._rows = torch.arange(count, dtype=torch.int32, device=shapes.device)
+        tiles, of_sequence = (torch.from_numpy(x).to(shapes.device) for x in (found.tiles, found.of_sequence))
+        self._prefixes = SharedPrefixes(tiles, of_sequence, room)
+        self._plan.update(self._context_lens, of_sequence)
 
     def __call__(self) -> Tensor:
+        tables = self._paged.block_tables
+        shared_prefix(
+            self.q, self._paged.kv, self._prefixes, block_tables=tables, tiling=self._prefix_tiling, scale=self._scale
+        )
         decode_attention(
-            self.q, self._paged.kv, self.out, context_lens=self._context_lens, block_tables=self._paged.block_tables,
-            plan=self._plan, tiling=self._tiling, scale=self._scale,
+            self.q, self._paged.kv, self.out, context_lens=self._context_lens, rows=self._rows, block_tables=tables,
+            plan=self._plan, prefixes=self._prefixes, tiling=self._tiling, scale=self._scale,
         )  # fmt: skip
         return self.out
 
@@ -77,23 +118,28 @@ class Prefill:
         count = len(paged.context_lens)
         self.q = torch.randn(count * new, shapes.num_heads, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
         self.out = torch.empty_like(self.q)
-        self._paged, self._scale, self._deterministic = paged, shapes.head_dim**-0.5, deterministic
+        self._paged, self._scale = paged, shapes.head_dim**-0.5
         group = shapes.num_heads // shapes.num_kv_heads
         self._tiling = tiling_for(
             head_dim=shapes.head_dim, group=group, dtype=shapes.dtype, kv_dtype=paged.kv.keys.dtype,
-            shared_memory=Chip.of(shapes.device).shared_memory,
+            shared_memory=Chip.of(shapes.device).shared_memory, split=deterministic,
         )  # fmt: skip
         lens, contexts = np.full(count, new, np.int32), np.array(paged.context_lens, np.int32)
-        tiles = tiles_of(lens, self._tiling.tokens(group), computed=contexts - lens if deterministic else None)
+        tile_tokens = self._tiling.tokens(group)
+        self._split = SPLIT if deterministic else 0
+        found = split_tiles_of(lens, contexts, tile_tokens, SPLIT) if deterministic else tiles_of(lens, tile_tokens)
+        cut = torch.from_numpy(found.cut).to(shapes.device)
+        self._pieces = Pieces.allocate(found.num_slots, shapes.num_heads, shapes.head_dim, cut)
+        self._rows = torch.arange(count, dtype=torch.int32, device=shapes.device)
         starts = np.arange(count + 1, dtype=np.int32) * new
         self._tiles, self._starts, self._contexts = (
-            torch.from_numpy(array).to(shapes.device) for array in (tiles, starts, contexts)
+            torch.from_numpy(array).to(shapes.device) for array in (found.tiles, starts, contexts)
         )
 
     def __call__(self) -> Tensor:
         ragged_attention(
             self.q, self._paged.kv, self.out, tiles=self._tiles, query_starts=self._starts,
-            context_lens=self._contexts, block_tables=self._paged.block_tables, tiling=self._tiling, scale=self._scale,
-            deterministic=self._deterministic,
+            context_lens=self._contexts, rows=self._rows, block_tables=self._paged.block_tables,
+            tiling=self._tiling, scale=self._scale, split=self._split, pieces=self._pieces,
         )  # fmt: skip
         return self.out

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +33,27 @@ class Shapes:
     prompt_tokens: int = 1024
     output_tokens: int = 1024
     engine_window_s: float = 60.0
+    users: int = 128
+    user_prompt_tokens: int = 512
+    user_output_tokens: int = 256
+    closed_loop_s: float = 40.0
+    cost_prompt_tokens: int = 512
+    cost_output_tokens: int = 192
+    peer: tuple[int, int, int] = (128, 1024, 256)  # requests, tokens in, tokens out
+    shared_prefix: tuple[int, int, int] = (128, 8192, 512)  # decodes, tokens they share, tokens of their own
+    output: Path = Path("results")  # folder for what a stage writes beside its rows
 
     @classmethod
-    def of(cls, device: torch.device, tiny_model: Path | None = None) -> "Shapes":
+    def of(cls, device: torch.device, output: Path, tiny_model: Path | None = None) -> "Shapes":
         """An 8B model's, or tiny ones with this model."""
         if tiny_model is None:
-            return cls(device, torch.bfloat16, False)
+            return cls(device, torch.bfloat16, False, output=output)
         return cls(
             device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, copy_bytes=1 << 16, matmul=64,
             decode_batches=(1, 3), decode_contexts=(20, 70), prefill=((2, 33),), model=tiny_model, requests=2,
-            prompt_tokens=9, output_tokens=3, engine_window_s=30.0,
+            prompt_tokens=9, output_tokens=3, engine_window_s=30.0, users=2, user_prompt_tokens=6, user_output_tokens=3,
+            closed_loop_s=0.0, cost_prompt_tokens=5, cost_output_tokens=3, peer=(2, 9, 3), shared_prefix=(5, 64, 9),
+            output=output,
         )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Is the simulator right? The engine on this machine's CPU replays a trace in real time, and the simulator,
-calibrated on steps of that engine, replays the same trace in virtual time.
+calibrated on steps of that engine, replays the same trace in virtual time. The calibration is written beside the
+result, for `trunkline bench simulate --profile FILE`.
 
 The steps are those of the minute before and of the minute after: a shared machine's speed drifts by some percent.
 Half the capacity, because close to all of it every percent of a step's time is ten of the waiting time.
@@ -178,9 +179,15 @@ def main() -> None:
         f"- calibrated on {num_samples:,} steps before and after it\n\n"
         + report.table(rows, ("measured", "simulated", "difference"))
     )
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "calibration.md").write_text(text)
+    write(arguments.output, text, replace(cost, kv_tokens=KV_BLOCKS * BLOCK_SIZE).with_host_s(host_s))
     print(text)
+
+
+def write(folder: Path, text: str, cost: FittedCost) -> None:
+    """The result, and beside it the cost of a step of this engine, the host's part included."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "calibration.md").write_text(text)
+    (folder / "calibration.json").write_text(cost.to_json())
 
 
 if __name__ == "__main__":

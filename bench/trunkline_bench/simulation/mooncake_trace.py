@@ -12,11 +12,12 @@ from trunkline_bench.simulation.traces import (
     TraceRequest,
     json_lines,
     lane_and_tenant,
-    number_of,
+    num_tokens_of,
     random_prompt,
-    whole_number_of,
+    time_of,
 )
 
+TICKS_PER_S = 1e3
 TOKENS_PER_ID = 512
 LAST_BUCKET_S = 3.0
 
@@ -25,9 +26,9 @@ def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
     """Raises TraceError."""
     requests = []
     for line, entry in json_lines(path, limit):
-        time_s = number_of(path, line, entry, "timestamp", 0) / 1e3
-        prompt_tokens = whole_number_of(path, line, entry, "input_length", 1)
-        output_tokens = whole_number_of(path, line, entry, "output_length", 1)
+        time_s = time_of(path, line, entry, TICKS_PER_S)
+        prompt_tokens = num_tokens_of(path, line, entry, "input_length")
+        output_tokens = num_tokens_of(path, line, entry, "output_length")
         ids = entry.get("hash_ids")
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
             raise TraceError(f"{path}:{line}: hash_ids must be a list of whole numbers")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineStep
+from trunkline.status import CONTEXT_LENGTH_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetStatsResponse, Submit
 from trunkline_bench.simulation.simulated_executor import END_TOKEN, SimulatedExecutor, StepCost, VirtualClock
@@ -59,6 +60,22 @@ class Worker:
     host_s: float = 0.0
     fast_forward: bool = True
 
+    @property
+    def max_total_tokens(self) -> int:
+        """Of prompt and output together: the context, or the KV pool where that is smaller."""
+        return min(self.context_length, self.num_blocks * self.block_size)
+
+    def can_hold(self, request: TraceRequest) -> bool:
+        """Whether there is room for the prompt and one token more."""
+        return request.prompt_tokens < self.max_total_tokens
+
+
+class StatsOfAllTime(EngineStats):
+    """The engine's statistics forget what is a minute or two old; a run's are of the whole of it."""
+
+    def turn_windows(self, now_s: float) -> None:
+        pass
+
 
 def replay(
     requests: list[TraceRequest],
@@ -70,18 +87,20 @@ def replay(
 ) -> Replayed:
     """Runs requests in order of arrival; stops when all are done, or at `until_s`.
 
-    Requests that ask for more than the worker can hold are refused by the engine, as they would be.
+    Requests that ask for more than the worker can hold are refused, as the engine would: before their prompts are made,
+    which might not fit in memory.
+
+    Raises RuntimeError where requests are left and nothing will ever happen: the engine has lost sight of them.
     """
     clock = VirtualClock()
     lengths = {handle: request.output_tokens for handle, request in enumerate(requests)}
     executor = SimulatedExecutor(worker.cost, clock, lengths, run_ahead=worker.run_ahead, host_s=worker.host_s)
     tree = PrefixTree("simulated", worker.block_size)
-    stats = EngineStats(0.0)
-    capacity = min(worker.context_length, worker.num_blocks * worker.block_size)
+    stats = StatsOfAllTime(0.0)
     engine = Engine(
         Scheduler(worker.limits, KVBlocks(worker.num_blocks, tree), stats),
         executor,
-        ModelLimits(capacity, frozenset([END_TOKEN])),
+        ModelLimits(worker.max_total_tokens, frozenset([END_TOKEN])),
         clock,
         repeating=executor if worker.fast_forward else None,
     )
@@ -91,7 +110,11 @@ def replay(
     upcoming = 0
     while clock.now_s < until_s and (upcoming < len(requests) or engine.has_work):
         while upcoming < len(requests) and requests[upcoming].arrival_s <= clock.now_s:
-            engine.accept(EngineRequest(submits=[_submit(upcoming, requests[upcoming], weights)]))
+            if worker.can_hold(requests[upcoming]):
+                engine.accept(EngineRequest(submits=[_submit(upcoming, requests[upcoming], weights)]))
+            else:
+                outcomes[upcoming].refused = CONTEXT_LENGTH_EXCEEDED
+                outcomes[upcoming].done_s = clock.now_s
             upcoming += 1
         next_s = requests[upcoming].arrival_s if upcoming < len(requests) else float("inf")
         engine.next_arrival_s = min(next_s, until_s)
@@ -100,10 +123,17 @@ def replay(
             _record(step, clock.now_s, run, stats, engine)
             if on_step is not None:
                 on_step(clock.now_s, engine)
-        elif engine.is_waiting:
+        elif engine.is_waiting and (upcoming < len(requests) or engine.has_work):
             wakes_s = engine.wakes_s() if engine.has_work else None
-            times_s = [next_s, until_s, executor.next_done_s, *([] if wakes_s is None else [wakes_s])]
-            clock.advance_to(min(time_s for time_s in times_s if time_s > clock.now_s))
+            times_s = [next_s, executor.next_done_s, *([] if wakes_s is None else [wakes_s])]
+            event_s = min((time_s for time_s in times_s if time_s > clock.now_s), default=float("inf"))
+            if event_s == float("inf"):
+                left = sum(outcome.done_s is None for outcome in outcomes)
+                raise RuntimeError(
+                    f"the engine is stuck: {left} requests are left at {clock.now_s:.3f} s of virtual time, and there "
+                    "is nothing to wait for"
+                )
+            clock.advance_to(min(event_s, until_s))
     run.stats = engine.stats()
     run.duration_s = clock.now_s - (requests[0].arrival_s if requests else 0.0)
     return run

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trunkline_bench.simulation.replay import Replayed
+from trunkline_bench.simulation.traces import LANES
+from trunkline_worker.lanes import Lane
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -24,17 +26,24 @@ def ttfts(run: Replayed, lane: str | None = None) -> list[float]:
     ]
 
 
-def e2es(run: Replayed) -> list[float]:
+def e2es(run: Replayed, lane: str | None = None) -> list[float]:
     return [
         outcome.done_s - outcome.request.arrival_s
         for outcome in run.outcomes
-        if outcome.done_s is not None and not outcome.refused
+        if outcome.done_s is not None and not outcome.refused and (lane is None or outcome.request.lane == lane)
     ]
 
 
-def output_rate(run: Replayed) -> float:
-    """Output tokens per second."""
-    return sum(outcome.output_tokens for outcome in run.outcomes) / run.duration_s
+def output_rate(run: Replayed, lane: str | None = None) -> float:
+    """Output tokens per second; 0 where everything was refused at once."""
+    tokens = sum(outcome.output_tokens for outcome in run.outcomes if lane is None or outcome.request.lane == lane)
+    return tokens / run.duration_s if tokens else 0.0
+
+
+def lanes_of(run: Replayed) -> list[str]:
+    """The lanes that the requests came in, highest first."""
+    present = {outcome.request.lane for outcome in run.outcomes}
+    return [lane for lane in LANES if lane in present]
 
 
 COLUMNS = (
@@ -43,22 +52,42 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def row(run: Replayed) -> list[str]:
-    """One run, in the order of COLUMNS."""
-    steps, first, whole = run.stats.steps, ttfts(run), e2es(run)
+def rows(name: str, run: Replayed) -> dict[str, list[str]]:
+    """One run; where its requests came in several lanes, all of them together and each by itself."""
+    present = lanes_of(run)
+    if len(present) == 1:
+        return {name: row(run)}
+    return {f"{name}, all lanes": row(run)} | {f"{name}, {lane}": row(run, lane) for lane in present}
+
+
+def row(run: Replayed, lane: str | None = None) -> list[str]:
+    """One run, or one lane of it, in the order of COLUMNS. What is counted otherwise is left out: steps, which serve
+    all lanes at once, for one lane; times between tokens, which are counted by lane, for several."""
+    steps, first, whole = run.stats.steps, ttfts(run, lane), e2es(run, lane)
     computed = steps.prefill_tokens + steps.decode_tokens + steps.padding_tokens
-    itl = max(run.stats.lanes, key=lambda lane: lane.itl_s.count).itl_s
     prompts = steps.prefill_tokens + steps.prefix_hit_tokens
     return [
-        f"{output_rate(run):,.0f}",
-        " / ".join(f"{percentile(first, share):.3g}" for share in (0.5, 0.9, 0.99)),
-        f"{itl.p50 * 1e3:.1f} / {itl.p99 * 1e3:.1f}",
-        " / ".join(f"{percentile(whole, share):.3g}" for share in (0.5, 0.99)),
-        f"{steps.padding_tokens / computed:.0%}" if computed else "-",
-        f"{steps.prefix_hit_tokens / prompts:.1%}" if prompts else "-",
-        f"{steps.preemptions:,}",
-        f"{sum(bool(outcome.refused) for outcome in run.outcomes):,}",
+        f"{output_rate(run, lane):,.0f}",
+        seconds(first, 0.5, 0.9, 0.99),
+        itl_ms(run, lanes_of(run) if lane is None else [lane]),
+        seconds(whole, 0.5, 0.99),
+        f"{steps.padding_tokens / computed:.0%}" if computed and lane is None else "-",
+        f"{steps.prefix_hit_tokens / prompts:.1%}" if prompts and lane is None else "-",
+        f"{steps.preemptions:,}" if lane is None else "-",
+        f"{sum(bool(o.refused) for o in run.outcomes if lane is None or o.request.lane == lane):,}",
     ]
+
+
+def seconds(values: list[float], *shares: float) -> str:
+    return " / ".join(f"{percentile(values, share):.3g}" for share in shares) if values else "-"
+
+
+def itl_ms(run: Replayed, lanes: list[str]) -> str:
+    """p50 and p99 of the times between tokens, if all are of one lane."""
+    if len(lanes) != 1:
+        return "-"
+    itl = run.stats.lanes[Lane[lanes[0].upper()]].itl_s
+    return f"{itl.p50 * 1e3:.1f} / {itl.p99 * 1e3:.1f}" if itl.count else "-"
 
 
 def table(rows: dict[str, list[str]], columns: tuple[str, ...] = COLUMNS, corner: str = "") -> str:

@@ -60,6 +60,7 @@ class SimulatedExecutor:
         self._output_lengths = output_lengths
         self._host_s = host_s
         self._left: dict[int, int] = {}  # tokens that a sequence will still generate, by id
+        self._prefilling: set[int] = set()  # sequences that have sampled nothing since they started, by id
         self._free_s = 0.0  # when the device has done all that was launched
         self._results: deque[tuple[StepResult, float]] = deque()
 
@@ -67,9 +68,11 @@ class SimulatedExecutor:
         left = self._left
         for sequence_id in plan.ended:
             del left[sequence_id]
+            self._prefilling.discard(sequence_id)
         for start in plan.starts:
             generated = len(start.token_ids) - start.prompt_len
             left[start.sequence_id] = self._output_lengths[start.sequence_id] - generated
+            self._prefilling.add(start.sequence_id)
         work = work_of(plan)
         begin_s = max(self._clock.now_s, self._free_s)
         if plan.repeats > 1:
@@ -80,6 +83,7 @@ class SimulatedExecutor:
         for step in plan.steps:
             if step.samples:
                 left[step.sequence_id] -= 1
+                self._prefilling.discard(step.sequence_id)
                 tokens.append(FIRST_TOKEN if left[step.sequence_id] else END_TOKEN)
             else:
                 tokens.append(None)
@@ -101,7 +105,9 @@ class SimulatedExecutor:
 
     def repeats(self, plan: StepPlan, most: int, until_s: float) -> int:
         """See executor.RepeatingExecutor. The next repetition is planned when the one before is done or, running
-        ahead, some time before: no later than that."""
+        ahead, some time before: no later than that. A prompt computed token by token is no decode: once only."""
+        if any(step.sequence_id in self._prefilling for step in plan.steps):
+            return 1
         most = min(most, *(self._left[step.sequence_id] for step in plan.steps))
         if most <= 1:
             return 1

@@ -13,9 +13,10 @@ from trunkline_bench.simulation.traces import (
     TraceRequest,
     json_lines,
     lane_and_tenant,
-    number_of,
+    time_of,
 )
 
+TICKS_PER_S = 1e6
 BYTES_PER_TOKEN = 4
 
 
@@ -23,7 +24,7 @@ def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
     """Raises TraceError."""
     requests = []
     for line, entry in json_lines(path, limit):
-        time_s = number_of(path, line, entry, "timestamp", 0) / 1e6
+        time_s = time_of(path, line, entry, TICKS_PER_S)
         for name in ("input", "output"):
             if not isinstance(entry.get(name), str):
                 raise TraceError(f"{path}:{line}: {name} must be text")

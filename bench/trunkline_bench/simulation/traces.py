@@ -7,13 +7,14 @@ Three formats, told apart by content: Mooncake's JSON lines (mooncake_trace.py),
 import csv
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from reprlib import repr as short  # of values that may be of any length: an error is one line
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -21,6 +22,10 @@ import numpy as np
 LANES = ("interactive", "standard", "batch")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 FIRST_ID = 3  # token ids below are special
+# Beyond these a number is a mistake of whoever wrote the trace.
+MOST_TOKENS = 1_000_000_000  # of a prompt, or of an output
+MOST_TIME_S = 1e10  # since 1970: until the year 2286
+LEAST_SPAN_S = 1e-6  # of a workload's arrivals: what came within less came at once
 
 
 class TraceError(Exception):
@@ -44,16 +49,16 @@ def read_trace(path: Path, *, vocab_size: int = 32_000, limit: int | None = None
     from trunkline_bench.simulation import mooncake_trace, text_trace
 
     requests: list[TraceRequest]
-    _, first = next(numbered_lines(path), (1, ""))
-    if not first.strip():
+    number, first = next(filled_lines(path), (1, ""))
+    if not first:
         raise TraceError(f"{path}: the file is empty")
     if first.strip().split(",")[: len(AZURE_COLUMNS)] == list(AZURE_COLUMNS):
         requests = _read_azure(path, vocab_size, limit)
     elif first.lstrip().startswith("{"):
-        is_mooncake = "hash_ids" in json_line(path, 1, first)
+        is_mooncake = "hash_ids" in json_line(path, number, first)
         requests = (mooncake_trace if is_mooncake else text_trace).read(path, vocab_size, limit)
     else:
-        raise TraceError(f"{path}:1: neither JSON lines nor a CSV with {', '.join(AZURE_COLUMNS)}")
+        raise TraceError(f"{path}:{number}: neither JSON lines nor a CSV with {', '.join(AZURE_COLUMNS)}")
     requests.sort(key=lambda request: request.arrival_s)
     first_s = requests[0].arrival_s
     return [replace(request, arrival_s=request.arrival_s - first_s) for request in requests]
@@ -80,13 +85,15 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             raise TraceError(f"{path}:{number + 1}: cannot be read: {error}") from None
 
 
+def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their numbers in the file."""
+    return ((number, line) for number, line in numbered_lines(path) if line.strip())
+
+
 def json_lines(path: Path, limit: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line that is not empty."""
-    for number, line in numbered_lines(path):
-        if limit is not None and number > limit:
-            return
-        if line.strip():
-            yield number, json_line(path, number, line)
+    """(line number, object) of the first `limit` lines that are not blank."""
+    for number, line in islice(filled_lines(path), limit):
+        yield number, json_line(path, number, line)
 
 
 def json_line(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -94,35 +101,48 @@ def json_line(path: Path, number: int, line: str) -> dict[str, Any]:
         found = json.loads(line)
     except ValueError as error:
         raise TraceError(f"{path}:{number}: not JSON: {error}") from None
+    except RecursionError:
+        raise TraceError(f"{path}:{number}: not JSON that can be read: nested too deeply") from None
     if not isinstance(found, dict):
         raise TraceError(f"{path}:{number}: not a JSON object")
     return found
 
 
-def number_of(path: Path, line: int, entry: dict[str, Any], name: str, least: float) -> float:
-    """A field that must be a number of at least `least`."""
+def number_of(path: Path, line: int, entry: dict[str, Any], name: str, least: float, most: float) -> float:
+    """A field that must be a number from `least` to `most`."""
     value = entry.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-        what = "is missing" if name not in entry else f"is {value!r}"
-        raise TraceError(f"{path}:{line}: {name} {what}; it must be a number of at least {least:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        what = "is missing" if name not in entry else f"is {short(value)}"
+        allowed = f"a number of at least {least:g} and at most {most:g}"
+        raise TraceError(f"{path}:{line}: {name} {what}; it must be {allowed}")
     return value
 
 
-def whole_number_of(path: Path, line: int, entry: dict[str, Any], name: str, least: int) -> int:
-    """A field that must be a whole number of at least `least`."""
-    value = number_of(path, line, entry, name, least)
+def time_of(path: Path, line: int, entry: dict[str, Any], ticks_per_s: float) -> float:
+    """`timestamp`, in seconds; it counts so many ticks a second."""
+    return number_of(path, line, entry, "timestamp", 0, MOST_TIME_S * ticks_per_s) / ticks_per_s
+
+
+def num_tokens_of(path: Path, line: int, entry: dict[str, Any], name: str) -> int:
+    """A field that must be a whole number of tokens, one at least."""
+    value = number_of(path, line, entry, name, 1, MOST_TOKENS)
     if value != int(value):
-        raise TraceError(f"{path}:{line}: {name} is {value!r}; it must be a whole number")
+        raise TraceError(f"{path}:{line}: {name} is {short(value)}; it must be a whole number")
     return int(value)
 
 
 def lane_and_tenant(path: Path, line: int, entry: dict[str, Any]) -> tuple[str, str]:
     lane, tenant = entry.get("lane", "standard"), entry.get("tenant", "")
     if lane not in LANES:
-        raise TraceError(f"{path}:{line}: lane is {lane!r}; it must be one of {', '.join(LANES)}")
-    if not isinstance(tenant, str):
-        raise TraceError(f"{path}:{line}: tenant is {tenant!r}; it must be text")
+        raise TraceError(f"{path}:{line}: lane is {short(lane)}; it must be one of {', '.join(LANES)}")
+    if not isinstance(tenant, str) or not is_text(tenant):
+        raise TraceError(f"{path}:{line}: tenant is {short(tenant)}; it must be text")
     return lane, tenant
+
+
+def is_text(value: str) -> bool:
+    """Whether a string has no half of a surrogate pair, which JSON lets through."""
+    return not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def random_prompt(seed: int, count: int, vocab_size: int) -> list[int]:
@@ -135,28 +155,41 @@ def random_prompt(seed: int, count: int, vocab_size: int) -> list[int]:
 def _read_azure(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
     """Azure LLM inference trace 2023: time, prompt tokens, output tokens. Prompts share nothing."""
     requests: list[TraceRequest] = []
-    rows = csv.DictReader(line for _, line in numbered_lines(path))
-    for number, row in enumerate(rows, start=2):
-        if limit is not None and len(requests) == limit:
-            break
-        values: dict[str, Any] = {}
+    for line, row in islice(csv_rows(path), limit):
         try:
             # Seven digits of a second's fraction: one more than datetime takes.
-            values["time"] = datetime.fromisoformat((row["TIMESTAMP"] or "")[:26]).timestamp()
-        except ValueError:
-            raise TraceError(f"{path}:{number}: TIMESTAMP is {row['TIMESTAMP']!r}, which is no time") from None
+            time_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+        except (ValueError, OverflowError):
+            raise TraceError(f"{path}:{line}: TIMESTAMP is {short(row['TIMESTAMP'])}, which is no time") from None
+        lengths: dict[str, int] = {}
         for name in AZURE_COLUMNS[1:]:
             try:
-                values[name] = int(row[name] or "")
+                lengths[name] = int(row[name])
             except ValueError:
-                raise TraceError(f"{path}:{number}: {name} is {row[name]!r}, which is no whole number") from None
-            number_of(path, number, values, name, 1)
-        tokens = values["ContextTokens"]
-        prompt = partial(random_prompt, number, tokens, vocab_size)
-        requests.append(TraceRequest(values["time"], tokens, values["GeneratedTokens"], prompt))
+                raise TraceError(f"{path}:{line}: {name} is {short(row[name])}, which is no whole number") from None
+        prompt_tokens, output_tokens = (num_tokens_of(path, line, lengths, name) for name in AZURE_COLUMNS[1:])
+        prompt = partial(random_prompt, line, prompt_tokens, vocab_size)
+        requests.append(TraceRequest(time_s, prompt_tokens, output_tokens, prompt))
     if not requests:
         raise TraceError(f"{path}: no requests")
     return requests
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(number of its first line, cells by column) of each row that is not blank, after the one with the names. Cells
+    that a row lacks are empty. Raises TraceError."""
+    rows = csv.reader(line.strip() for _, line in numbered_lines(path))
+    names: list[str] | None = None
+    line = 1
+    try:
+        for cells in rows:
+            if names is None:
+                names = cells or None
+            elif cells:
+                yield line, dict.fromkeys(names, "") | dict(zip(names, cells, strict=False))
+            line = rows.line_num + 1
+    except csv.Error as error:
+        raise TraceError(f"{path}:{line}: not CSV: {error}") from None
 
 
 # Made-up and changed workloads
@@ -170,7 +203,7 @@ def at_once(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
 def at_rate(requests: list[TraceRequest], requests_per_s: float) -> list[TraceRequest]:
     """The same requests in the same rhythm, faster or slower; the first one arrives at once."""
     first_s = requests[0].arrival_s
-    span_s = (requests[-1].arrival_s - first_s) or 1.0
+    span_s = max(requests[-1].arrival_s - first_s, LEAST_SPAN_S)
     factor = len(requests) / requests_per_s / span_s
     return [replace(request, arrival_s=(request.arrival_s - first_s) * factor) for request in requests]
 

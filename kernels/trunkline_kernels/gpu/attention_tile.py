@@ -72,3 +72,14 @@ def attend_tile(
         v = tl.load(values + place[:, None] + dim[None, :])
     acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision="ieee")
     return acc, raised, total
+
+
+@triton.jit
+def merge(acc, peak, total, other_acc, other_peak, other_total):
+    """Two partial results of the same queries as one. Peaks and totals broadcast against the accumulators."""
+    raised = tl.maximum(peak, other_peak)
+    # What lies before a window, or before anything was seen, has no anchor: -inf minus -inf is no number.
+    anchor = tl.where(raised == float("-inf"), 0.0, raised)
+    decay = tl.exp2(peak - anchor)
+    weight = tl.exp2(other_peak - anchor)
+    return acc * decay + other_acc * weight, raised, total * decay + other_total * weight

@@ -1,8 +1,7 @@
 """Attention of sequences with one new token each: each context is cut into pieces, and the pieces' results are merged.
 
-One decode reads its whole context and computes little, so the device is only busy when many programs read at once. How
-long a piece is, is decided on the device from the contexts of the step: few and long contexts are cut into many
-pieces, many short ones are not cut at all. A captured graph therefore serves any contexts.
+One decode reads its whole context and computes little, so the device is only busy when many programs read at once: see
+decode_plan. A prefix that several sequences share is read for all of them by shared_prefix, and merged here.
 
 Twin: trunkline_kernels.paged_attention. Source: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023); the merge is that of
 online softmax (Milakov and Gimelshein, 2018).
@@ -15,46 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile
+from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, merge
+from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.shared_prefix import SharedPrefixes
 from trunkline_kernels.ragged_batch import KVLayer
-
-SHORTEST_PIECE = 256  # tokens: below, a program's start and the merge cost more than the reading
-
-
-@triton.jit
-def _plan_pieces(
-    context_lens,  # [num_seqs] int32; 0: a row of padding
-    piece_sequences,  # [num_seqs + extra] int32 ← the sequence of each piece; -1: there is no such piece
-    piece_starts,  # [num_seqs + 1] int32 ← number of each sequence's first piece
-    piece_len,  # [1] int32 ← tokens
-    num_seqs,
-    num_slots,  # length of piece_sequences
-    extra,
-    SHORTEST: tl.constexpr,
-    FIXED: tl.constexpr,  # pieces of SHORTEST tokens, whatever the step holds
-    PADDED_SEQS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Grid: (num_seqs + 1). Each program places the pieces of its sequence; the last one clears what is left over."""
-    sequence = tl.program_id(0)
-    index = tl.arange(0, PADDED_SEQS)
-    lens = tl.load(context_lens + index, mask=index < num_seqs, other=0)
-    if FIXED:
-        length = SHORTEST
-    else:
-        # ceil(len / length) summed over the sequences is at most num_seqs + total / length: no more than the slots.
-        wanted = (tl.sum(lens) + extra - 1) // extra
-        length = tl.maximum((wanted + SHORTEST - 1) // SHORTEST * SHORTEST, SHORTEST)
-    counts = (lens + length - 1) // length
-    before = tl.sum(tl.where(index < sequence, counts, 0))
-    own = tl.sum(tl.where(index == sequence, counts, 0))
-    tl.store(piece_starts + sequence, before)
-    if sequence == num_seqs:
-        tl.store(piece_len, length)
-        own = num_slots - before
-    for start in tl.range(0, own, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        tl.store(piece_sequences + before + at, tl.where(sequence == num_seqs, -1, sequence), mask=at < own)
 
 
 @triton.jit
@@ -65,8 +28,10 @@ def _attend_pieces(
     partial_out,  # [num_pieces, num_heads, HEAD_DIM] float32 ← of the others, not yet divided by the total
     partial_stats,  # [num_pieces, num_heads, 2] float32 ← peak (base 2), total
     context_lens,  # [num_seqs] int32
-    block_tables,  # [num_seqs, max_blocks] int32
-    piece_sequences, piece_starts, piece_len,  # of _plan_pieces
+    rows_of,  # [num_seqs] int32: each sequence's row of block_tables
+    block_tables,  # [.., max_blocks] int32
+    prefixes,  # [num_seqs, 3] int32: tokens that shared_prefix has seen to, their first slot, their number of pieces
+    piece_sequences, piece_starts, piece_len,  # of DecodePlan
     key_scale, value_scale,  # [1] float32; not read unless SCALED
     scale,
     soft_cap,
@@ -83,7 +48,6 @@ def _attend_pieces(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
-    ALWAYS_MASKED: tl.constexpr,
 ):  # fmt: skip
     """Grid: (num_kv_heads, num_pieces)."""
     kv_head = tl.program_id(0)
@@ -96,7 +60,8 @@ def _attend_pieces(
     first_piece = tl.load(piece_starts + sequence)
     num_pieces = tl.load(piece_starts + sequence + 1) - first_piece
     length = tl.load(piece_len)
-    begin = (piece - first_piece) * length
+    prefix_len = tl.load(prefixes + sequence * 3)
+    begin = prefix_len + (piece - first_piece) * length
     end = tl.minimum(begin + length, context_len)
 
     rows = tl.arange(0, TILE_ROWS)
@@ -112,14 +77,14 @@ def _attend_pieces(
 
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    table = block_tables + sequence * table_stride
+    table = block_tables + tl.load(rows_of + sequence).to(tl.int64) * table_stride
     acc = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
     peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)
     if WINDOW:
         # Pieces are counted from position 0, so that the same ones exist with and without a window.
         begin = tl.maximum(begin, tl.maximum(context_len - window, 0) // TILE_KEYS * TILE_KEYS)
-    elif not ALWAYS_MASKED:
+    else:
         whole = begin + tl.maximum(end - begin, 0) // TILE_KEYS * TILE_KEYS
         for start in tl.range(begin, whole, TILE_KEYS):
             acc, peak, total = attend_tile(
@@ -132,7 +97,7 @@ def _attend_pieces(
             queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap, window,
             slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
         )  # fmt: skip
-    if num_pieces == 1:
+    if (num_pieces == 1) & (prefix_len == 0):
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows that are nobody's have seen nothing
         if SCALED:
             result = result * tl.load(value_scale)
@@ -146,10 +111,12 @@ def _attend_pieces(
 
 @triton.jit
 def _merge_pieces(
-    out,  # [num_seqs, num_heads, HEAD_DIM] ← of sequences with several pieces
+    out,  # [num_seqs, num_heads, HEAD_DIM] ← of sequences with several pieces, or with a shared prefix
     partial_out, partial_stats, piece_starts,  # as above
+    prefixes, prefix_tiles, prefix_out, prefix_stats,  # of SharedPrefixes
     value_scale,  # [1] float32; not read unless SCALED
     num_heads,
+    PREFIX_ROWS: tl.constexpr,  # sequences of a tile of a shared prefix
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     SCALED: tl.constexpr,
@@ -159,94 +126,37 @@ def _merge_pieces(
     sequence = tl.program_id(1)
     first = tl.load(piece_starts + sequence)
     last = tl.load(piece_starts + sequence + 1)
-    if last - first <= 1:
+    shared = tl.load(prefixes + sequence * 3 + 2)
+    if (last - first <= 1) & (shared == 0):
         return
     dim = tl.arange(0, PADDED_DIM)
     inside = dim < HEAD_DIM
     acc = tl.zeros([PADDED_DIM], tl.float32)
-    peak = float("-inf")
-    total = 0.0
+    peak = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    if shared > 0:
+        slot = tl.load(prefixes + sequence * 3 + 1).to(tl.int64)
+        place = (slot * PREFIX_ROWS + sequence - tl.load(prefix_tiles + slot * 5 + 1)) * num_heads + head
+    else:
+        place = tl.full([], 0, tl.int64)
+    for _ in tl.range(0, shared):
+        values = tl.load(prefix_out + place * HEAD_DIM + dim, mask=inside, other=0.0)
+        acc, peak, total = merge(
+            acc, peak, total, values, tl.load(prefix_stats + place * 2), tl.load(prefix_stats + place * 2 + 1)
+        )
+        place += PREFIX_ROWS * num_heads
     place = first.to(tl.int64) * num_heads + head
     for _ in tl.range(first, last):
-        piece_peak = tl.load(partial_stats + place * 2)
-        piece_total = tl.load(partial_stats + place * 2 + 1)
-        raised = tl.maximum(peak, piece_peak)
-        # A piece that lies before the window has seen nothing.
-        anchor = tl.where(raised == float("-inf"), 0.0, raised)
-        decay = tl.exp2(peak - anchor)
-        weight = tl.exp2(piece_peak - anchor)
         values = tl.load(partial_out + place * HEAD_DIM + dim, mask=inside, other=0.0)
-        acc = acc * decay + values * weight
-        total = total * decay + piece_total * weight
-        peak = raised
+        acc, peak, total = merge(
+            acc, peak, total, values, tl.load(partial_stats + place * 2), tl.load(partial_stats + place * 2 + 1)
+        )
         place += num_heads
     result = acc / total
     if SCALED:
         result = result * tl.load(value_scale)
     place = (sequence.to(tl.int64) * num_heads + head) * HEAD_DIM
     tl.store(out + place + dim, result.to(out.dtype.element_ty), mask=inside)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """How a step's contexts are cut, the same for all layers, and room for the pieces' results."""
-
-    piece_sequences: Tensor  # [num_pieces] int32
-    piece_starts: Tensor  # [max_seqs + 1] int32
-    piece_len: Tensor  # [1] int32
-    partial_out: Tensor  # [num_pieces, num_heads, head_dim] float32
-    partial_stats: Tensor  # [num_pieces, num_heads, 2] float32
-    extra: int  # pieces that there may be beyond one per sequence
-    fixed_len: int | None
-
-    @classmethod
-    def allocate(
-        cls,
-        *,
-        max_seqs: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_multiprocessors: int,
-        device: torch.device,
-        fixed_len: int | None = None,
-        max_context: int = 0,
-    ) -> "DecodePlan":
-        """Room for steps of up to `max_seqs` sequences.
-
-        fixed_len: pieces have this many tokens whatever else runs, for --deterministic; contexts are then at most
-        `max_context`. None: as many pieces as keep the device busy.
-        """
-        if fixed_len is None:
-            extra = max(1, -(-4 * num_multiprocessors // num_kv_heads))
-            pieces = max_seqs + extra
-        else:
-            extra, pieces = 1, max_seqs * -(-max_context // fixed_len)
-        return cls(
-            torch.empty(pieces, dtype=torch.int32, device=device),
-            torch.empty(max_seqs + 1, dtype=torch.int32, device=device),
-            torch.empty(1, dtype=torch.int32, device=device),
-            torch.empty(pieces, num_heads, head_dim, dtype=torch.float32, device=device),
-            torch.empty(pieces, num_heads, 2, dtype=torch.float32, device=device),
-            extra,
-            fixed_len,
-        )
-
-    def num_pieces(self, num_seqs: int) -> int:
-        """Most pieces of a step with this many sequences."""
-        if self.fixed_len is None:
-            return num_seqs + self.extra
-        return num_seqs * (len(self.piece_sequences) // (len(self.piece_starts) - 1))
-
-    def update(self, context_lens: Tensor) -> None:
-        """Cuts the contexts of a step, on the device.  context_lens: [num_seqs] int32; 0: a row of padding"""
-        num_seqs = len(context_lens)
-        fixed = self.fixed_len is not None
-        _plan_pieces[(num_seqs + 1,)](
-            context_lens, self.piece_sequences, self.piece_starts, self.piece_len, num_seqs,
-            self.num_pieces(num_seqs), self.extra, self.fixed_len or SHORTEST_PIECE, fixed,
-            triton.next_power_of_2(num_seqs), 64, num_warps=1,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +183,10 @@ def decode_attention(
     out: Tensor,
     *,
     context_lens: Tensor,
+    rows: Tensor,
     block_tables: Tensor,
     plan: DecodePlan,
+    prefixes: SharedPrefixes,
     tiling: DecodeTiling,
     scale: float,
     window: int | None = None,
@@ -283,7 +195,8 @@ def decode_attention(
     """Attention of one new token of each sequence. Its key and value must be in the pool already, and `plan` updated.
 
     q, out: [num_seqs, num_heads, head_dim]; rows of sequences without a context are left as they are
-    context_lens: [num_seqs] int32; block_tables: [num_seqs, max_blocks] int32
+    context_lens: [num_seqs] int32; rows: [num_seqs] int32, of block_tables: [.., max_blocks] int32
+    prefixes: what shared_prefix has seen to; with a window, nothing
     window, soft_cap: as in ragged_attention
     """
     num_seqs, num_heads, head_dim = q.shape
@@ -295,14 +208,16 @@ def decode_attention(
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     value_scale = kv.value_scale if scaled else q
     _attend_pieces[(num_kv_heads, plan.num_pieces(num_seqs))](
-        q, kv.keys, kv.values, out, plan.partial_out, plan.partial_stats, context_lens, block_tables,
-        plan.piece_sequences, plan.piece_starts, plan.piece_len, kv.key_scale if scaled else q, value_scale,
-        scale * LOG2_E.value, soft_cap or 0.0, window or 0, block_tables.stride(0), num_kv_heads * head_dim, num_heads,
+        q, kv.keys, kv.values, out, plan.partial_out, plan.partial_stats, context_lens, rows, block_tables,
+        prefixes.of_sequence, plan.piece_sequences, plan.piece_starts, plan.piece_len,
+        kv.key_scale if scaled else q, value_scale, scale * LOG2_E.value, soft_cap or 0.0, window or 0,
+        block_tables.stride(0), num_kv_heads * head_dim, num_heads,
         group, head_dim, padded_dim, block_size, max(16, triton.next_power_of_2(group)), tiling.keys,
-        window is not None, soft_cap is not None, scaled, plan.fixed_len is not None,
+        window is not None, soft_cap is not None, scaled,
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     _merge_pieces[(num_heads, num_seqs)](
-        out, plan.partial_out, plan.partial_stats, plan.piece_starts, value_scale, num_heads,
-        head_dim, padded_dim, scaled, num_warps=1,
+        out, plan.partial_out, plan.partial_stats, plan.piece_starts,
+        prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats, value_scale,
+        num_heads, prefixes.room.partial_out.shape[1], head_dim, padded_dim, scaled, num_warps=1,
     )  # fmt: skip

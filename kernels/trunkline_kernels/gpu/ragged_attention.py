@@ -4,11 +4,16 @@ A program computes one tile: TILE_ROWS query rows of one sequence and one KV hea
 are rows of the same tile, so keys are read once for all of them. The grid holds exactly the tiles that exist: a ragged
 batch wastes no program.
 
+Where bits may not depend on the batch, a context is cut at multiples of a fixed length from position 0, and the
+pieces' results are merged in order: by the one program that walks them all, or, for a sequence with one new token, by
+merge_split after as many programs. Both do the same arithmetic, so a token has the same bits either way.
+
 Twin: trunkline_kernels.paged_attention. Source of the paging: vLLM (Kwon et al., SOSP 2023); of packing the heads of
 grouped-query attention: FlashAttention-2 (Dao, 2023).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +22,12 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile
+from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, merge
 from trunkline_kernels.ragged_batch import KVLayer
 
 MAX_HEAD_DIM = 256
 HOPPER_SHARED_MEMORY = 227 << 10  # bytes that one program may use
+SPLIT = 2048  # tokens of a piece: long enough that merging costs nothing, short enough that one decode fills a device
 
 
 @triton.jit
@@ -29,10 +35,13 @@ def _ragged_attention(
     q,  # [num_tokens, num_heads, HEAD_DIM]
     keys, values,  # the pool: [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM]
     out,  # like q
-    tiles,  # [num_tiles, 2] int32: sequence, first of its new tokens (negative: that many of the tile are none)
+    tiles,  # [num_tiles, 4] int32: see tiles_of
     query_starts,  # [num_seqs + 1] int32: rows of q
     context_lens,  # [num_seqs] int32: new tokens included
-    block_tables,  # [num_seqs, max_blocks] int32
+    rows_of,  # [num_seqs] int32: each sequence's row of block_tables
+    block_tables,  # [.., max_blocks] int32
+    partial_out,  # [num_pieces, num_heads, HEAD_DIM] float32 ← of tiles that are one piece; not read unless SPLIT
+    partial_stats,  # [num_pieces, num_heads, 2] float32 ← peak (base 2), total
     key_scale, value_scale,  # [1] float32: what is stored is multiplied by them; not read unless SCALED
     scale,
     soft_cap,
@@ -49,13 +58,17 @@ def _ragged_attention(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
-    ALWAYS_MASKED: tl.constexpr,  # one way for all tiles: bits do not depend on where a tile of queries begins
+    SPLIT: tl.constexpr,  # tokens of a piece; 0: bits may depend on where a tile begins
 ):  # fmt: skip
     """Grid: (num_kv_heads, num_tiles)."""
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     kv_head = tl.program_id(0)
-    sequence = tl.load(tiles + tl.program_id(1) * 2).to(tl.int64)
-    first = tl.load(tiles + tl.program_id(1) * 2 + 1)
+    tile = tiles + tl.program_id(1) * 4
+    found = tl.load(tile)
+    if found < 0:
+        return
+    sequence = found.to(tl.int64)
+    first = tl.load(tile + 1)
     query_start = tl.load(query_starts + sequence)
     query_len = tl.load(query_starts + sequence + 1) - query_start
     computed = tl.load(context_lens + sequence) - query_len
@@ -76,7 +89,7 @@ def _ragged_attention(
 
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    table = block_tables + sequence * table_stride
+    table = block_tables + tl.load(rows_of + sequence).to(tl.int64) * table_stride
     end = computed + last
     begin = 0
     if WINDOW:
@@ -84,24 +97,91 @@ def _ragged_attention(
     acc = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
     peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)
-    if not WINDOW and not ALWAYS_MASKED:
-        # Tiles of keys that every query sees all of.
-        seen = (computed + first + 1) // TILE_KEYS * TILE_KEYS
-        for start in tl.range(begin, seen, TILE_KEYS):
+    slot = tl.load(tile + 3)
+    if SPLIT:
+        piece = begin // SPLIT
+        last_piece = (end - 1) // SPLIT
+        if slot >= 0:
+            piece = tl.load(tile + 2)
+            last_piece = piece
+        for number in tl.range(piece, last_piece + 1):
+            piece_acc = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
+            piece_peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+            piece_total = tl.zeros([TILE_ROWS], tl.float32)
+            # All keys are looked at one way, masked: where a tile of queries begins makes no difference then.
+            for start in tl.range(tl.maximum(begin, number * SPLIT), tl.minimum(end, (number + 1) * SPLIT), TILE_KEYS):
+                piece_acc, piece_peak, piece_total = attend_tile(
+                    queries, piece_acc, piece_peak, piece_total, keys, values, table, start, end, query_positions,
+                    scale, soft_cap, window, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM,
+                    TILE_KEYS,
+                )  # fmt: skip
+            acc, peak, total = merge(
+                acc, peak[:, None], total[:, None], piece_acc, piece_peak[:, None], piece_total[:, None]
+            )
+            peak = tl.reshape(peak, [TILE_ROWS])
+            total = tl.reshape(total, [TILE_ROWS])
+    else:
+        if not WINDOW:
+            # Tiles of keys that every query sees all of.
+            seen = (computed + first + 1) // TILE_KEYS * TILE_KEYS
+            for start in tl.range(begin, seen, TILE_KEYS):
+                acc, peak, total = attend_tile(
+                    queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap,
+                    window, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                )  # fmt: skip
+            begin = seen
+        for start in tl.range(begin, end, TILE_KEYS):
             acc, peak, total = attend_tile(
                 queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap, window,
-                slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
-        begin = seen
-    for start in tl.range(begin, end, TILE_KEYS):
-        acc, peak, total = attend_tile(
-            queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap, window,
-            slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
-        )  # fmt: skip
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows that are nobody's have seen nothing
+    if SPLIT and slot >= 0:
+        # One new token: its heads are the only known rows.
+        place = slot.to(tl.int64) * num_heads + head
+        tl.store(partial_out + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
+        tl.store(partial_stats + place * 2, peak, mask=known)
+        tl.store(partial_stats + place * 2 + 1, total, mask=known)
+    else:
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows that are nobody's have seen nothing
+        if SCALED:
+            result = result * tl.load(value_scale)
+        tl.store(out + place[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _merge_split(
+    out,  # [num_tokens, num_heads, HEAD_DIM] ← rows of sequences that were cut into pieces
+    cut,  # [num_cut, 3] int32: row of out, slot of its first piece, number of pieces; 0 pieces: there is no such entry
+    partial_out, partial_stats,  # as above
+    value_scale,  # [1] float32; not read unless SCALED
+    num_heads,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    """Grid: (num_heads, num_cut)."""
+    head = tl.program_id(0)
+    entry = cut + tl.program_id(1) * 3
+    count = tl.load(entry + 2)
+    if count == 0:
+        return
+    dim = tl.arange(0, PADDED_DIM)
+    inside = dim < HEAD_DIM
+    acc = tl.zeros([PADDED_DIM], tl.float32)
+    peak = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    place = tl.load(entry + 1).to(tl.int64) * num_heads + head
+    for _ in tl.range(0, count):
+        piece = tl.load(partial_out + place * HEAD_DIM + dim, mask=inside, other=0.0)
+        acc, peak, total = merge(
+            acc, peak, total, piece, tl.load(partial_stats + place * 2), tl.load(partial_stats + place * 2 + 1)
+        )
+        place += num_heads
+    result = acc / tl.where(total == 0.0, 1.0, total)
     if SCALED:
         result = result * tl.load(value_scale)
-    tl.store(out + place[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
+    place = (tl.load(entry).to(tl.int64) * num_heads + head) * HEAD_DIM
+    tl.store(out + place + dim, result.to(out.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,43 +199,98 @@ class RaggedTiling:
 
 
 def tiling_for(
-    *, head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype, shared_memory: int
+    *, head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype, shared_memory: int, split: bool = False
 ) -> RaggedTiling:
     """Tiles that fill a chip's tensor cores and fit the shared memory of a program (227 KiB on H100 and B200, 163 on
     A100, 99 on L4, 64 on MI300X).
+
+    split: for ragged_attention(split=…), which holds two results at once, and computes decodes with the same tiles
     """
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim} is more than the {MAX_HEAD_DIM} that the attention kernels support")
     padded = max(16, triton.next_power_of_2(head_dim))
     if dtype == torch.float32:
         return RaggedTiling(max(32, triton.next_power_of_2(group)), 32, 4, 1)
-    rows = max(128 if padded <= 128 else 64, triton.next_power_of_2(group))
+    rows = max(64 if split or padded > 128 else 128, triton.next_power_of_2(group))
     # Queries, and keys and values of each stage of the pipeline, lie in shared memory.
     for keys, stages in ((128, 2), (64, 2), (32, 2), (32, 1)):
-        # Registers are what is short where 8-bit keys are widened in them, and before Hopper, whose tensor cores are
-        # the first to read operands from shared memory.
-        if (keys == 128 and kv_dtype.itemsize < dtype.itemsize) or (keys > 32 and shared_memory < HOPPER_SHARED_MEMORY):
+        # Registers are what is short where 8-bit keys are widened in them, where two results are held at once, and
+        # before Hopper, whose tensor cores are the first to read operands from shared memory.
+        widened = kv_dtype.itemsize < dtype.itemsize
+        if (keys == 128 and (widened or split)) or (keys > 32 and shared_memory < HOPPER_SHARED_MEMORY):
             continue
         if (rows + 2 * keys * stages) * padded * dtype.itemsize <= shared_memory and keys * padded <= 128 * 128:
             return RaggedTiling(rows, keys, 8 if rows * padded >= 128 * 64 else 4, stages)
     return RaggedTiling(max(16, triton.next_power_of_2(group)), 16, 4, 1)
 
 
-def tiles_of(
-    query_lens: NDArray[np.int32], tile_tokens: int, *, computed: NDArray[np.int32] | None = None
-) -> NDArray[np.int32]:
-    """[num_tiles, 2]: (sequence, first new token) of every tile of sequences with these numbers of new tokens.
+class Tiles(NamedTuple):
+    """What programs of ragged_attention compute."""
+
+    tiles: NDArray[np.int32]  # [num_tiles, 4]: sequence (-1: nothing to do), first new token, piece, slot; or -1, -1
+    cut: NDArray[np.int32]  # [num_cut, 3]: row of q, first slot, number of pieces
+    num_slots: int
+
+
+def tiles_of(query_lens: NDArray[np.int32], tile_tokens: int) -> Tiles:
+    """Tiles of sequences with these numbers of new tokens.
 
     Tiles of the end of a sequence come first: they attend to the most keys, and what takes longest should start first.
-    computed: tokens before the new ones; tiles then begin at multiples of `tile_tokens` positions, the first one
-    perhaps before the first new token, so that a token stands in the same row of its tile however its prompt is cut
     """
-    before = np.zeros_like(query_lens) if computed is None else computed % tile_tokens
+    return Tiles(_tiles(query_lens, tile_tokens, np.zeros_like(query_lens)), np.zeros((0, 3), np.int32), 0)
+
+
+def split_tiles_of(
+    query_lens: NDArray[np.int32], context_lens: NDArray[np.int32], tile_tokens: int, split: int
+) -> Tiles:
+    """Tiles for ragged_attention(split=…): they begin at multiples of `tile_tokens` positions, the first one of a
+    sequence perhaps before its first new token, so that a token stands in the same row of its tile however its prompt
+    is cut. A sequence with one new token has a tile for each piece of its context, if there are several.
+    """
+    tiles = _tiles(query_lens, tile_tokens, (context_lens - query_lens) % tile_tokens)
+    counts = np.where(query_lens == 1, -(-context_lens // split), 1)
+    cut = np.flatnonzero(counts > 1)
+    if not len(cut):
+        return Tiles(tiles, np.zeros((0, 3), np.int32), 0)
+    whole = tiles[counts[tiles[:, 0]] == 1]
+    counts = counts[cut]
+    ends = np.cumsum(counts)
+    slots = np.arange(ends[-1])
+    firsts = np.repeat(ends - counts, counts)
+    before = -((context_lens[cut] - 1) % tile_tokens)
+    pieces = [np.repeat(cut, counts), np.repeat(before, counts), slots - firsts, slots]
+    rows = (np.cumsum(query_lens) - query_lens)[cut]
+    return Tiles(
+        np.concatenate([np.stack(pieces, axis=1), whole]).astype(np.int32),
+        np.stack([rows, ends - counts, counts], axis=1).astype(np.int32),
+        int(ends[-1]),
+    )
+
+
+def _tiles(query_lens: NDArray[np.int32], tile_tokens: int, before: NDArray[np.int32]) -> NDArray[np.int32]:
+    """before: rows of each sequence's first tile that stand before its first new token"""
     counts = np.where(query_lens > 0, -(-(query_lens + before) // tile_tokens), 0)
     sequences = np.repeat(np.arange(len(query_lens), dtype=np.int32), counts)
     within = np.arange(len(sequences), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
-    tiles = np.stack([sequences, within * tile_tokens - before[sequences]], axis=1).astype(np.int32)
-    return tiles[::-1].copy()
+    nothing = np.full(len(sequences), -1, np.int32)
+    tiles = np.stack([sequences, within * tile_tokens - before[sequences], nothing, nothing], axis=1)
+    return tiles.astype(np.int32)[::-1].copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Room for the results of contexts cut into pieces, and which they are."""
+
+    cut: Tensor  # [num_cut, 3] int32: see Tiles
+    partial_out: Tensor  # [num_slots, num_heads, head_dim] float32
+    partial_stats: Tensor  # [num_slots, num_heads, 2] float32
+
+    @classmethod
+    def allocate(cls, num_slots: int, num_heads: int, head_dim: int, cut: Tensor) -> "Pieces":
+        def room(width: int) -> Tensor:
+            return torch.empty(num_slots, num_heads, width, dtype=torch.float32, device=cut.device)
+
+        return cls(cut, room(head_dim), room(2))
 
 
 def ragged_attention(
@@ -166,32 +301,47 @@ def ragged_attention(
     tiles: Tensor,
     query_starts: Tensor,
     context_lens: Tensor,
+    rows: Tensor,
     block_tables: Tensor,
     tiling: RaggedTiling,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
-    deterministic: bool = False,
+    split: int = 0,
+    pieces: Pieces | None = None,
 ) -> None:
     """Causal attention of the new tokens in `tiles`. Their own keys and values must be in the pool already.
 
     q, out: [num_tokens, num_heads, head_dim]
-    tiles: [num_tiles, 2] int32, of tiles_of; query_starts: [num_seqs + 1] int32; context_lens: [num_seqs] int32
-    block_tables: [num_seqs, max_blocks] int32
+    tiles: [num_tiles, 4] int32, of tiles_of; query_starts: [num_seqs + 1] int32; context_lens: [num_seqs] int32
+    rows: [num_seqs] int32, of block_tables: [.., max_blocks] int32
     window: a query sees this many last positions, its own included; None: all
     soft_cap: scores are soft_cap * tanh(score / soft_cap); None: as they are
+    split: a token's bits are the same whatever else is computed with it; contexts are then cut into pieces of this many
+    tokens, and tiles must be those of split_tiles_of. pieces: for those it cuts, may be None if it cuts none
     """
     _, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = kv.keys.shape
     if not len(tiles):
         return
+    assert split % tiling.keys == 0, f"pieces of {split} tokens are no multiple of a tile's {tiling.keys}"
     scaled = kv.key_scale is not None
+    padded_dim = max(16, triton.next_power_of_2(head_dim))
+    value_scale = kv.value_scale if scaled else q
+    # A product and a sum in one rounding, or in two: the compiler's choice must not differ between the two kernels.
+    fused = {"enable_fp_fusion": False} if split else {}
     _ragged_attention[(num_kv_heads, len(tiles))](
-        q, kv.keys, kv.values, out, tiles, query_starts, context_lens, block_tables,
-        kv.key_scale if scaled else q, kv.value_scale if scaled else q,
+        q, kv.keys, kv.values, out, tiles, query_starts, context_lens, rows, block_tables,
+        pieces.partial_out if pieces else q, pieces.partial_stats if pieces else q,
+        kv.key_scale if scaled else q, value_scale,
         scale * LOG2_E.value, soft_cap or 0.0, window or 0,
         block_tables.stride(0), num_kv_heads * head_dim, num_heads,
-        num_heads // num_kv_heads, head_dim, max(16, triton.next_power_of_2(head_dim)), block_size,
-        tiling.rows, tiling.keys, window is not None, soft_cap is not None, scaled, deterministic,
-        num_warps=tiling.warps, num_stages=tiling.stages,
+        num_heads // num_kv_heads, head_dim, padded_dim, block_size,
+        tiling.rows, tiling.keys, window is not None, soft_cap is not None, scaled, split,
+        num_warps=tiling.warps, num_stages=tiling.stages, **fused,
     )  # fmt: skip
+    if pieces is not None and len(pieces.cut):
+        _merge_split[(num_heads, len(pieces.cut))](
+            out, pieces.cut, pieces.partial_out, pieces.partial_stats, value_scale, num_heads, head_dim, padded_dim,
+            scaled, num_warps=1, **fused,
+        )  # fmt: skip

@@ -1,18 +1,32 @@
 """From logits to tokens on the device: bias, penalties, top-k, top-p, min-p, a draw, log-probabilities.
 
-Nothing visits the host. A draw is the Gumbel-max trick with noise that is a function of (key of seed and position,
-token id) alone, so there is no generator state. top_k and top_p become a threshold on the logits, found by bisection
-over the bits of the numbers instead of a sort: everything at or above it stays, equal logits are treated equally.
+Nothing visits the host: parameters and history lie in the rows that stay on the device. A draw is the Gumbel-max trick
+with noise that is a function of (key of seed and position, token id) alone, so there is no generator state. top_k and
+top_p become a threshold on the logits, found by bisection over the bits of the numbers instead of a sort: everything at
+or above it stays, equal logits are treated equally.
 
 Twin: trunkline_worker.sampler and trunkline_worker.sampling_key, which say what the parameters mean.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from trunkline_kernels.gpu.device_rows import (
+    FREQUENCY,
+    MIN_P,
+    PRESENCE,
+    PROMPT_LEN,
+    REPETITION,
+    SAMPLING_COLUMNS,
+    SEED_HIGH,
+    SEED_LOW,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    DeviceRows,
+)
 
 BLOCK = 2048  # logits that a program looks at at once
 HISTORY_BLOCK = 1024
@@ -83,17 +97,29 @@ def _highest_cut(
 
 
 @triton.jit
+def _position_key(low, high, position):
+    """Key of one position, halves of 64 bits: MurmurHash3's finaliser over seed and position."""
+    seed = (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low.to(tl.uint32, bitcast=True).to(tl.uint64)
+    x = seed + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD
+    x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53
+    x = x ^ (x >> 33)
+    return x.to(tl.uint32), (x >> 32).to(tl.uint32)
+
+
+@triton.jit
 def _sample(
-    logits,  # [num_rows, vocab] float32
-    tokens,  # [num_rows] int64 ← -1 where the logits are not finite
-    temperature,  # [num_rows] float32; 0: greedy
-    top_k,  # [num_rows] int32; 0: all
-    top_p, min_p,  # [num_rows] float32
-    keys,  # [num_rows, 2] int32: low and high half of the position's key
+    logits,  # [num_samples, vocab] float32
+    chosen,  # [num_samples] int64 ← -1 where the logits are not finite
+    samples,  # [num_samples, 2] int32: row, position of the new token
+    sampling,  # [num_rows, COLUMNS] int32: see device_rows
+    tokens,  # [num_rows, token_width] int32 ← at the position; 0 where the logits are not finite
     vocab,
+    token_width,
+    COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row."""
+    """One program per sample."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * vocab
     highest = tl.full([], float("-inf"), tl.float32)
@@ -108,13 +134,17 @@ def _sample(
         best = tl.where(better, start + tl.argmax(x, axis=0, tie_break_left=True), best)
         highest = tl.where(better, here, highest)
     finite = (broken == 0) & (tl.abs(highest) <= LARGEST)
-    heat = tl.load(temperature + index)
+    table_row = tl.load(samples + index * 2).to(tl.int64)
+    position = tl.load(samples + index * 2 + 1)
+    columns = sampling + table_row * COLUMNS
+    heat = tl.load(columns + TEMPERATURE).to(tl.float32, bitcast=True)
     if finite & (heat > 0):
         scale = 1.0 / heat
         peak = highest * scale
-        k = tl.load(top_k + index)
-        p = tl.load(top_p + index)
-        least = peak + tl.maximum(-NOISE_SPREAD, tl.log(tl.maximum(tl.load(min_p + index), 1e-30)))
+        k = tl.load(columns + TOP_K)
+        p = tl.load(columns + TOP_P).to(tl.float32, bitcast=True)
+        share = tl.load(columns + MIN_P).to(tl.float32, bitcast=True)
+        least = peak + tl.maximum(-NOISE_SPREAD, tl.log(tl.maximum(share, 1e-30)))
         cut = tl.full([], 0, tl.uint32)
         if (k > 0) & (k < vocab):
             cut = _highest_cut(row, scale, peak, cut, k.to(tl.float32), False, vocab, BLOCK)
@@ -128,8 +158,7 @@ def _sample(
             nucleus = _highest_cut(row, scale, peak, cut, tl.maximum(p * total, 1e-30), True, vocab, BLOCK)
             cut = tl.maximum(cut, nucleus)
         won = tl.full([], float("-inf"), tl.float32)
-        low = tl.load(keys + index * 2).to(tl.uint32, bitcast=True)
-        high = tl.load(keys + index * 2 + 1).to(tl.uint32, bitcast=True)
+        low, high = _position_key(tl.load(columns + SEED_LOW), tl.load(columns + SEED_HIGH), position)
         for start in tl.range(0, vocab, BLOCK):
             at = start + tl.arange(0, BLOCK)
             x = tl.load(row + at, mask=at < vocab, other=float("-inf")) * scale
@@ -139,10 +168,12 @@ def _sample(
             better = here > won
             best = tl.where(better, start + tl.argmax(score, axis=0, tie_break_left=True), best)
             won = tl.where(better, here, won)
-    tl.store(tokens + index, tl.where(finite, best, -1).to(tl.int64))
+    tl.store(chosen + index, tl.where(finite, best, -1).to(tl.int64))
+    # Something must stand there: the step after this one may be under way before anybody hears of the failure.
+    tl.store(tokens + table_row * token_width + position, tl.where(finite, best, 0), mask=position < token_width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _add_bias(
     logits,  # [num_rows, vocab]
     rows, ids,  # [num_entries] int32
@@ -161,59 +192,64 @@ def _add_bias(
 
 @triton.jit
 def _count_tokens(
-    counts,  # [num_rows, vocab] int32, zeros ← a token's appearances in the output, and SEEN if it is in the prompt
-    history,  # [num_rows, max_tokens] int32
-    lens,  # [num_rows] int32
-    prompt_lens,  # [num_rows] int32
-    history_stride,
+    counts,  # [num_penalised, vocab] int32, zeros ← appearances in the output, and a mark if it is in the prompt
+    penalised,  # [num_penalised, 3] int32: row of the logits, row, number of tokens
+    sampling,  # [num_rows, COLUMNS] int32
+    tokens,  # [num_rows, token_width] int32
+    token_width,
     vocab,
+    COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_rows, blocks of history). The prompt's mark is bit 30: no output is as long."""
-    row = tl.program_id(0).to(tl.int64)
+    """Grid: (num_penalised, blocks of the longest history). The prompt's mark is bit 30: no output is as long."""
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(penalised + index * 3 + 1).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    known = at < tl.load(lens + row)
-    token = tl.load(history + row * history_stride + at, mask=known, other=0)
-    place = counts + row * vocab + token
-    is_prompt = at < tl.load(prompt_lens + row)
-    tl.atomic_or(place, 1 << 30, mask=known & is_prompt)
-    tl.atomic_add(place, 1, mask=known & (at >= tl.load(prompt_lens + row)))
+    known = at < tl.load(penalised + index * 3 + 2)
+    prompt_len = tl.load(sampling + row * COLUMNS + PROMPT_LEN)
+    token = tl.load(tokens + row * token_width + at, mask=known, other=0)
+    place = counts + index * vocab + token
+    tl.atomic_or(place, 1 << 30, mask=known & (at < prompt_len))
+    tl.atomic_add(place, 1, mask=known & (at >= prompt_len))
 
 
 @triton.jit
 def _penalise(
     logits,  # [.., vocab]
-    counts,  # [num_rows, vocab]
-    rows,  # [num_rows] int32: of the logits
-    repetition, frequency, presence,  # [num_rows] float32
+    counts,  # [num_penalised, vocab]
+    penalised,  # [num_penalised, 3] int32
+    sampling,  # [num_rows, COLUMNS] int32
     vocab,
+    COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_rows, blocks of the vocabulary)."""
+    """Grid: (num_penalised, blocks of the vocabulary)."""
     index = tl.program_id(0).to(tl.int64)
+    columns = sampling + tl.load(penalised + index * 3 + 1).to(tl.int64) * COLUMNS
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
     count = tl.load(counts + index * vocab + at, mask=inside, other=0)
-    place = logits + tl.load(rows + index).to(tl.int64) * vocab + at
+    place = logits + tl.load(penalised + index * 3).to(tl.int64) * vocab + at
     x = tl.load(place, mask=inside, other=0.0)
-    factor = tl.load(repetition + index)
+    factor = tl.load(columns + REPETITION).to(tl.float32, bitcast=True)
     x = tl.where(count > 0, tl.where(x > 0, x / factor, x * factor), x)
     generated = count & ((1 << 30) - 1)
-    penalty = tl.load(frequency + index) * generated.to(tl.float32) + tl.load(presence + index)
-    x = tl.where(generated > 0, x - penalty, x)
+    frequency = tl.load(columns + FREQUENCY).to(tl.float32, bitcast=True)
+    presence = tl.load(columns + PRESENCE).to(tl.float32, bitcast=True)
+    x = tl.where(generated > 0, x - (frequency * generated.to(tl.float32) + presence), x)
     tl.store(place, x, mask=inside & (count > 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _logprobs(
     logits,  # [num_rows, vocab] float32
     chosen,  # [num_rows] int64
     logprob,  # [num_rows] float32 ←
     rank,  # [num_rows] int32 ← 1: the likeliest
-    top_ids,  # [num_rows, TOP] int32 ← likeliest first
-    top_logprobs,  # [num_rows, TOP] float32 ←
+    top_ids,  # [num_rows, num_top] int32 ← likeliest first
+    top_logprobs,  # [num_rows, num_top] float32 ←
     vocab,
-    TOP: tl.constexpr,
+    num_top,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
@@ -237,7 +273,7 @@ def _logprobs(
     # Each of the likeliest is what comes next after the one before, in the order of (logit falling, id rising).
     last = tl.full([], float("inf"), tl.float32)
     last_id = tl.full([], -1, tl.int32)
-    for place in tl.range(0, TOP):
+    for place in tl.range(0, num_top):
         best = tl.full([], float("-inf"), tl.float32)
         best_id = tl.full([], 2147483647, tl.int32)
         for start in tl.range(0, vocab, BLOCK):
@@ -249,46 +285,26 @@ def _logprobs(
             better = (here > best) | ((here == best) & (here_id < best_id))
             best_id = tl.where(better, here_id, best_id)
             best = tl.where(better, here, best)
-        tl.store(top_ids + index * TOP + place, best_id)
-        tl.store(top_logprobs + index * TOP + place, best - base)
+        tl.store(top_ids + index * num_top + place, best_id)
+        tl.store(top_logprobs + index * num_top + place, best - base)
         last = best
         last_id = best_id
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """What the rows of a step's logits are sampled with; all on the device, one entry per row."""
+def sample(logits: Tensor, samples: Tensor, rows: DeviceRows) -> Tensor:
+    """The next token of each sample, which is then in its row too.
 
-    temperature: Tensor  # float32; 0: greedy
-    top_k: Tensor  # int32; 0: all
-    top_p: Tensor  # float32
-    min_p: Tensor  # float32
-    keys: Tensor  # [num_rows, 2] int32: low and high half of sampling_key.position_key
-
-
-@dataclass(frozen=True, slots=True)
-class PenaltyRows:
-    """The rows of a step's logits that are penalised; all on the device."""
-
-    rows: Tensor  # [num_rows] int32: of the logits
-    history: Tensor  # [num_rows, max_tokens] int32: prompt and output
-    lens: Tensor  # [num_rows] int32
-    prompt_lens: Tensor  # [num_rows] int32
-    repetition: Tensor  # [num_rows] float32
-    frequency: Tensor  # [num_rows] float32
-    presence: Tensor  # [num_rows] float32
-
-
-def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """The next token of each row.  logits: [num_rows, vocab] float32 → [num_rows] int64; -1: they are not finite"""
-    num_rows, vocab = logits.shape
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    if num_rows:
-        _sample[(num_rows,)](
-            logits, tokens, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.keys, vocab,
+    logits: [num_samples, vocab] float32; samples: [num_samples, 2] int32, (row, position of the new token)
+    → [num_samples] int64; -1: the logits are not finite
+    """
+    num_samples, vocab = logits.shape
+    chosen = torch.empty(num_samples, dtype=torch.int64, device=logits.device)
+    if num_samples:
+        _sample[(num_samples,)](
+            logits, chosen, samples, rows.sampling, rows.tokens, vocab, rows.tokens.shape[1], SAMPLING_COLUMNS.value,
             min(BLOCK, triton.next_power_of_2(vocab)), num_warps=8,
         )  # fmt: skip
-    return tokens
+    return chosen
 
 
 def add_bias(logits: Tensor, rows: Tensor, ids: Tensor, bias: Tensor) -> None:
@@ -297,20 +313,21 @@ def add_bias(logits: Tensor, rows: Tensor, ids: Tensor, bias: Tensor) -> None:
         _add_bias[(triton.cdiv(len(rows), 256),)](logits, rows, ids, bias, len(rows), logits.shape[1], 256)
 
 
-def penalise(logits: Tensor, penalties: PenaltyRows) -> None:
-    """Repetition, frequency and presence penalties, in place.  logits: [num_rows, vocab] float32"""
-    vocab = logits.shape[1]
-    num_rows, max_tokens = penalties.history.shape
-    if not num_rows:
+def penalise(logits: Tensor, penalised: Tensor, rows: DeviceRows, longest: int) -> None:
+    """Repetition, frequency and presence penalties, in place.
+
+    logits: [num_samples, vocab] float32; penalised: [num_penalised, 3] int32, (row of logits, row, number of tokens)
+    longest: the most tokens of one of them
+    """
+    vocab, count = logits.shape[1], len(penalised)
+    if not count:
         return
-    counts = torch.zeros(num_rows, vocab, dtype=torch.int32, device=logits.device)
-    _count_tokens[(num_rows, triton.cdiv(max_tokens, HISTORY_BLOCK))](
-        counts, penalties.history, penalties.lens, penalties.prompt_lens, penalties.history.stride(0), vocab,
-        HISTORY_BLOCK,
-    )  # fmt: skip
-    _penalise[(num_rows, triton.cdiv(vocab, BLOCK))](
-        logits, counts, penalties.rows, penalties.repetition, penalties.frequency, penalties.presence, vocab, BLOCK
+    counts = torch.zeros(count, vocab, dtype=torch.int32, device=logits.device)
+    columns = SAMPLING_COLUMNS.value
+    _count_tokens[(count, triton.cdiv(longest, HISTORY_BLOCK))](
+        counts, penalised, rows.sampling, rows.tokens, rows.tokens.shape[1], vocab, columns, HISTORY_BLOCK
     )
+    _penalise[(count, triton.cdiv(vocab, BLOCK))](logits, counts, penalised, rows.sampling, vocab, columns, BLOCK)
 
 
 def logprobs(logits: Tensor, chosen: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

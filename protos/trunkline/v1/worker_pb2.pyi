@@ -612,7 +612,9 @@ class LoadSample(_message.Message):
     waiting: _builtins.int
     """Choices that wait for admission."""
     waiting_uncached_tokens: _builtins.int
-    """Tokens that the waiting ones still have to compute, as far as known."""
+    """Tokens that are still to be computed for prompts: of those that wait, known to be cached or not, preempted ones
+    included, and of those that run.
+    """
     kv_live_blocks: _builtins.int
     """Blocks in use by running choices."""
     kv_cached_blocks: _builtins.int
@@ -709,6 +711,9 @@ class GetModelResponse(_message.Message):
     ADMISSION_FIELD_NUMBER: _builtins.int
     AGING_S_FIELD_NUMBER: _builtins.int
     PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    BATCH_WINDOW_MS_FIELD_NUMBER: _builtins.int
+    RUN_AHEAD_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name that requests use."""
     worker_id: _builtins.str
@@ -732,9 +737,11 @@ class GetModelResponse(_message.Message):
     max_step_tokens: _builtins.int
     """Most tokens computed in one step."""
     max_running_requests: _builtins.int
-    """Most choices that run at once."""
+    """Most choices that run at once: never more than max_step_tokens."""
     max_waiting_requests: _builtins.int
-    """Most choices that wait for admission; one more is refused."""
+    """Choices that may wait for admission in a lane and those above it. Past it, only tenants with less than their fair
+    share of it may add to what waits, up to twice as much.
+    """
     dtype: _builtins.str
     """"float32", "bfloat16" or "float16"."""
     device: _builtins.str
@@ -744,7 +751,7 @@ class GetModelResponse(_message.Message):
     tokenizer_digest: _builtins.bytes
     """Identifies the tokenizer's files: equal digests, equal files."""
     max_waiting_tokens: _builtins.int
-    """Most tokens that wait for admission."""
+    """Tokens that may wait for admission, counted likewise."""
     long_prefill_threshold: _builtins.int
     """A prompt with more tokens to compute gets at most this many in a step in which others want some; 0: no limit."""
     itl_target_ms: _builtins.float
@@ -761,6 +768,12 @@ class GetModelResponse(_message.Message):
     """A waiting choice of a lower lane goes first after this time, in seconds."""
     price_per_hour: _builtins.float
     """What the worker costs, per hour; 0: not configured."""
+    batch_size: _builtins.int
+    """Choices of a batch, under static and dynamic batching."""
+    batch_window_ms: _builtins.float
+    """How long a batch waits to fill under dynamic batching, in milliseconds."""
+    run_ahead: _builtins.int
+    """Steps that are planned before the one under way is done."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end generation."""
@@ -800,10 +813,13 @@ class GetModelResponse(_message.Message):
         admission: _builtins.str = ...,
         aging_s: _builtins.float = ...,
         price_per_hour: _builtins.float = ...,
+        batch_size: _builtins.int = ...,
+        batch_window_ms: _builtins.float = ...,
+        run_ahead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "run_ahead", b"run_ahead", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -959,7 +975,7 @@ class GetStatsResponse(_message.Message):
 
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantStats]:
-        """Tenants that have been served of late, the most served first; at most 100."""
+        """Tenants by lane, those with something running or waiting first, then those that were given most; at most 100."""
 
     @_builtins.property
     def host_time_s(self) -> Global___Distribution:
@@ -1114,6 +1130,7 @@ class LaneStats(_message.Message):
     ITL_S_FIELD_NUMBER: _builtins.int
     TPOT_S_FIELD_NUMBER: _builtins.int
     E2E_S_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     lane: _generation_pb2.Lane.ValueType
     """The lane."""
     running: _builtins.int
@@ -1123,13 +1140,17 @@ class LaneStats(_message.Message):
     accepted: _builtins.int
     """Choices accepted since the start."""
     refused: _builtins.int
-    """Choices refused since the start: the queue was full, or the deadline out of reach."""
+    """Choices refused at once since the start: the queue was full, or the deadline out of reach."""
     finished: _builtins.int
-    """Choices that ended by themselves."""
+    """Choices that ended by themselves: by an end token, a stop string, or their length."""
     aborted: _builtins.int
     """Choices that were cancelled or broke off."""
     output_tokens: _builtins.int
     """Output tokens."""
+    expired: _builtins.int
+    """Choices that were accepted, and refused while they waited because their deadline came out of reach. All that were
+    accepted are finished, aborted, expired, running or waiting.
+    """
     @_builtins.property
     def queue_time_s(self) -> Global___Distribution:
         """From submission to admission, in seconds."""
@@ -1166,10 +1187,11 @@ class LaneStats(_message.Message):
         itl_s: Global___Distribution | None = ...,
         tpot_s: Global___Distribution | None = ...,
         e2e_s: Global___Distribution | None = ...,
+        expired: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["e2e_s", b"e2e_s", "itl_s", b"itl_s", "queue_time_s", b"queue_time_s", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "accepted", b"accepted", "e2e_s", b"e2e_s", "finished", b"finished", "itl_s", b"itl_s", "lane", b"lane", "output_tokens", b"output_tokens", "queue_time_s", b"queue_time_s", "refused", b"refused", "running", b"running", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "accepted", b"accepted", "e2e_s", b"e2e_s", "expired", b"expired", "finished", b"finished", "itl_s", b"itl_s", "lane", b"lane", "output_tokens", b"output_tokens", "queue_time_s", b"queue_time_s", "refused", b"refused", "running", b"running", "tpot_s", b"tpot_s", "ttft_s", b"ttft_s", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1187,6 +1209,9 @@ class TenantStats(_message.Message):
     VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The tenant."""
     lane: _generation_pb2.Lane.ValueType
@@ -1199,6 +1224,12 @@ class TenantStats(_message.Message):
     """Choices in the running set."""
     waiting: _builtins.int
     """Choices that wait."""
+    input_tokens: _builtins.int
+    """Prompt tokens that were computed for it."""
+    cached_tokens: _builtins.int
+    """Prompt tokens that were found in the cache for it."""
+    output_tokens: _builtins.int
+    """Output tokens."""
     def __init__(
         self,
         *,
@@ -1208,10 +1239,13 @@ class TenantStats(_message.Message):
         virtual_tokens: _builtins.float = ...,
         running: _builtins.int = ...,
         waiting: _builtins.int = ...,
+        input_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane", "running", b"running", "tenant", b"tenant", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "input_tokens", b"input_tokens", "lane", b"lane", "output_tokens", b"output_tokens", "running", b"running", "tenant", b"tenant", "virtual_tokens", b"virtual_tokens", "waiting", b"waiting", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,13 +13,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
-from trunkline_kernels.gpu.decode_attention import DecodePlan, DecodeTiling, decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.decode_attention import DecodeTiling, decode_attention, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
+from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantize, quantized_linear
-from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention, tiles_of, tiling_for
+from trunkline_kernels.gpu.ragged_attention import (
+    SPLIT,
+    RaggedTiling,
+    Tiles,
+    ragged_attention,
+    split_tiles_of,
+    tiles_of,
+    tiling_for,
+)
 from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.decoder import DecoderWeights, LayerWeights, rotary_tables
@@ -107,8 +117,8 @@ class GpuDecoder:
         self._deterministic = deterministic
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
-        self._chip = Chip.of(self._device)
-        old = self._device.type == "cuda" and self._chip.capability < FP8_CAPABILITY
+        self.chip = Chip.of(self._device)
+        old = self._device.type == "cuda" and self.chip.capability < FP8_CAPABILITY
         if old and quantization == "fp8":
             raise ModelError("quantization=fp8 needs compute capability 8.9 (L4, H100 or newer): use int8")
         if old and kv_dtype == torch.float8_e4m3fn:
@@ -125,37 +135,30 @@ class GpuDecoder:
         dtype = weights.embedding.dtype
         self._tiling: RaggedTiling = tiling_for(
             head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=kv_dtype or dtype,
-            shared_memory=self._chip.shared_memory,
+            shared_memory=self.chip.shared_memory, split=deterministic,
         )  # fmt: skip
+        self.tile_seqs = self._tiling.tokens(self._group)  # new tokens, or decodes that share a prefix, of a tile
+        # Under --deterministic all sequences go through one kernel, and contexts are cut at fixed places.
+        self.split = SPLIT if deterministic else 0
         self._decode_tiling: DecodeTiling = decode_tiling_for(
-            head_dim=spec.head_dim, capability=self._chip.capability, dtype=dtype
+            head_dim=spec.head_dim, capability=self.chip.capability, dtype=dtype
         )
-        self._pieces: DecodePlan | None = None
 
-    def tiles(self, query_lens: NDArray[np.int32], context_lens: NDArray[np.int32]) -> tuple[int, NDArray[np.int32]]:
-        """(how many of the first sequences are decodes, tiles of the others), of sequences sorted as DeviceBatch wants.
+    def tiles(self, query_lens: NDArray[np.int32], context_lens: NDArray[np.int32]) -> Tiles:
+        """Of sequences that decode_attention does not take."""
+        if self.split:
+            return split_tiles_of(query_lens, context_lens, self.tile_seqs, self.split)
+        return tiles_of(query_lens, self.tile_seqs)
 
-        Under --deterministic all sequences go through one kernel: a token's bits are the same in a chunk and alone.
-        """
-        tile_tokens = self._tiling.tokens(self._group)
-        if self._deterministic:
-            return 0, tiles_of(query_lens, tile_tokens, computed=context_lens - query_lens)
-        num_decodes = int((query_lens == 1).sum())
-        chunks = tiles_of(query_lens[num_decodes:], tile_tokens)
-        chunks[:, 0] += num_decodes
-        return num_decodes, chunks
-
-    def forward(self, batch: DeviceBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
+    def forward(self, batch: DeviceBatch, kv: list[KVLayer]) -> Tensor:
         """Hidden states before the final norm; the tokens' keys and values are in `kv` afterwards.
 
-        → [num_tokens, hidden]
-        num_padding: rows that are computed for nobody, as static batching would: they go through every matrix product
+        → [num_tokens, hidden], padding included
         """
-        spec, count = self.spec, len(batch.token_ids)
-        pieces = self._plan_decodes(batch)
-        residual = self._weights.embedding[batch.token_ids]
-        if num_padding:
-            residual = torch.nn.functional.pad(residual, (0, 0, 0, num_padding))
+        spec = self.spec
+        if len(batch.decode_lens):
+            batch.decode_plan.update(batch.decode_lens, batch.prefixes.of_sequence)
+        residual = gather_rows(self._weights.embedding, batch.token_ids)
         attended = residual.new_zeros(len(residual), spec.num_heads, spec.head_dim)
         delta: Tensor | None = None  # what the layer before adds to the residual stream
         layers = zip(kv, self._weights.layers, self._products, spec.windows, strict=True)
@@ -163,16 +166,16 @@ class GpuDecoder:
             x = self._norm(delta, residual, w.input_norm)
             qkv = self._linear(x, products.qkv, w.qkv_bias)
             q = rotary_kv(
-                qkv[:count], layer, batch.positions, batch.slots, self._cos, self._sin, num_heads=spec.num_heads,
+                qkv, layer, batch.positions, batch.slots, self._cos, self._sin, num_heads=spec.num_heads,
                 query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps,
             )  # fmt: skip
-            self._attend(q, layer, batch, attended, pieces, window)
+            self._attend(q, layer, batch, attended, window)
             projected = self._linear(attended.flatten(1), products.output, w.output_bias)
             x = add_rms_norm(projected, residual, w.post_norm, spec.rms_norm_eps)
             x = silu_and_mul(self._linear(x, products.gate_up, w.gate_up_bias))
             delta = self._linear(x, products.down, w.down_bias)
         assert delta is not None
-        return (residual + delta)[:count]
+        return residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""
@@ -188,37 +191,20 @@ class GpuDecoder:
         eps = self.spec.rms_norm_eps
         return rms_norm(residual, weight, eps) if delta is None else add_rms_norm(delta, residual, weight, eps)
 
-    def _plan_decodes(self, batch: DeviceBatch) -> DecodePlan | None:
-        if not batch.num_decodes:
-            return None
-        pieces = self._pieces
-        if pieces is None or len(pieces.piece_starts) <= batch.num_decodes:
-            spec = self.spec
-            self._pieces = pieces = DecodePlan.allocate(
-                max_seqs=max(64, 2 * batch.num_decodes), num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim, num_multiprocessors=self._chip.num_multiprocessors, device=self._device,
+    def _attend(self, q: Tensor, layer: KVLayer, batch: DeviceBatch, out: Tensor, window: int | None) -> None:
+        count = len(batch.decode_lens)
+        if count:
+            shared_prefix(
+                q[:count], layer, batch.prefixes, block_tables=batch.block_tables, tiling=self._tiling,
+                scale=self._scale,
             )  # fmt: skip
-        pieces.update(batch.context_lens[: batch.num_decodes])
-        return pieces
-
-    def _attend(
-        self,
-        q: Tensor,
-        layer: KVLayer,
-        batch: DeviceBatch,
-        out: Tensor,
-        pieces: DecodePlan | None,
-        window: int | None,
-    ) -> None:
-        decodes = batch.num_decodes
-        if pieces is not None:
             decode_attention(
-                q[:decodes], layer, out[:decodes], context_lens=batch.context_lens[:decodes],
-                block_tables=batch.block_tables, plan=pieces, tiling=self._decode_tiling, scale=self._scale,
-                window=window,
+                q[:count], layer, out[:count], context_lens=batch.decode_lens, rows=batch.rows[:count],
+                block_tables=batch.block_tables, plan=batch.decode_plan, prefixes=batch.prefixes,
+                tiling=self._decode_tiling, scale=self._scale, window=window,
             )  # fmt: skip
         ragged_attention(
             q, layer, out, tiles=batch.tiles, query_starts=batch.query_starts, context_lens=batch.context_lens,
-            block_tables=batch.block_tables, tiling=self._tiling, scale=self._scale, window=window,
-            deterministic=self._deterministic,
+            rows=batch.rows, block_tables=batch.block_tables, tiling=self._tiling, scale=self._scale, window=window,
+            split=self.split, pieces=batch.pieces,
         )  # fmt: skip

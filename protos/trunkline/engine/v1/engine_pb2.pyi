@@ -31,6 +31,7 @@ class EngineRequest(_message.Message):
     SUBMITS_FIELD_NUMBER: _builtins.int
     ABORT_HANDLES_FIELD_NUMBER: _builtins.int
     WANT_STATS_FIELD_NUMBER: _builtins.int
+    FINISHED_HANDLES_FIELD_NUMBER: _builtins.int
     want_stats: _builtins.bool
     """Ask for an EngineResponse.stats."""
     @_builtins.property
@@ -41,16 +42,21 @@ class EngineRequest(_message.Message):
     def abort_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Handles of work to drop."""
 
+    @_builtins.property
+    def finished_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Handles of work that has ended by a stop string, which only the front knows of."""
+
     def __init__(
         self,
         *,
         submits: _abc.Iterable[_worker_pb2.Submit] | None = ...,
         abort_handles: _abc.Iterable[_builtins.int] | None = ...,
         want_stats: _builtins.bool = ...,
+        finished_handles: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_handles", b"abort_handles", "submits", b"submits", "want_stats", b"want_stats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_handles", b"abort_handles", "finished_handles", b"finished_handles", "submits", b"submits", "want_stats", b"want_stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

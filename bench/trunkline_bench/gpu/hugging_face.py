@@ -1,0 +1,81 @@
+"""The same model and requests on Hugging Face transformers: continuous batching and static batches."""
+
+import gc
+import time
+from typing import Any
+
+import torch
+
+from trunkline_bench.gpu.ceilings import Rows
+from trunkline_bench.gpu.engine_run import running
+from trunkline_bench.gpu.shapes import Shapes
+
+
+def measure(shapes: Shapes) -> Rows:
+    """Output tokens per second, prompts included, of ours and of theirs in each way that works here."""
+    requests, prompt_tokens, output_tokens = shapes.peer
+    with running(shapes, max_running_requests=requests) as run:
+        prompts = [run.prompt(handle, prompt_tokens) for handle in range(requests)]
+        started_s = time.perf_counter()
+        for handle, prompt in enumerate(prompts):
+            run.submit(handle, prompt, output_tokens)
+        run.run()
+        ours = requests * output_tokens / (time.perf_counter() - started_s)
+    rows: Rows = [{"what": "ours", "output_tok_per_s": ours}]
+    import transformers  # it takes seconds, and only this stage needs it
+
+    model = _model(transformers, shapes)
+    ways: dict[str, Any] = {}
+    for attention in ("kernels-community/flash-attn3", "flash_attention_2", "sdpa", "paged|sdpa", "paged|eager"):
+        ways[f"generate_batch, {attention}"] = lambda attention=attention: _continuous(
+            transformers, model, prompts, output_tokens, attention
+        )
+    ways["generate, sdpa"] = lambda: _static(transformers, model, prompts, output_tokens)
+    for name, way in ways.items():
+        try:
+            tokens, seconds = way()
+        except Exception as error:  # what does not work on this machine is told, and the next way tried
+            rows.append({"what": name, "failed": f"{type(error).__name__}: {error}"[:200]})
+            continue
+        rows.append({"what": name, "output_tok_per_s": tokens / seconds, "ours": ours / (tokens / seconds)})
+    del model
+    gc.collect()
+    return rows
+
+
+def _model(transformers: Any, shapes: Shapes) -> Any:
+    config = transformers.AutoConfig.from_pretrained(shapes.model)
+    with torch.device(shapes.device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=shapes.dtype)
+    return model.eval()
+
+
+def _generation_config(transformers: Any, output_tokens: int) -> Any:
+    return transformers.GenerationConfig(
+        max_new_tokens=output_tokens, min_new_tokens=output_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+
+
+def _continuous(
+    transformers: Any, model: Any, prompts: list[list[int]], output_tokens: int, attention: str
+) -> tuple[int, float]:
+    model.set_attn_implementation(attention)
+    config = transformers.GenerationConfig(max_new_tokens=output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    model.generate_batch(inputs=prompts[:2], generation_config=config)  # compiles and captures
+    started_s = time.perf_counter()
+    found = model.generate_batch(inputs=prompts, generation_config=config)
+    seconds = time.perf_counter() - started_s
+    tokens = sum(len(output.generated_tokens) for output in found.values())
+    assert tokens == len(prompts) * output_tokens, f"{tokens} tokens came out"
+    return tokens, seconds
+
+
+def _static(transformers: Any, model: Any, prompts: list[list[int]], output_tokens: int) -> tuple[int, float]:
+    model.set_attn_implementation("sdpa")
+    ids = torch.tensor(prompts, device=model.device)
+    config = _generation_config(transformers, output_tokens)
+    with torch.inference_mode():
+        model.generate(ids[:2], attention_mask=torch.ones_like(ids[:2]), generation_config=config)
+        started_s = time.perf_counter()
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return (found.shape[1] - ids.shape[1]) * len(prompts), time.perf_counter() - started_s

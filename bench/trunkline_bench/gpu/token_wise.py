@@ -1,0 +1,125 @@
+"""The kernels that work on tokens one by one, and the products, on the device: each against its twin in float32."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from trunkline_bench.gpu.ceilings import Rows
+from trunkline_bench.gpu.shapes import Shapes
+from trunkline_kernels import kv_write, rms_norm, rotary, silu_and_mul
+from trunkline_kernels.gpu import rms_norm as gpu_rms_norm
+from trunkline_kernels.gpu import sampling
+from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
+from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.quantized_linear import dequantize, quantize, quantize_rows, quantized_linear
+from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.batch_rows import Row
+from trunkline_worker.gpu.row_table import TableRow, sampling_columns
+from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
+from trunkline_worker.plan import Sampling, SequenceStart
+from trunkline_worker.sampler import sample
+
+EPS = 1e-6
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}  # of the largest number of what is expected
+
+
+def check(shapes: Shapes) -> Rows:
+    """Largest differences, as shares of the largest number; raises AssertionError where one is too large."""
+    torch.manual_seed(0)
+    return [*_norms(shapes), *_rotary(shapes), *_products(shapes), *_sampling(shapes)]
+
+
+def _compared(what: str, found: Tensor, expected: Tensor, shapes: Shapes) -> dict[str, object]:
+    worst = float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
+    assert worst < TOLERANCE[shapes.dtype], f"{what}: differs by {worst} of the largest number"
+    return {"what": what, "largest_difference": worst}
+
+
+def _random(shapes: Shapes, *size: int) -> Tensor:
+    return torch.randn(*size, device=shapes.device).to(shapes.dtype)
+
+
+def _norms(shapes: Shapes) -> Rows:
+    rows, dim = (3, 64) if shapes.tiny else (513, 4096)
+    x, residual, weight, gate_up = (_random(shapes, *size) for size in ((rows, dim), (rows, dim), (dim,), (rows, 2 * dim)))
+    expected, _ = rms_norm.add_rms_norm(x, residual.clone(), weight, EPS)
+    index = torch.randint(rows, (2 * rows,), device=shapes.device)
+    assert torch.equal(gather_rows(x, index), x[index])
+    return [
+        _compared("rms_norm", gpu_rms_norm.rms_norm(x, weight, EPS), rms_norm.rms_norm(x, weight, EPS), shapes),
+        _compared("add_rms_norm", gpu_rms_norm.add_rms_norm(x, residual, weight, EPS), expected, shapes),
+        _compared("silu_and_mul", gpu_silu_and_mul.silu_and_mul(gate_up), silu_and_mul.silu_and_mul(gate_up), shapes),
+    ]
+
+
+def _rotary(shapes: Shapes) -> Rows:
+    heads, kv_heads, head_dim = shapes.num_heads, shapes.num_kv_heads, shapes.head_dim
+    tokens, blocks = (7, 2) if shapes.tiny else (300, 40)
+    qkv = _random(shapes, tokens, (heads + 2 * kv_heads) * head_dim)
+    angles = torch.outer(torch.arange(1000.0), torch.rand(head_dim // 2)).to(shapes.device)
+    positions = torch.randint(1000, (tokens,), device=shapes.device)
+    slots = torch.randperm(blocks * shapes.block_size, device=shapes.device)[:tokens]
+    shape = (blocks, shapes.block_size, kv_heads, head_dim)
+    found, expected = (
+        KVLayer(*(torch.zeros(shape, dtype=shapes.dtype, device=shapes.device) for _ in range(2))) for _ in range(2)
+    )
+    norm = _random(shapes, head_dim)
+    q, k, v = qkv.view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    q, k = (rms_norm.rms_norm(x, norm, EPS) for x in (q, k))
+    q, k = (rotary.apply_rotary(x, angles.cos()[positions], angles.sin()[positions]) for x in (q, k))
+    kv_write.write_kv(expected, k, v, slots)
+    rotated = rotary_kv(
+        qkv, found, positions, slots, angles.cos(), angles.sin(), num_heads=heads, query_norm=norm, key_norm=norm,
+        eps=EPS,
+    )  # fmt: skip
+    return [
+        _compared("rotary_kv, queries", rotated, q, shapes),
+        _compared("rotary_kv, keys", found.keys, expected.keys, shapes),
+        _compared("rotary_kv, values", found.values, expected.values, shapes),
+    ]
+
+
+def _products(shapes: Shapes) -> Rows:
+    rows, columns, inner = (5, 24, 128) if shapes.tiny else (130, 6144, 4096)
+    x, weight = _random(shapes, rows, inner), _random(shapes, columns, inner)
+    truth = linear(x.float(), weight.float())
+    found: Rows = [_compared("fixed_linear", fixed_linear(x, weight), truth, shapes)]
+    one = fixed_linear(x[:1].contiguous(), weight)
+    assert torch.equal(one, fixed_linear(x, weight)[:1]), "fixed_linear: a row's bits depend on the batch"
+    for kind in ("int8", "int4"):
+        narrow = quantize(weight, kind)
+        expected = linear(x.float(), dequantize(narrow).float())
+        found.append(_compared(f"{kind} weights", quantized_linear(x, narrow), expected, shapes))
+    if shapes.tiny or Chip.of(shapes.device).capability >= FP8_CAPABILITY:
+        narrow = quantize(weight, "fp8")
+        rows8, scale = quantize_rows(x)
+        expected = linear(rows8.float() * scale[:, None], dequantize(narrow).float())
+        found.append(_compared("fp8 product", quantized_linear(x, narrow), expected, shapes))
+    return found
+
+
+def _sampling(shapes: Shapes) -> Rows:
+    """The tokens that the host would choose from the same logits."""
+    vocab, count = (300, 12) if shapes.tiny else (151_936, 200)
+    logits = 3 * torch.randn(count, vocab, device=shapes.device)
+    ways = (
+        {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 50},
+        {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.3, "min_p": 0.05},
+        {"temperature": 1.0, "top_k": 200, "top_p": 0.8},
+    )  # fmt: skip
+    rows = DeviceRows.allocate(num_rows=count, max_tokens=4, max_blocks=1, device=shapes.device)
+    host_rows = []
+    for index in range(count):
+        way = Sampling(max_tokens=9, seed=(index * 0x9E3779B97F4A7C15) % (1 << 64), **ways[index % len(ways)])  # type: ignore[arg-type]
+        columns = sampling_columns(TableRow(index, 0, way, 2, [], 2, 0))
+        rows.sampling[index] = torch.from_numpy(columns).to(shapes.device)
+        host_rows.append(Row(SequenceStart(index, [1, 2], 2, [0], way)))
+    where = torch.tensor([(index, 2) for index in range(count)], dtype=torch.int32, device=shapes.device)
+    expected = sample(logits.cpu(), host_rows, row_by_row=False).token_ids
+    found = sampling.sample(logits, where, rows).tolist()
+    same = sum(one == other for one, other in zip(found, expected, strict=True)) / count
+    # Two numbers that are equal but for rounding may fall either way, at a cut or in a draw.
+    assert same >= 0.98, f"only {same:.1%} of the sampled tokens are the host's"
+    return [{"what": "sampled tokens that are the host's", "share": same, "of": count}]

@@ -1,0 +1,158 @@
+"""Runs steps on a GPU: see step_thread.StepRunner. begin() returns while the step is still to be computed, and the next
+one may begin: what it needs of this one is on the device.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from trunkline_kernels.gpu import sampling as kernels
+from trunkline_kernels.gpu.device_rows import gather_rows
+from trunkline_kernels.ragged_batch import allocate_kv
+from trunkline_worker.gpu.from_device import Arriving, FromDevice
+from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
+from trunkline_worker.gpu.row_table import RowTable, TableRow
+from trunkline_worker.gpu.step_inputs import StepInputs, StepLayouts
+from trunkline_worker.gpu.step_programs import StepPrograms
+from trunkline_worker.gpu.step_sampling import StepSamples, sample_step, told_logprobs
+from trunkline_worker.gpu.to_device import to_device
+from trunkline_worker.model.gpu_decoder import GpuDecoder
+from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.plan import PositionLogprobs, SequenceStep, StepPlan, StepResult
+from trunkline_worker.sampler import NOT_FINITE
+from trunkline_worker.settings import EngineSettings
+
+# Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
+LOGPROB_ROWS = 128
+
+
+class GpuRunner:
+    """Owns the KV pool and the rows."""
+
+    def __init__(self, model: LoadedModel, settings: EngineSettings, *, num_blocks: int) -> None:
+        decoder = model.decoder
+        assert isinstance(decoder, GpuDecoder), "this runner is for the Triton kernels"
+        self._decoder, self._device = decoder, model.device
+        spec, size = model.spec, settings.block_size
+        max_seqs = min(settings.max_running_requests, settings.max_step_tokens)
+        max_tokens = min(model.context_length, num_blocks * size)
+        self._kv = allocate_kv(
+            num_layers=spec.num_layers, num_blocks=num_blocks, block_size=size, num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim, dtype=model.kv_dtype, device=model.device,
+        )  # fmt: skip
+        self._table = RowTable(
+            num_rows=max_seqs, max_tokens=max_tokens, max_blocks=-(-max_tokens // size), device=model.device
+        )
+        # Programs that fill the device some times over: more would only be more to merge.
+        programs = -(-4 * decoder.chip.num_multiprocessors // spec.num_kv_heads)
+        prefix_tiles = programs + -(-max_seqs // decoder.tile_seqs)
+        max_pieces = max_seqs + num_blocks * size // decoder.split if decoder.split else 0
+        self._layouts = StepLayouts(decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles)
+        inputs = StepInputs(
+            decoder, self._table, block_size=size, max_tokens=max(settings.max_step_tokens, max_seqs),
+            max_seqs=max_seqs, max_pieces=max_pieces, max_prefix_tiles=prefix_tiles,
+        )  # fmt: skip
+        self._programs = StepPrograms(
+            decoder, self._kv, inputs, max_seqs=max_seqs, max_pieces=max_pieces,
+            prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,
+            capture=model.device.type == "cuda",
+        )  # fmt: skip
+        self._home = FromDevice(model.device)
+        self.queues = model.device.type == "cuda"
+
+    @torch.inference_mode()
+    def warm_up(self, report: Callable[[str], None]) -> None:
+        """To be called once before the first step, or never: the first steps are slow then."""
+        self._programs.warm_up(report)
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Puts a step on the device's queue. What is returned waits for its result."""
+        started_s = time.perf_counter()
+        start = self._home.event()
+        rows = self._table.apply(plan)
+        layout = self._layouts.lay_out(plan.steps, rows)
+        hidden, num_padding = self._programs.run(layout, plan.num_padding)
+        last = layout.last_tokens()
+        prompts = {
+            index: self._prompt_logprobs(hidden, step, row, int(last[index]) - step.num_new + 1)
+            for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True))
+            if row.sampling.prompt_logprobs is not None and row.num_output == 0
+        }
+        sampling = [index for index, step in enumerate(plan.steps) if step.samples]
+        samples: StepSamples | None = None
+        if sampling:
+            (where,) = to_device([last[sampling]], self._device)
+            logits = self._decoder.logits(gather_rows(hidden, where))
+            samples = sample_step(logits, [rows[index] for index in sampling], self._table.device_rows)
+        tensors = [samples.tokens, *samples.logprobs] if samples else []
+        arriving = self._home.send([*tensors, *(column for columns in prompts.values() for column in columns)])
+        asked = [rows[sampling[i]].sampling.logprobs or 0 for i in samples.asking] if samples else []
+        wanted = {index: rows[index].sampling.prompt_logprobs or 0 for index in prompts}
+        sizes = {index: len(columns) for index, columns in prompts.items()}
+        result = partial(_result, plan, sampling, samples.asking if samples else [], asked, wanted, sizes, num_padding)
+        if start is None:
+            return lambda: result(arriving, time.perf_counter() - started_s)
+        return lambda: result(arriving, None, start)
+
+    def _prompt_logprobs(
+        self, hidden: torch.Tensor, step: SequenceStep, row: TableRow, first_row: int
+    ) -> list[torch.Tensor]:
+        """The state at position p predicts the prompt's token p + 1. Five columns for each part of the positions."""
+        count = min(step.num_new, row.prompt_len - 1 - step.num_computed)
+        columns: list[torch.Tensor] = []
+        for start in range(0, count, LOGPROB_ROWS):
+            size = min(LOGPROB_ROWS, count - start)
+            logits = self._decoder.logits(hidden[first_row + start : first_row + start + size])
+            after = step.num_computed + start + 1
+            (targets,) = to_device([np.array(row.prompt[after : after + size], np.int64)], self._device)
+            most = min(row.sampling.prompt_logprobs or 0, logits.shape[1])
+            columns += [targets, *kernels.logprobs(logits, targets, most)]
+        return columns
+
+
+def _result(
+    plan: StepPlan,
+    sampling: list[int],
+    asking: list[int],
+    asked: list[int],
+    wanted: dict[int, int],
+    sizes: dict[int, int],
+    num_padding: int,
+    arriving: Arriving,
+    device_time_s: float | None,
+    start: "torch.cuda.Event | None" = None,
+) -> StepResult:
+    """What has arrived, as a result."""
+    tensors = arriving.wait()
+    token_ids: list[int | None] = [None] * len(plan.steps)
+    logprobs: dict[int, PositionLogprobs] = {}
+    errors: dict[int, str] = {}
+    if sampling:
+        tokens: list[int] = tensors[0].tolist()
+        for index, token_id in zip(sampling, tokens, strict=True):
+            if token_id < 0:
+                errors[index] = NOT_FINITE
+            else:
+                token_ids[index] = token_id
+        at = 1 + 5 * bool(asking)
+        if asking:
+            told = told_logprobs(tensors[1:at], asked)
+            logprobs = {sampling[i]: entry for i, entry in zip(asking, told, strict=True) if tokens[i] >= 0}
+    else:
+        at = 0
+    prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
+    for index, size in sizes.items():
+        entries: list[PositionLogprobs] = []
+        for part in range(at, at + size, 5):
+            columns = tensors[part : part + 5]
+            entries += told_logprobs(columns, [wanted[index]] * len(columns[0]))
+        prompt_logprobs[index] = entries
+        at += size
+    seconds = arriving.seconds_since(start) if device_time_s is None else device_time_s
+    return StepResult(
+        plan.step_id, token_ids, logprobs, prompt_logprobs, errors, device_time_s=seconds, num_padding=num_padding
+    )

@@ -1,0 +1,219 @@
+"""A step's inputs on the device: what the host says about it in one copy, the rest built there from the rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.device_batch import DeviceBatch
+from trunkline_kernels.gpu.device_rows import step_inputs
+from trunkline_kernels.gpu.ragged_attention import Pieces
+from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
+from trunkline_worker.gpu.prefix_groups import PrefixGroups, PrefixTiles, prefix_tiles
+from trunkline_worker.gpu.row_table import RowTable, TableRow
+from trunkline_worker.model.gpu_decoder import GpuDecoder
+from trunkline_worker.plan import SequenceStep
+
+ALIGNMENT = 4  # int32: 16 bytes, what kernels are specialised to
+PREFIX_ALIGNMENT = 128  # tokens: a multiple of every tile of keys
+
+
+class StepShape(NamedTuple):
+    """How large a step's inputs are, padding included."""
+
+    num_tokens: int
+    num_seqs: int
+    num_decodes: int  # sequences that decode_attention looks at
+    num_tiles: int
+    num_cut: int
+    num_prefix_tiles: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """One step as the host describes it, decodes first."""
+
+    order: NDArray[np.int64]  # [num_seqs]: entry of the plan's steps
+    rows: NDArray[np.int32]  # [num_seqs]
+    query_lens: NDArray[np.int32]
+    context_lens: NDArray[np.int32]
+    num_decodes: int
+    tiles: NDArray[np.int32]
+    cut: NDArray[np.int32]
+    num_slots: int
+    prefixes: PrefixTiles
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.query_lens.sum())
+
+    @property
+    def exact(self) -> StepShape:
+        """Its own shape: nothing is padded."""
+        return StepShape(
+            self.num_tokens, len(self.rows), self.num_decodes, len(self.tiles), len(self.cut), len(self.prefixes.tiles)
+        )
+
+    def last_tokens(self) -> NDArray[np.int32]:
+        """For each entry of the plan's steps, where its last token is."""
+        last = np.empty(len(self.order), np.int32)
+        last[self.order] = np.cumsum(self.query_lens) - 1
+        return last
+
+
+class StepLayouts:
+    """Lays steps out for a decoder."""
+
+    def __init__(self, decoder: GpuDecoder, groups: PrefixGroups, most_prefix_tiles: int) -> None:
+        self._decoder = decoder
+        self._groups = groups
+        self._most_prefix_tiles = most_prefix_tiles
+        # A window hides a prefix from some layers; and bits must not depend on who else runs.
+        self.shares = not decoder.split and all(window is None for window in decoder.spec.windows)
+
+    def lay_out(self, steps: Sequence[SequenceStep], rows: Sequence[TableRow]) -> StepLayout:
+        num_new = np.array([step.num_new for step in steps], np.int32)
+        computed = np.array([step.num_computed for step in steps], np.int32)
+        order = np.argsort(num_new != 1, kind="stable")
+        num_decodes = 0 if self._decoder.split else int((num_new == 1).sum())
+        tile_seqs = self._decoder.tile_seqs
+        prefixes = PrefixTiles(np.zeros((0, 5), np.int32), np.zeros((num_decodes, 3), np.int32))
+        if self.shares and num_decodes == len(steps):
+            groups = self._groups.find(rows, computed, tile_seqs)
+            if groups:
+                grouped = np.concatenate([group.members for group in groups])
+                order = np.concatenate([grouped, np.setdiff1d(order, grouped)])
+                ends = np.cumsum([len(group.members) for group in groups])
+                placed = [
+                    type(group)(np.arange(end - len(group.members), end), group.num_tokens)
+                    for group, end in zip(groups, ends.tolist(), strict=True)
+                ]
+                prefixes = prefix_tiles(
+                    placed, [rows[at] for at in order.tolist()], tile_seqs=tile_seqs, most=self._most_prefix_tiles,
+                    align=PREFIX_ALIGNMENT,
+                )  # fmt: skip
+        query_lens, context_lens = num_new[order], (computed + num_new)[order]
+        found = self._decoder.tiles(query_lens[num_decodes:], context_lens[num_decodes:])
+        found.tiles[:, 0] += num_decodes
+        return StepLayout(
+            order, np.array([row.index for row in rows], np.int32)[order], query_lens, context_lens, num_decodes,
+            found.tiles, found.cut, found.num_slots, prefixes,
+        )  # fmt: skip
+
+
+class StepInputs:
+    """The tensors that a step reads, at the same addresses in every step of the same shape: a graph remembers them."""
+
+    def __init__(
+        self, decoder: GpuDecoder, table: RowTable, *, block_size: int, max_tokens: int, max_seqs: int,
+        max_pieces: int, max_prefix_tiles: int,
+    ) -> None:  # fmt: skip
+        spec, device = decoder.spec, table.device_rows.tokens.device
+        self._table, self._device, self._block_size = table, device, block_size
+        self._spec, self._split = spec, decoder.split
+        self._tokens = torch.empty(3, -(-max_tokens // ALIGNMENT) * ALIGNMENT, dtype=torch.int64, device=device)
+        self._plan = DecodePlan.allocate(
+            max_seqs=max_seqs, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
+            num_multiprocessors=decoder.chip.num_multiprocessors, device=device,
+        )  # fmt: skip
+        self._room = PrefixRoom.allocate(
+            num_tiles=max_prefix_tiles, tile_seqs=decoder.tile_seqs, num_heads=spec.num_heads,
+            head_dim=spec.head_dim, device=device,
+        )  # fmt: skip
+        nothing = torch.zeros(0, 3, dtype=torch.int32, device=device)
+        self._pieces = Pieces.allocate(max_pieces if self._split else 0, spec.num_heads, spec.head_dim, nothing)
+        self._buffer = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def reserve(self, shape: StepShape) -> None:
+        """Makes room for what is said about steps of this shape. Moves the tensors of shapes that there were before."""
+        size = sum(_padded(size) for size in _sizes(shape).values())
+        if size > len(self._buffer):
+            self._buffer = torch.zeros(size, dtype=torch.int32, device=self._device)
+
+    def batch(self, shape: StepShape, num_slots: int = 0) -> DeviceBatch:
+        """The tensors of a shape.  num_slots: pieces that the step is cut into"""
+        parts: dict[str, Tensor] = {}
+        offset = 0
+        for name, size in _sizes(shape).items():
+            parts[name] = self._buffer[offset : offset + size]
+            offset += _padded(size)
+        token_ids, positions, slots = (column[: shape.num_tokens] for column in self._tokens)
+        pieces = None
+        if self._split:
+            cut = parts["cut"].view(-1, 3)
+            room = self._pieces
+            if num_slots > len(room.partial_out):  # more than is kept: for this step alone
+                room = Pieces.allocate(num_slots, self._spec.num_heads, self._spec.head_dim, cut)
+            pieces = Pieces(cut, room.partial_out, room.partial_stats)
+        return DeviceBatch(
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            query_starts=parts["query_starts"],
+            context_lens=parts["context_lens"],
+            rows=parts["rows"],
+            block_tables=self._table.device_rows.block_tables,
+            tiles=parts["tiles"].view(-1, 4),
+            pieces=pieces,
+            decode_lens=parts["decode_lens"],
+            decode_plan=self._plan,
+            prefixes=SharedPrefixes(parts["prefix_tiles"].view(-1, 5), parts["prefixes"].view(-1, 3), self._room),
+        )
+
+    def send(self, layout: StepLayout, shape: StepShape) -> None:
+        """What the host says about a step, padded to a shape, in one copy."""
+        count, decodes = len(layout.rows), layout.num_decodes
+        sizes = _sizes(shape)
+        host = torch.zeros(sum(map(_padded, sizes.values())), dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        array: NDArray[np.int32] = host.numpy()
+        starts = np.cumsum(layout.query_lens)
+        values: dict[str, tuple[NDArray[Any], int]] = {  # what is said, and what stands after it
+            "query_starts": (np.concatenate(([0], starts)), layout.num_tokens),
+            "context_lens": (layout.context_lens, 0),
+            "rows": (layout.rows, 0),
+            "decode_lens": (layout.context_lens[:decodes], 0),
+            "prefixes": (layout.prefixes.of_sequence[:decodes], 0),
+            "tiles": (layout.tiles, -1),
+            "cut": (layout.cut, 0),
+            "prefix_tiles": (layout.prefixes.tiles, -1),
+        }
+        offset = 0
+        for name, size in sizes.items():
+            said, rest = values[name]
+            array[offset : offset + said.size] = said.reshape(-1)
+            if rest:
+                array[offset + said.size : offset + size] = rest
+            offset += _padded(size)
+        assert count <= shape.num_seqs, f"{count} sequences do not fit {shape}"
+        self._buffer[: len(array)].copy_(host, non_blocking=True)
+
+    def build(self, batch: DeviceBatch, longest: int) -> None:
+        """Token ids, positions and slots of the new tokens, on the device.  longest: as step_inputs wants it"""
+        step_inputs(
+            self._table.device_rows, query_starts=batch.query_starts, context_lens=batch.context_lens,
+            rows=batch.rows, token_ids=batch.token_ids, positions=batch.positions, slots=batch.slots,
+            block_size=self._block_size, longest=longest,
+        )  # fmt: skip
+
+
+def _sizes(shape: StepShape) -> dict[str, int]:
+    """Numbers that the host says about a step, in the order in which they lie."""
+    return {
+        "query_starts": shape.num_seqs + 1,
+        "context_lens": shape.num_seqs,
+        "rows": shape.num_seqs,
+        "decode_lens": shape.num_decodes,
+        "prefixes": 3 * shape.num_decodes,
+        "tiles": 4 * shape.num_tiles,
+        "cut": 3 * shape.num_cut,
+        "prefix_tiles": 5 * shape.num_prefix_tiles,
+    }
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,140 @@
+"""The model over a step, in captured graphs where a step is small: launching kernels one by one takes longer than they
+run. A graph is for one shape; a step is padded to the next one there is.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.gpu.prefix_groups import PrefixTiles
+from trunkline_worker.gpu.step_inputs import StepInputs, StepLayout, StepShape
+from trunkline_worker.model.gpu_decoder import GpuDecoder
+
+# Steps that only decode, by sequences: up to 8 by doubling, then as finely as tiles of matrix products are.
+SMALLEST_SIZES = (1, 2, 4)
+SIZE_STEP = 8
+COARSE_FROM, COARSE_STEP = 256, 32
+# Steps with chunks, by tokens: up to where the device takes longer for them than the host for launching.
+MIXED_SIZES = (64, 128, 256, 512)
+INTERPRETED_SIZES = (8, 32)  # without a GPU, where every token of padding takes milliseconds
+
+
+def decode_sizes(most: int) -> list[int]:
+    """Sizes of graphs for steps of up to `most` sequences."""
+    sizes = [*SMALLEST_SIZES, *range(SIZE_STEP, COARSE_FROM, SIZE_STEP), *range(COARSE_FROM, most, COARSE_STEP)]
+    return [*(size for size in sizes if size < most), most]
+
+
+class StepPrograms:
+    """Chooses the shape of a step, and runs the model over it.
+
+    capture: whether graphs are made; without, steps are padded all the same, and run kernel by kernel
+    """
+
+    def __init__(
+        self,
+        decoder: GpuDecoder,
+        kv: list[KVLayer],
+        inputs: StepInputs,
+        *,
+        max_seqs: int,
+        max_pieces: int,
+        prefix_tiles: int,
+        fewest_sharing: int,
+        capture: bool,
+    ) -> None:
+        self._decoder, self._kv, self._inputs = decoder, kv, inputs
+        self._capture = capture
+        self._pool: Any = None  # memory that the graphs share
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._decode_sizes = decode_sizes(max_seqs)
+        self._mixed_sizes = MIXED_SIZES if capture else INTERPRETED_SIZES
+        self._max_seqs, self._max_pieces, self._prefix_tiles = max_seqs, max_pieces, prefix_tiles
+        self._fewest_sharing = fewest_sharing
+        self.shapes = self._ladder()
+        for shape in self.shapes:
+            inputs.reserve(shape)
+
+    def run(self, layout: StepLayout, num_padding: int) -> tuple[Tensor, int]:
+        """Hidden states of the step's tokens, and how many more of padding were computed than `num_padding`.
+
+        num_padding: tokens computed for nobody that the plan asks for
+        """
+        shape = self.shape_of(layout, num_padding)
+        self._inputs.send(layout, shape)
+        added = shape.num_tokens - layout.num_tokens - num_padding
+        graph = self._graphs.get(shape)
+        if graph is not None:
+            graph[0].replay()
+            return graph[1], added
+        batch = self._inputs.batch(shape, layout.num_slots)
+        longest = max(int(layout.query_lens.max(initial=0)), shape.num_tokens - layout.num_tokens)
+        self._inputs.build(batch, longest)
+        return self._decoder.forward(batch, self._kv), added
+
+    def shape_of(self, layout: StepLayout, num_padding: int) -> StepShape:
+        """The smallest one of the ladder that holds the step, or its own."""
+        exact = layout.exact._replace(num_tokens=layout.num_tokens + num_padding)
+        if num_padding:
+            return exact
+        only_decodes = bool((layout.query_lens == 1).all())
+        sizes = self._decode_sizes if only_decodes else self._mixed_sizes
+        at = bisect_left(sizes, exact.num_tokens)
+        if at == len(sizes):
+            return exact
+        shares = bool(exact.num_prefix_tiles)
+        shape = self._decode_shape(sizes[at], shares) if only_decodes else self._mixed_shape(sizes[at])
+        fits = all(has >= needs for has, needs in zip(shape, exact, strict=True))
+        return shape if fits and layout.num_slots <= self._max_pieces else exact
+
+    def warm_up(self, report: Callable[[str], None]) -> None:
+        """Compiles the kernels that steps need, and captures the ladder's graphs, the largest first: the smaller ones
+        then find room in its memory."""
+        for done, shape in enumerate(reversed(self.shapes), start=1):
+            report(f"warming up, {done} of {len(self.shapes)} step shapes")
+            self._inputs.send(_nothing(shape), shape)
+            batch = self._inputs.batch(shape)
+            self._inputs.build(batch, shape.num_tokens)
+            self._decoder.forward(batch, self._kv)
+            if not self._capture:
+                continue
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._inputs.build(batch, shape.num_tokens)
+                hidden = self._decoder.forward(batch, self._kv)
+            self._pool = self._pool or graph.pool()
+            self._graphs[shape] = (graph, hidden)
+
+    def _ladder(self) -> list[StepShape]:
+        shapes = [self._decode_shape(size, shares=False) for size in self._decode_sizes]
+        shapes += [self._mixed_shape(size) for size in self._mixed_sizes]
+        if self._prefix_tiles:
+            shapes += [self._decode_shape(s, shares=True) for s in self._decode_sizes if s >= self._fewest_sharing]
+        return shapes
+
+    def _decode_shape(self, size: int, shares: bool) -> StepShape:
+        if self._decoder.split:  # all of them are tiles, and some of those are cut into pieces
+            return StepShape(size, size, 0, size + self._max_pieces, size, 0)
+        return StepShape(size, size, size, 0, 0, self._prefix_tiles if shares else 0)
+
+    def _mixed_shape(self, size: int) -> StepShape:
+        seqs = min(size, self._max_seqs)
+        tile = self._decoder.tile_seqs
+        if self._decoder.split:  # a tile may begin before its sequence's first new token
+            return StepShape(size, seqs, 0, 2 * seqs + -(-size // tile) + self._max_pieces, seqs, 0)
+        chunks = min(seqs, size // 2)  # sequences with two new tokens or more
+        return StepShape(size, seqs, seqs, chunks + -(-size // tile), 0, 0)
+
+
+def _nothing(shape: StepShape) -> StepLayout:
+    """A step of padding."""
+    none = np.zeros(0, np.int32)
+    return StepLayout(
+        none.astype(np.int64), none, none, none, 0, np.zeros((0, 4), np.int32), np.zeros((0, 3), np.int32), 0,
+        PrefixTiles(np.zeros((0, 5), np.int32), np.zeros((0, 3), np.int32)),
+    )  # fmt: skip
