@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_bench.simulation.fitted_cost import FittedCost
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -18,11 +19,19 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_stage_runs(tmp_path: Path) -> None:
     done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("20*.json")
     stages = json.loads(path.read_text())["stages"]
-    assert list(stages) == ["ceilings", "correctness", "decode attention", "prefill attention", "engine"]
+    assert list(stages) == [
+        "ceilings", "attention correctness", "other kernels' correctness", "engine equality", "decode attention",
+        "prefill attention", "engine", "closed loop", "options", "transformers",
+    ]  # fmt: skip
+    rows = {row["what"]: row for stage in stages.values() for row in stage["rows"] if "what" in row}
     assert all(stage["rows"] for stage in stages.values())
-    assert stages["engine"]["rows"][0]["finished"]
+    assert rows["2 x (9 in, 3 out)"]["finished"]
+    assert rows["--deterministic"]["of_plain"] > 0
+    assert rows["generate, sdpa"]["output_tok_per_s"] > 0
+    # What the engine's steps took is a profile that the simulator takes.
+    FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
 
 
 def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:

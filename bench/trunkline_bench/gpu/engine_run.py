@@ -137,6 +137,7 @@ def running(shapes: Shapes, **options: object) -> Iterator[EngineUnderTest]:
     """An engine with the shapes' model, ready; its memory is free afterwards. `options`: EngineSettings' fields."""
     chosen: dict[str, object] = {
         "model": str(shapes.model), "load_format": "auto" if shapes.tiny else "dummy", "device": shapes.device.type,
+        "dtype": str(shapes.dtype).removeprefix("torch."),
         "kernels": "triton", "max_step_tokens": 64 if shapes.tiny else 8192, "max_running_requests": shapes.requests,
         "itl_target_ms": 0.0, "interactive_reserve": 0.0, "kv_blocks": 64 if shapes.tiny else None,
         "context_length": 256 if shapes.tiny else 4096, **options,

@@ -2,6 +2,8 @@
 
 import gc
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +27,16 @@ def measure(shapes: Shapes) -> Rows:
     import transformers  # it takes seconds, and only this stage needs it
 
     model = _model(transformers, shapes)
-    ways: dict[str, Any] = {}
-    for attention in ("kernels-community/flash-attn3", "flash_attention_2", "sdpa", "paged|sdpa", "paged|eager"):
-        ways[f"generate_batch, {attention}"] = lambda attention=attention: _continuous(
-            transformers, model, prompts, output_tokens, attention
+    attentions = ["sdpa"]
+    if not shapes.tiny:
+        attentions += ["kernels-community/flash-attn3", "flash_attention_2", "paged|sdpa", "paged|eager"]
+    ways: dict[str, Callable[[], tuple[int, float]]] = {
+        f"generate_batch, {attention}": partial(
+            _continuous, transformers, model, prompts, output_tokens, attention, tiny=shapes.tiny
         )
-    ways["generate, sdpa"] = lambda: _static(transformers, model, prompts, output_tokens)
+        for attention in attentions
+    }
+    ways["generate, sdpa"] = partial(_static, transformers, model, prompts, output_tokens)
     for name, way in ways.items():
         try:
             tokens, seconds = way()
@@ -38,7 +44,7 @@ def measure(shapes: Shapes) -> Rows:
             rows.append({"what": name, "failed": f"{type(error).__name__}: {error}"[:200]})
             continue
         rows.append({"what": name, "output_tok_per_s": tokens / seconds, "ours": ours / (tokens / seconds)})
-    del model
+    del model, ways
     gc.collect()
     return rows
 
@@ -57,13 +63,19 @@ def _generation_config(transformers: Any, output_tokens: int) -> Any:
 
 
 def _continuous(
-    transformers: Any, model: Any, prompts: list[list[int]], output_tokens: int, attention: str
+    transformers: Any, model: Any, prompts: list[list[int]], output_tokens: int, attention: str, *, tiny: bool
 ) -> tuple[int, float]:
     model.set_attn_implementation(attention)
-    config = transformers.GenerationConfig(max_new_tokens=output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    model.generate_batch(inputs=prompts[:2], generation_config=config)  # compiles and captures
+    options: dict[str, Any] = {
+        "generation_config": transformers.GenerationConfig(
+            max_new_tokens=output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+    }
+    if tiny:  # its own choice is most of the machine's memory
+        options["continuous_batching_config"] = transformers.ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64)
+    model.generate_batch(inputs=prompts[:2], **options)  # compiles and captures
     started_s = time.perf_counter()
-    found = model.generate_batch(inputs=prompts, generation_config=config)
+    found = model.generate_batch(inputs=prompts, **options)
     seconds = time.perf_counter() - started_s
     tokens = sum(len(output.generated_tokens) for output in found.values())
     assert tokens == len(prompts) * output_tokens, f"{tokens} tokens came out"

@@ -52,7 +52,7 @@ class Shapes:
             device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, copy_bytes=1 << 16, matmul=64,
             decode_batches=(1, 3), decode_contexts=(20, 70), prefill=((2, 33),), model=tiny_model, requests=2,
             prompt_tokens=9, output_tokens=3, engine_window_s=30.0, users=2, user_prompt_tokens=6, user_output_tokens=3,
-            closed_loop_s=0.0, cost_prompt_tokens=5, cost_output_tokens=3, peer=(2, 9, 3), shared_prefix=(5, 64, 9),
+            closed_loop_s=0.0, cost_prompt_tokens=3, cost_output_tokens=2, peer=(2, 5, 2), shared_prefix=(5, 64, 9),
             output=output,
         )  # fmt: skip
 

@@ -43,7 +43,9 @@ def _random(shapes: Shapes, *size: int) -> Tensor:
 
 def _norms(shapes: Shapes) -> Rows:
     rows, dim = (3, 64) if shapes.tiny else (513, 4096)
-    x, residual, weight, gate_up = (_random(shapes, *size) for size in ((rows, dim), (rows, dim), (dim,), (rows, 2 * dim)))
+    x, residual, weight, gate_up = (
+        _random(shapes, *size) for size in ((rows, dim), (rows, dim), (dim,), (rows, 2 * dim))
+    )
     expected, _ = rms_norm.add_rms_norm(x, residual.clone(), weight, EPS)
     index = torch.randint(rows, (2 * rows,), device=shapes.device)
     assert torch.equal(gather_rows(x, index), x[index])
@@ -66,7 +68,7 @@ def _rotary(shapes: Shapes) -> Rows:
         KVLayer(*(torch.zeros(shape, dtype=shapes.dtype, device=shapes.device) for _ in range(2))) for _ in range(2)
     )
     norm = _random(shapes, head_dim)
-    q, k, v = qkv.view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = torch.split(qkv.view(tokens, -1, head_dim), [heads, kv_heads, kv_heads], dim=1)
     q, k = (rms_norm.rms_norm(x, norm, EPS) for x in (q, k))
     q, k = (rotary.apply_rotary(x, angles.cos()[positions], angles.sin()[positions]) for x in (q, k))
     kv_write.write_kv(expected, k, v, slots)
