@@ -24,6 +24,7 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     assert list(stages) == [
         "ceilings", "attention correctness", "other kernels' correctness", "engine equality", "decode attention",
         "prefill attention", "engine", "closed loop", "options", "transformers",
+        "weight-only options",
     ]  # fmt: skip
     rows = {row["what"]: row for stage in stages.values() for row in stage["rows"] if "what" in row}
     assert all(stage["rows"] for stage in stages.values())
@@ -43,3 +44,21 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
 
 def test_an_unknown_stage_is_named() -> None:
     assert "no stage is called 'speed'" in bench("--only", "speed").stderr
+
+
+def test_no_more_is_needed_than_a_gpu_machine_has() -> None:
+    absent = (
+        "structlog",
+        "opentelemetry",
+        "redis",
+        "matplotlib",
+        "uvloop",
+        "grpc",
+        "grpc_status",
+        "jinja2",
+        "pydantic",
+    )
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({absent}))"
+    command = [sys.executable, "-c", f"{blocked}; import trunkline_bench.gpu.main"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

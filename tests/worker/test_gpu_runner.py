@@ -1,7 +1,9 @@
 """The GPU's runner, interpreted: rows that stay, padded shapes, shared prefixes, steps begun before the last result."""
 
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +22,7 @@ from trunkline_worker.model import gpu_decoder
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.plan import Sampling, SequenceStart, SequenceStep, StepPlan
 from trunkline_worker.settings import EngineSettings
-from trunkline_worker.step_thread import QueueingExecutor
+from trunkline_worker.step_thread import QueueingExecutor, ThreadedExecutor
 
 DRAW = random.Random(11)
 CPU = torch.device("cpu")
@@ -186,9 +188,10 @@ def test_a_step_may_begin_before_the_one_before_is_known(options: dict[str, Any]
     engine = make_engine(kv_blocks=96, block_size=4, kernels="triton", run_ahead=1, **options)
     # As on a GPU: launched by the engine's thread, waited for by another.
     runner = engine.executor._runner  # type: ignore[attr-defined]
-    engine.executor = QueueingExecutor(runner, 1)
+    engine.executor = queueing = QueueingExecutor(runner, 1)
     submits = [make_submit(n, prompt, max_tokens=5, ignore_eos=True) for n, prompt in enumerate(prompts)]
     assert drive(engine, submits).tokens == expected
+    queueing.close()
 
 
 def test_what_fails_at_launch_is_raised_when_collected() -> None:
@@ -202,6 +205,25 @@ def test_what_fails_at_launch_is_raised_when_collected() -> None:
     executor.launch(StepPlan(1, []))
     with pytest.raises(RuntimeError, match="no more memory"):
         executor.collect()
+    executor.close()
+
+
+def test_a_closed_executor_lets_go_of_its_runner() -> None:
+    class Idle:
+        queues = True
+
+        def begin(self, plan: StepPlan) -> Callable[[], Any]:
+            raise NotImplementedError
+
+    runner = Idle()
+    forgotten = weakref.ref(runner)
+    for kind in (QueueingExecutor, ThreadedExecutor):
+        executor = kind(runner, 1)
+        executor.close()
+        del executor
+    del runner
+    gc.collect()
+    assert forgotten() is None
 
 
 def test_padding_of_shapes_is_counted() -> None:
@@ -231,5 +253,5 @@ def test_warming_up_reports_and_changes_nothing() -> None:
         return found
 
     assert tokens(warm=True) == tokens(warm=False)
-    assert stages
-    assert stages[-1] == f"warming up, {len(stages)} of {len(stages)} step shapes"
+    assert stages[-2] == "warming up, 4 of 4 step shapes"
+    assert stages[-1] == "warming up, every kind of sampling"

@@ -42,6 +42,7 @@ def sampled(logits: torch.Tensor, rows: list[Row]) -> list[int]:
 @pytest.mark.parametrize(("spread", "block"), [(0.3, 2048), (3.0, 64), (12.0, 2048)])
 def test_the_same_tokens_as_on_the_host(spread: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "BLOCK", block)
+    monkeypatch.setattr(gpu, "WIDE", block)
     pick = random.Random(5)
     rows = [
         row_of(
@@ -108,6 +109,7 @@ def test_bias_and_penalties_equal_the_hosts() -> None:
 @pytest.mark.parametrize("block", [2048, 64])
 def test_logprobs_equal_the_hosts(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "BLOCK", block)
+    monkeypatch.setattr(gpu, "WIDE", block)
     logits = logits_of(4)
     logits[0, 9] = logits[0, 3]  # equals
     chosen = [3, 0, 210, int(logits[3].argmax())]

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineResponse, EngineStep
@@ -58,6 +59,7 @@ class EngineLink:
 
     async def start(self, settings: EngineSettings) -> GetModelResponse:
         """Spawns the engine; returns what it found out once it is ready. Raises EngineStartError."""
+        started_s = time.monotonic()
         ours, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
         arguments = ["--socket-fd", str(theirs.fileno()), "--settings", settings.to_json()]
@@ -79,6 +81,7 @@ class EngineLink:
                     raise EngineStartError(response.failed.message)
                 elif kind == "ready":
                     self._reading = asyncio.create_task(self._read_steps())
+                    response.ready.model.start_up_s = time.monotonic() - started_s
                     return response.ready.model
 
     def submit(self, submit: Submit) -> None:

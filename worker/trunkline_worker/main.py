@@ -91,7 +91,8 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         await server.start()
         await server.set_ready(True)
         log.info("worker ready", model=model.model, port=server.port, device=model.device, dtype=model.dtype,
-                 kv_blocks=model.kv_blocks, context_length=model.context_length)  # fmt: skip
+                 kv_blocks=model.kv_blocks, context_length=model.context_length,
+                 start_up_s=round(model.start_up_s, 1))  # fmt: skip
         died = asyncio.create_task(front.dead.wait())
         if settings.stats_interval_s:
             logging_stats = asyncio.create_task(log_stats(front, settings.stats_interval_s))

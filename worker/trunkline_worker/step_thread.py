@@ -49,7 +49,8 @@ class WaitingExecutor:
         self.run_ahead = run_ahead
         self._results: queue.SimpleQueue[StepResult | BaseException] = queue.SimpleQueue()
         self._woken, self._wake = socket.socketpair()
-        threading.Thread(target=self._run, name="steps", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
+        self._thread.start()
 
     def fileno(self) -> int:
         """Readable while a result is there to be collected: for select()."""
@@ -65,16 +66,30 @@ class WaitingExecutor:
             raise result
         return result
 
+    def close(self) -> None:
+        """Ends the thread, which keeps the runner alive; nothing may be under way."""
+        self._end()
+        self._thread.join()
+        self._woken.close()
+        self._wake.close()
+
     def _run(self) -> None:
         while True:
             try:
-                self._results.put(self._next())
+                result = self._next()
+                if result is None:
+                    return
+                self._results.put(result)
             except BaseException as error:  # the engine loop decides what becomes of it
                 self._results.put(error)
             self._wake.send(b"\0")
 
-    def _next(self) -> StepResult:
-        """The next result; waits for it."""
+    def _next(self) -> StepResult | None:
+        """The next result; waits for it. None after _end()."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Has _next() return None, after all else."""
         raise NotImplementedError
 
 
@@ -83,14 +98,18 @@ class ThreadedExecutor(WaitingExecutor):
 
     def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
         self._runner = runner
-        self._plans: queue.SimpleQueue[StepPlan] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         super().__init__(run_ahead)
 
     def launch(self, plan: StepPlan) -> None:
         self._plans.put(plan)
 
-    def _next(self) -> StepResult:
-        return timed_step(self._runner, self._plans.get())
+    def _end(self) -> None:
+        self._plans.put(None)
+
+    def _next(self) -> StepResult | None:
+        plan = self._plans.get()
+        return None if plan is None else timed_step(self._runner, plan)
 
 
 class QueueingExecutor(WaitingExecutor):
@@ -98,7 +117,7 @@ class QueueingExecutor(WaitingExecutor):
 
     def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
         self._runner = runner
-        self._begun: queue.SimpleQueue[Callable[[], StepResult] | BaseException] = queue.SimpleQueue()
+        self._begun: queue.SimpleQueue[Callable[[], StepResult] | BaseException | None] = queue.SimpleQueue()
         super().__init__(run_ahead)
 
     def launch(self, plan: StepPlan) -> None:
@@ -107,11 +126,14 @@ class QueueingExecutor(WaitingExecutor):
         except BaseException as error:
             self._begun.put(error)
 
-    def _next(self) -> StepResult:
+    def _end(self) -> None:
+        self._begun.put(None)
+
+    def _next(self) -> StepResult | None:
         begun = self._begun.get()
         if isinstance(begun, BaseException):
             raise begun
-        return begun()
+        return None if begun is None else begun()
 
 
 def timed_step(runner: StepRunner, plan: StepPlan) -> StepResult:

@@ -1,7 +1,14 @@
 """Attention on the device: right, and how close to what memory and arithmetic allow."""
 
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from trunkline_bench.gpu import ceilings
@@ -91,7 +98,7 @@ def _shared_prefix_speed(shapes: Shapes) -> Rows:
 
 
 def prefill_speed(shapes: Shapes) -> Rows:
-    """FLOP per second, and of torch's own attention on the same keys and values laid out contiguously."""
+    """FLOP per second, and of the attentions that torch brings, on the same keys and values laid out contiguously."""
     rows: Rows = []
     for count, length in shapes.prefill:
         paged = Paged.make(shapes, [length] * count)
@@ -101,15 +108,65 @@ def prefill_speed(shapes: Shapes) -> Rows:
         q = prefill.q.view(count, length, shapes.num_heads, shapes.head_dim).transpose(1, 2)
         k, v = (torch.stack(parts) for parts in zip(*(paged.contiguous(i) for i in range(count)), strict=True))
 
-        def library(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
-            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-        sdpa_s = median_s(library, shapes.device)
+        rates = {name: flop / median_s(partial(call, q, k, v), shapes.device) for name, call in libraries(shapes)}
+        best = max(rates, key=rates.__getitem__)
         rows.append(
             {
                 "sequences": count, "length": length, "tflop_per_s": flop / ours_s / 1e12,
-                "sdpa_tflop_per_s": flop / sdpa_s / 1e12, "ratio": sdpa_s / ours_s,
+                **{f"{name}_tflop_per_s": rate / 1e12 for name, rate in rates.items()},
+                "of_best": flop / ours_s / rates[best], "best": best,
             }
         )  # fmt: skip
         del paged, prefill, q, k, v
     return rows
+
+
+Attention = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # of q [n, heads, length, dim], k and v [n, kv_heads, length, dim]
+
+
+@functools.cache
+def libraries(shapes: Shapes) -> tuple[tuple[str, Attention], ...]:
+    """Causal attention of torch's backends, those that work on this device, by name."""
+
+    def sdpa(backend: SDPBackend | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with nullcontext() if backend is None else sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    if shapes.tiny:
+        return (("sdpa", partial(sdpa, None)),)
+    ways: dict[str, Attention] = {
+        "flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
+        "cudnn": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+        "flex": flex_causal(),
+    }
+    probe = [
+        torch.randn(1, heads, 256, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
+        for heads in (shapes.num_heads, shapes.num_kv_heads, shapes.num_kv_heads)
+    ]
+    found: list[tuple[str, Attention]] = []
+    for name, way in ways.items():
+        try:
+            way(*probe)
+        except Exception as error:  # it is not there on this machine; the others are still to be measured
+            print(f"  torch's {name} attention does not work here: {str(error).splitlines()[0]}", flush=True)
+        else:
+            found.append((name, way))
+    return tuple(found)
+
+
+def flex_causal() -> Attention:
+    """FlexAttention, compiled; its mask is made once for each length."""
+    compiled = torch.compile(flex_attention)
+
+    @functools.cache
+    def mask(length: int, device: torch.device) -> BlockMask:
+        return create_block_mask(lambda b, h, q, kv: q >= kv, None, None, length, length, device=str(device))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = compiled(q, k, v, block_mask=mask(q.shape[2], q.device), enable_gqa=True)
+        assert isinstance(out, Tensor)
+        return out
+
+    return attend

@@ -7,11 +7,14 @@ from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.engine_run import running
 from trunkline_bench.gpu.shapes import Shapes
 
-OPTIONS: dict[str, dict[str, object]] = {
-    "plain": {},
+Options = dict[str, dict[str, object]]
+
+OPTIONS: Options = {
     "--deterministic": {"deterministic": True},
     "--kv-dtype fp8": {"kv_dtype": "fp8"},
     "--quantization fp8": {"quantization": "fp8"},
+}
+WEIGHT_ONLY: Options = {
     "--quantization int8": {"quantization": "int8"},
     "--quantization int4": {"quantization": "int4"},
 }
@@ -19,11 +22,19 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 def measure(shapes: Shapes) -> Rows:
     """Output tokens per second of all requests once every prompt is done, and against the plain engine."""
-    rows: Rows = []
-    plain: float | None = None
-    for name, options in OPTIONS.items():
+    return _against_plain(shapes, OPTIONS)
+
+
+def weight_only(shapes: Shapes) -> Rows:
+    """The same of weights alone in few bits."""
+    return _against_plain(shapes, WEIGHT_ONLY)
+
+
+def _against_plain(shapes: Shapes, ways: Options) -> Rows:
+    plain = _decode_rate(shapes, {})
+    rows: Rows = [{"what": "plain", "output_tok_per_s": plain}]
+    for name, options in ways.items():
         rate = _decode_rate(shapes, options)
-        plain = plain or rate
         rows.append({"what": name, "output_tok_per_s": rate, "of_plain": rate / plain})
     return rows
 

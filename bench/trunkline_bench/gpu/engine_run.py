@@ -116,6 +116,12 @@ class EngineUnderTest:
         self.engine.accept(EngineRequest(abort_handles=handles))
         self.run()
 
+    def close(self) -> None:
+        """Lets go of the device's memory."""
+        if self._waits is not None:
+            self._waits.close()
+        del self.engine, self._waits
+
     def _take(self, step: EngineStep) -> None:
         now_s = time.perf_counter()
         news = [(output.handle, list(output.token_ids)) for output in step.outputs]
@@ -159,7 +165,7 @@ def running(shapes: Shapes, **options: object) -> Iterator[EngineUnderTest]:
     try:
         yield under_test
     finally:
-        del under_test.engine
+        under_test.close()
         gc.collect()
         if shapes.device.type == "cuda":
             torch.cuda.empty_cache()

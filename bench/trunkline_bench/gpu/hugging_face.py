@@ -12,9 +12,12 @@ from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.engine_run import running
 from trunkline_bench.gpu.shapes import Shapes
 
+# Of continuous batching, the fastest first.
+ATTENTIONS = ("kernels-community/flash-attn3", "flash_attention_2", "sdpa", "paged|sdpa", "paged|eager")
+
 
 def measure(shapes: Shapes) -> Rows:
-    """Output tokens per second, prompts included, of ours and of theirs in each way that works here."""
+    """Output tokens per second, prompts included, of ours and of theirs."""
     requests, prompt_tokens, output_tokens = shapes.peer
     with running(shapes, max_running_requests=requests) as run:
         prompts = [run.prompt(handle, prompt_tokens) for handle in range(requests)]
@@ -27,26 +30,24 @@ def measure(shapes: Shapes) -> Rows:
     import transformers  # it takes seconds, and only this stage needs it
 
     model = _model(transformers, shapes)
-    attentions = ["sdpa"]
-    if not shapes.tiny:
-        attentions += ["kernels-community/flash-attn3", "flash_attention_2", "paged|sdpa", "paged|eager"]
-    ways: dict[str, Callable[[], tuple[int, float]]] = {
-        f"generate_batch, {attention}": partial(
+    for attention in ATTENTIONS:  # the fastest that works here
+        rows.append(_tried(f"generate_batch, {attention}", ours, partial(
             _continuous, transformers, model, prompts, output_tokens, attention, tiny=shapes.tiny
-        )
-        for attention in attentions
-    }
-    ways["generate, sdpa"] = partial(_static, transformers, model, prompts, output_tokens)
-    for name, way in ways.items():
-        try:
-            tokens, seconds = way()
-        except Exception as error:  # what does not work on this machine is told, and the next way tried
-            rows.append({"what": name, "failed": f"{type(error).__name__}: {error}"[:200]})
-            continue
-        rows.append({"what": name, "output_tok_per_s": tokens / seconds, "ours": ours / (tokens / seconds)})
-    del model, ways
+        )))  # fmt: skip
+        if "failed" not in rows[-1]:
+            break
+    rows.append(_tried("generate, sdpa", ours, partial(_static, transformers, model, prompts, output_tokens)))
+    del model
     gc.collect()
     return rows
+
+
+def _tried(name: str, ours: float, way: Callable[[], tuple[int, float]]) -> dict[str, object]:
+    try:
+        tokens, seconds = way()
+    except Exception as error:  # what does not work on this machine is told, and the next way tried
+        return {"what": name, "failed": f"{type(error).__name__}: {error}"[:200]}
+    return {"what": name, "output_tok_per_s": tokens / seconds, "ours": ours / (tokens / seconds)}
 
 
 def _model(transformers: Any, shapes: Shapes) -> Any:

@@ -34,6 +34,7 @@ STAGES: dict[str, Callable[[Shapes], Rows]] = {
     "closed loop": closed_loop.measure,
     "options": costs.measure,
     "transformers": hugging_face.measure,
+    "weight-only options": costs.weight_only,
 }
 
 

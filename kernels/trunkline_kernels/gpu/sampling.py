@@ -28,7 +28,8 @@ from trunkline_kernels.gpu.device_rows import (
     DeviceRows,
 )
 
-BLOCK = 2048  # logits that a program looks at at once
+BLOCK = 2048  # logits that a program compares with sixteen cuts at once
+WIDE = 8192  # logits that it looks at at once otherwise: few long loads, because nothing hides a load's latency
 HISTORY_BLOCK = 1024
 # No noise lifts a token over another that is likelier by more than this: see sampling_key.NOISE_SPREAD.
 NOISE_SPREAD = tl.constexpr(26.1)
@@ -118,6 +119,7 @@ def _sample(
     token_width,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """One program per sample."""
     index = tl.program_id(0).to(tl.int64)
@@ -125,8 +127,8 @@ def _sample(
     highest = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], 0, tl.int32)
     broken = tl.full([], 0, tl.int32)
-    for start in tl.range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    for start in tl.range(0, vocab, WIDE):
+        at = start + tl.arange(0, WIDE)
         x = tl.load(row + at, mask=at < vocab, other=float("-inf"))
         broken += tl.sum((x != x).to(tl.int32))
         here = tl.max(x)
@@ -150,8 +152,8 @@ def _sample(
             cut = _highest_cut(row, scale, peak, cut, k.to(tl.float32), False, vocab, BLOCK)
         if p < 1.0:
             total = tl.full([], 0.0, tl.float32)
-            for start in tl.range(0, vocab, BLOCK):
-                at = start + tl.arange(0, BLOCK)
+            for start in tl.range(0, vocab, WIDE):
+                at = start + tl.arange(0, WIDE)
                 x = tl.load(row + at, mask=at < vocab, other=float("-inf")) * scale
                 total += tl.sum(tl.where((at < vocab) & (_order(x) >= cut), tl.exp(x - peak), 0.0))
             # The likeliest token always stays.
@@ -159,8 +161,8 @@ def _sample(
             cut = tl.maximum(cut, nucleus)
         won = tl.full([], float("-inf"), tl.float32)
         low, high = _position_key(tl.load(columns + SEED_LOW), tl.load(columns + SEED_HIGH), position)
-        for start in tl.range(0, vocab, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        for start in tl.range(0, vocab, WIDE):
+            at = start + tl.arange(0, WIDE)
             x = tl.load(row + at, mask=at < vocab, other=float("-inf")) * scale
             stays = (at < vocab) & (x >= least) & (_order(x) >= cut)
             score = tl.where(stays, x + _noise(low, high, at), float("-inf"))
@@ -250,7 +252,7 @@ def _logprobs(
     top_logprobs,  # [num_rows, num_top] float32 ←
     vocab,
     num_top,
-    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
     index = tl.program_id(0).to(tl.int64)
@@ -259,8 +261,8 @@ def _logprobs(
     peak = tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 0.0, tl.float32)
     above = tl.full([], 0, tl.int32)
-    for start in tl.range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
+    for start in tl.range(0, vocab, WIDE):
+        at = start + tl.arange(0, WIDE)
         x = tl.load(row + at, mask=at < vocab, other=float("-inf"))
         raised = tl.maximum(peak, tl.max(x))
         anchor = tl.where(raised == float("-inf"), 0.0, raised)
@@ -276,8 +278,8 @@ def _logprobs(
     for place in tl.range(0, num_top):
         best = tl.full([], float("-inf"), tl.float32)
         best_id = tl.full([], 2147483647, tl.int32)
-        for start in tl.range(0, vocab, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        for start in tl.range(0, vocab, WIDE):
+            at = start + tl.arange(0, WIDE)
             x = tl.load(row + at, mask=at < vocab, other=float("-inf"))
             left = (at < vocab) & ((x < last) | ((x == last) & (at > last_id)))
             here = tl.max(tl.where(left, x, float("-inf")))
@@ -302,7 +304,7 @@ def sample(logits: Tensor, samples: Tensor, rows: DeviceRows) -> Tensor:
     if num_samples:
         _sample[(num_samples,)](
             logits, chosen, samples, rows.sampling, rows.tokens, vocab, rows.tokens.shape[1], SAMPLING_COLUMNS.value,
-            min(BLOCK, triton.next_power_of_2(vocab)), num_warps=8,
+            min(BLOCK, triton.next_power_of_2(vocab)), min(WIDE, triton.next_power_of_2(vocab)), num_warps=8,
         )  # fmt: skip
     return chosen
 
@@ -344,6 +346,6 @@ def logprobs(logits: Tensor, chosen: Tensor, top: int) -> tuple[Tensor, Tensor, 
     if num_rows:
         _logprobs[(num_rows,)](
             logits, chosen, logprob, rank, top_ids, top_logprobs, vocab, top,
-            min(BLOCK, triton.next_power_of_2(vocab)), num_warps=8,
+            min(WIDE, triton.next_power_of_2(vocab)), num_warps=8,
         )  # fmt: skip
     return logprob, rank, top_ids, top_logprobs

@@ -714,6 +714,7 @@ class GetModelResponse(_message.Message):
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     BATCH_WINDOW_MS_FIELD_NUMBER: _builtins.int
     RUN_AHEAD_FIELD_NUMBER: _builtins.int
+    START_UP_S_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name that requests use."""
     worker_id: _builtins.str
@@ -774,6 +775,10 @@ class GetModelResponse(_message.Message):
     """How long a batch waits to fill under dynamic batching, in milliseconds."""
     run_ahead: _builtins.int
     """Steps that are planned before the one under way is done."""
+    start_up_s: _builtins.float
+    """What it took from the start of the engine's process until it could take work, in seconds: loading the model, sizing
+    the KV pool, compiling and capturing on a GPU.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end generation."""
@@ -816,10 +821,11 @@ class GetModelResponse(_message.Message):
         batch_size: _builtins.int = ...,
         batch_window_ms: _builtins.float = ...,
         run_ahead: _builtins.int = ...,
+        start_up_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "run_ahead", b"run_ahead", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,9 +8,11 @@ import torch
 
 from tests.worker.engine_rig import DEMO_MODEL
 from tests.worker.model.checkpoints import write_checkpoint
+from trunkline_worker.model.checkpoint import Checkpoint
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.model.spec import parse_spec
+from trunkline_worker.model.weight_stream import WeightStream
 
 
 def load(directory: Path, **options: object) -> LoadedModel:
@@ -167,3 +169,29 @@ def test_the_demo_model_is_small_and_has_what_users_expect() -> None:
     assert model.context_length >= 1024
     for name in ("README.md", "samples.md", "training.json", "chat_template.jinja", "tokenizer.json"):
         assert (DEMO_MODEL / name).is_file()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_streamed_arrive_whole(dtype: torch.dtype) -> None:
+    stream = WeightStream(torch.device("cpu"), piece_bytes=64)
+    for shape in ((1,), (16,), (17,), (5, 33), (0,)):
+        source, target = torch.randn(shape).bfloat16(), torch.full(shape, float("nan"), dtype=dtype)
+        stream.copy(target, source)
+        assert torch.equal(target, source.to(dtype))
+    whole = torch.zeros(7, 4, dtype=dtype)
+    parts = torch.randn(3, 4), torch.randn(4, 4)
+    for part, into in zip(parts, torch.split(whole, [3, 4]), strict=True):
+        stream.copy(into, part)
+    assert torch.equal(whole, torch.cat(parts).to(dtype))
+
+
+def test_a_checkpoint_reads_through_a_stream(tmp_path: Path) -> None:
+    write_checkpoint("llama2", tmp_path)
+    stream = WeightStream(torch.device("cpu"), piece_bytes=1 << 10)
+    with Checkpoint(tmp_path, stream) as streamed, Checkpoint(tmp_path) as plain:
+        for name in ("model.norm.weight", "model.embed_tokens.weight"):
+            shape = plain._handles[name].get_slice(name).get_shape()
+            one, other = (torch.full(shape, float("nan")) for _ in range(2))
+            streamed.read_into(one, name)
+            plain.read_into(other, name)
+            assert torch.equal(one, other)

@@ -15,18 +15,19 @@ from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
 from trunkline_worker.gpu.row_table import RowTable, TableRow
-from trunkline_worker.gpu.step_inputs import StepInputs, StepLayouts
+from trunkline_worker.gpu.step_inputs import StepInputs, StepLayouts, StepShape
 from trunkline_worker.gpu.step_programs import StepPrograms
 from trunkline_worker.gpu.step_sampling import StepSamples, sample_step, told_logprobs
 from trunkline_worker.gpu.to_device import to_device
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.plan import PositionLogprobs, SequenceStep, StepPlan, StepResult
+from trunkline_worker.plan import PositionLogprobs, Sampling, SequenceStart, SequenceStep, StepPlan, StepResult
 from trunkline_worker.sampler import NOT_FINITE
 from trunkline_worker.settings import EngineSettings
 
 # Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
 LOGPROB_ROWS = 128
+REHEARSAL = -1  # id of no sequence
 
 
 class GpuRunner:
@@ -55,6 +56,10 @@ class GpuRunner:
             decoder, self._table, block_size=size, max_tokens=max(settings.max_step_tokens, max_seqs),
             max_seqs=max_seqs, max_pieces=max_pieces, max_prefix_tiles=prefix_tiles,
         )  # fmt: skip
+        # The largest step that there may be: whatever is not in the ladder is smaller.
+        cut = max_seqs * -(-max_tokens // decoder.split) if decoder.split else 0
+        tiles = 2 * max_seqs + -(-settings.max_step_tokens // decoder.tile_seqs) + cut
+        inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles))
         self._programs = StepPrograms(
             decoder, self._kv, inputs, max_seqs=max_seqs, max_pieces=max_pieces,
             prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,
@@ -67,6 +72,20 @@ class GpuRunner:
     def warm_up(self, report: Callable[[str], None]) -> None:
         """To be called once before the first step, or never: the first steps are slow then."""
         self._programs.warm_up(report)
+        report("warming up, every kind of sampling")
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """A sequence with all that can be asked for, so that its kernels are compiled before somebody waits for them.
+        What it leaves in the first block is nobody's."""
+        everything = Sampling(
+            max_tokens=2, temperature=1.0, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.5, presence_penalty=0.5,
+            frequency_penalty=0.5, logit_bias=((0, 1.0),), logprobs=1, prompt_logprobs=1,
+        )  # fmt: skip
+        start = SequenceStart(REHEARSAL, [0, 0], 2, [0], everything)
+        self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 0, 2, (), True)], [start]))()
+        self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 2, 1, (), True)]))()
+        self._table.apply(StepPlan(0, [], ended=[REHEARSAL]))
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:

@@ -130,7 +130,7 @@ class StepInputs:
         self._buffer = torch.zeros(0, dtype=torch.int32, device=device)
 
     def reserve(self, shape: StepShape) -> None:
-        """Makes room for what is said about steps of this shape. Moves the tensors of shapes that there were before."""
+        """Makes room for what is said about steps of this shape. Before any batch(): it moves their tensors."""
         size = sum(_padded(size) for size in _sizes(shape).values())
         if size > len(self._buffer):
             self._buffer = torch.zeros(size, dtype=torch.int32, device=self._device)
@@ -190,6 +190,7 @@ class StepInputs:
                 array[offset + said.size : offset + size] = rest
             offset += _padded(size)
         assert count <= shape.num_seqs, f"{count} sequences do not fit {shape}"
+        assert len(array) <= len(self._buffer), f"no room was reserved for {shape}"
         self._buffer[: len(array)].copy_(host, non_blocking=True)
 
     def build(self, batch: DeviceBatch, longest: int) -> None:

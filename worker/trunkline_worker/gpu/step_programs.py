@@ -2,6 +2,7 @@
 run. A graph is for one shape; a step is padded to the next one there is.
 """
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
@@ -95,8 +96,11 @@ class StepPrograms:
     def warm_up(self, report: Callable[[str], None]) -> None:
         """Compiles the kernels that steps need, and captures the ladder's graphs, the largest first: the smaller ones
         then find room in its memory."""
+        count = len(self.shapes)
+        gc.freeze()  # every capture collects garbage first: there is none among what has been loaded
         for done, shape in enumerate(reversed(self.shapes), start=1):
-            report(f"warming up, {done} of {len(self.shapes)} step shapes")
+            if done * 10 // count > (done - 1) * 10 // count:  # ten times in all
+                report(f"warming up, {done} of {count} step shapes")
             self._inputs.send(_nothing(shape), shape)
             batch = self._inputs.batch(shape)
             self._inputs.build(batch, shape.num_tokens)

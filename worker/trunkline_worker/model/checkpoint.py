@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.spec import read_json
+from trunkline_worker.model.weight_stream import WeightStream
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -20,9 +21,13 @@ HASH_CHUNK_BYTES = 1 << 24
 
 
 class Checkpoint:
-    """The tensors of a model directory, single file or shards; a context manager that closes them."""
+    """The tensors of a model directory, single file or shards; a context manager that closes them.
 
-    def __init__(self, directory: Path) -> None:
+    stream: how tensors get to a device other than the CPU
+    """
+
+    def __init__(self, directory: Path, stream: WeightStream | None = None) -> None:
+        self._stream = stream
         self.files = weight_files(directory)
         self._stack = ExitStack()
         self._handles: dict[str, Any] = {}
@@ -61,7 +66,10 @@ class Checkpoint:
                 f"{self._file_of[name]}: tensor {name} has shape {list(tensor.shape)}, "
                 f"config.json says {list(target.shape)}"
             )
-        target.copy_(tensor)
+        if self._stream is None:
+            target.copy_(tensor)
+        else:
+            self._stream.copy(target, tensor)
         self._unread.discard(name)
 
     def check_all_read(self, ignore: tuple[str, ...]) -> None:

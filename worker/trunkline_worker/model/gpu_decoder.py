@@ -5,7 +5,7 @@ With TRITON_INTERPRET=1 the kernels run on a CPU too, slowly: that is how they a
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -88,10 +88,46 @@ class Products:
             raise ModelError(f"quantization={quantization}: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer(LayerWeights):
+    """A layer whose matrices are only there quantised."""
+
+    products: Products
+
+
+def quantized_layer(layer: LayerWeights, quantization: str) -> LayerWeights:
+    """A layer as it is kept, without what is not needed any more. Raises ModelError where shapes do not allow it."""
+    if quantization == "none":
+        return layer
+    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    nothing = layer.qkv.new_empty(0)
+    values |= {name: nothing for name in ("qkv", "output", "gate_up", "down")}
+    return QuantizedLayer(**values, products=Products.of(layer, quantization))
+
+
+def check_options(
+    spec: DecoderSpec, device: torch.device, *, deterministic: bool, quantization: str, kv_dtype: str
+) -> None:
+    """Raises ModelError, one line, where the model or the device is not one for these kernels and options."""
+    chip = Chip.of(device)
+    if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
+        raise ModelError(
+            f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
+            "use --kernels torch"
+        )
+    if quantization != "none" and deterministic:
+        raise ModelError(f"quantization={quantization} does not go with --deterministic: its tiles depend on the batch")
+    if device.type == "cuda" and chip.capability < FP8_CAPABILITY:
+        if quantization == "fp8":
+            raise ModelError("quantization=fp8 needs compute capability 8.9 (L4, H100 or newer): use int8")
+        if kv_dtype == "fp8":
+            raise ModelError("kv_dtype=fp8 needs compute capability 8.9 (L4, H100 or newer): leave it out")
+
+
 class GpuDecoder:
     """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states.
 
-    Raises ModelError where the model or the device is not one for these kernels.
+    check_options() has passed. Layers may be those of quantized_layer().
     """
 
     def __init__(
@@ -101,33 +137,17 @@ class GpuDecoder:
         *,
         context_length: int,
         deterministic: bool,
-        quantization: str = "none",
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
-            raise ModelError(
-                f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
-                "use --kernels torch"
-            )
-        if quantization != "none" and deterministic:
-            raise ModelError(
-                f"quantization={quantization} does not go with --deterministic: its tiles depend on the batch"
-            )
         self.spec = spec
         self._deterministic = deterministic
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
         self.chip = Chip.of(self._device)
-        old = self._device.type == "cuda" and self.chip.capability < FP8_CAPABILITY
-        if old and quantization == "fp8":
-            raise ModelError("quantization=fp8 needs compute capability 8.9 (L4, H100 or newer): use int8")
-        if old and kv_dtype == torch.float8_e4m3fn:
-            raise ModelError("kv_dtype=fp8 needs compute capability 8.9 (L4, H100 or newer): leave it out")
-        self._products = [Products.of(layer, quantization) for layer in weights.layers]
-        if quantization != "none":
-            nothing = weights.embedding[:0]  # the originals' memory is for the KV pool
-            layers = [replace(w, qkv=nothing, output=nothing, gate_up=nothing, down=nothing) for w in weights.layers]
-            weights = replace(weights, layers=layers)
+        self._products = [
+            layer.products if isinstance(layer, QuantizedLayer) else Products.of(layer, "none")
+            for layer in weights.layers
+        ]
         self._weights = weights
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.to(self._device), sin.to(self._device)

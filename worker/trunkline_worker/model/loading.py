@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.spec import DecoderSpec, read_json, read_spec
+from trunkline_worker.model.weight_stream import WeightStream
 
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -30,6 +32,7 @@ DUMMY_STD = 0.02
 IGNORED_TENSORS = ("rotary_emb.inv_freq",)
 
 Fill = Callable[[Tensor, str], None]  # fills a tensor of the given Hugging Face name in place
+FinishLayer = Callable[[LayerWeights], LayerWeights]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +89,31 @@ def load_model(
         name, KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
         "deterministic" if deterministic else "", load_format,
     )  # fmt: skip
+    finish: FinishLayer = _as_it_is
+    if kernels == "triton":
+        # Only here: Triton is not there on every system, and takes a third of a second to import.
+        from trunkline_worker.model import gpu_decoder
+
+        gpu_decoder.check_options(
+            spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype
+        )
+        # Layer by layer, so that a model need not fit before it is quantised.
+        finish = partial(gpu_decoder.quantized_layer, quantization=quantization)
     if load_format == "dummy":
-        weights = build_weights(spec, DTYPES[name], device, _dummy_fill(device))
+        weights = build_weights(spec, DTYPES[name], device, _dummy_fill(device), finish)
         identity = fingerprint(directory, [], *facts, str(DUMMY_SEED))
     else:
-        with Checkpoint(directory) as checkpoint:
-            weights = build_weights(spec, DTYPES[name], device, checkpoint.read_into)
+        stream = None if device.type == "cpu" else WeightStream(device)
+        with Checkpoint(directory, stream) as checkpoint:
+            weights = build_weights(spec, DTYPES[name], device, checkpoint.read_into, finish)
             tied = ("lm_head.weight",) if spec.tie_word_embeddings else ()
             checkpoint.check_all_read(IGNORED_TENSORS + tied)
             identity = fingerprint(directory, checkpoint.files, *facts)
     eos, defaults = read_generation_defaults(directory, spec.vocab_size)
     decoder: Decoder | CpuDecoder | GpuDecoder | None
     if kernels == "triton":
-        # Only here: Triton is not there on every system, and takes a third of a second to import.
-        from trunkline_worker.model import gpu_decoder
-
         decoder = gpu_decoder.GpuDecoder(
-            spec, weights, context_length=context, deterministic=deterministic, quantization=quantization,
+            spec, weights, context_length=context, deterministic=deterministic,
             kv_dtype=KV_DTYPES.get(kv_dtype, DTYPES[name]),
         )  # fmt: skip
     else:
@@ -121,8 +132,13 @@ def load_model(
     )
 
 
-def build_weights(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, fill: Fill) -> DecoderWeights:
-    """Allocates every tensor once, on its device, and has it filled; fused ones part by part."""
+def build_weights(
+    spec: DecoderSpec, dtype: torch.dtype, device: torch.device, fill: Fill, finish: FinishLayer
+) -> DecoderWeights:
+    """Allocates every tensor once, on its device, and has it filled; fused ones part by part.
+
+    finish: what becomes of a layer once it is filled
+    """
 
     def tensor(name: str, *shape: int) -> Tensor:
         target = torch.empty(shape, dtype=dtype, device=device)
@@ -162,10 +178,14 @@ def build_weights(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, f
     embedding = tensor("model.embed_tokens.weight", spec.vocab_size, hidden)
     return DecoderWeights(
         embedding=embedding,
-        layers=[layer(index) for index in range(spec.num_layers)],
+        layers=[finish(layer(index)) for index in range(spec.num_layers)],
         final_norm=tensor("model.norm.weight", hidden),
         head=embedding if spec.tie_word_embeddings else tensor("lm_head.weight", spec.vocab_size, hidden),
     )
+
+
+def _as_it_is(layer: LayerWeights) -> LayerWeights:
+    return layer
 
 
 def _dummy_fill(device: torch.device) -> Fill:
