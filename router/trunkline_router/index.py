@@ -1,82 +1,73 @@
-"""What each worker's prefix cache holds, as far as its events tell. Pure: no I/O, no clock.
-
-A hash is a hint: if the index is wrong, a request is computed where it need not have been, and nothing else.
-"""
+"""What one worker's prefix cache holds: its part of the fleet's index."""
 
 from collections import Counter
 from collections.abc import Sequence
 
-FREED_AT_ONCE = 8192  # entries; about half a millisecond
+from trunkline_router.prefix_index import PrefixIndex
 
 
 class WorkerBlocks:
-    """Hashes of the blocks that one worker holds, or is about to hold.
+    """Blocks that one worker holds, or is about to hold, by their keys: see prefix_index.py.
 
     Expected ones are the prompts of requests that this router has just sent there: a burst with one prefix stays
     together although the worker has not reported its blocks yet. They count as long as their request runs.
     """
 
-    def __init__(self) -> None:
-        self._held: set[bytes] = set()
-        self._retired: list[set[bytes]] = []  # forgotten, but not freed yet
-        self._expected: Counter[bytes] = Counter()
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._slot = index.attach()
+        self._expected: Counter[int] = Counter()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self._index.num_held[self._slot]
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._held or digest in self._expected
+    @property
+    def bit(self) -> int:
+        """The worker's bit in what the index answers."""
+        return 1 << self._slot
 
-    def store(self, digests: Sequence[bytes]) -> None:
-        self._held.update(digests)
-        self.free_some()
+    def store(self, keys: Sequence[int]) -> None:
+        self._index.store(self._slot, keys)
 
-    def remove(self, digests: Sequence[bytes]) -> None:
-        self._held.difference_update(digests)
+    def remove(self, keys: Sequence[int]) -> None:
+        self._index.remove(self._slot, keys)
 
     def clear(self) -> None:
-        """Forgets what was reported, at once; freeing a million entries takes a while and is left to free_some()."""
-        if self._held:
-            self._retired.append(self._held)
-        self._held = set()
+        """Forgets what was reported, at once; it is freed bit by bit. What is expected stays expected."""
+        if not len(self):
+            return
+        old, self._slot = self._slot, self._index.attach()
+        for key, count in self._expected.items():
+            for _ in range(count):
+                self._index.stop_expecting(old, (key,))
+                self._index.expect(self._slot, (key,))
+        self._index.detach(old)
 
-    def free_some(self) -> bool:
-        """Frees a slice of what was forgotten; whether more of it is left. Called from time to time by whoever can."""
-        if not self._retired:
-            return False
-        doomed = self._retired[-1]
-        for _ in range(min(FREED_AT_ONCE, len(doomed))):
-            doomed.pop()
-        if not doomed:
-            self._retired.pop()
-        return bool(self._retired)
+    def close(self) -> None:
+        """The worker is gone, and what it was expected to hold."""
+        for key, count in self._expected.items():
+            for _ in range(count):
+                self._index.stop_expecting(self._slot, (key,))
+        self._expected.clear()
+        self._index.detach(self._slot)
 
-    def expect(self, digests: Sequence[bytes]) -> None:
-        self._expected.update(digests)
+    def expect(self, keys: Sequence[int]) -> None:
+        self._index.expect(self._slot, keys)
+        self._expected.update(keys)
 
-    def stop_expecting(self, digests: Sequence[bytes]) -> None:
-        for digest in digests:
-            if self._expected[digest] <= 1:
-                del self._expected[digest]
+    def stop_expecting(self, keys: Sequence[int]) -> None:
+        """Harmless after close()."""
+        for key in keys:
+            count = self._expected[key]
+            if not count:
+                continue
+            self._index.stop_expecting(self._slot, (key,))
+            if count == 1:
+                del self._expected[key]
             else:
-                self._expected[digest] -= 1
+                self._expected[key] = count - 1
 
     @property
     def num_expected(self) -> int:
         """Blocks that requests on their way will leave there."""
         return len(self._expected)
-
-    def longest_prefix(self, chain: Sequence[bytes]) -> int:
-        """How many leading blocks of a chain of hashes are held.
-
-        The cached set is prefix-closed, so a binary search finds the border in log n probes. Between the events of one
-        step that can be untrue for a moment; then the answer is a hint that is off.
-        """
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high) // 2
-            if chain[middle] in self:
-                low = middle + 1
-            else:
-                high = middle
-        return low

@@ -55,7 +55,8 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
     pools.links = [
-        WorkerLink(address, router_id, tokenizers, changed.set, rng) for address in dict.fromkeys(settings.workers)
+        WorkerLink(address, router_id, tokenizers, pools.index, changed.set, rng)
+        for address in dict.fromkeys(settings.workers)
     ]
     service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_InferenceServiceServicer_to_server(service, server.grpc)

@@ -8,15 +8,16 @@ from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.policy import RoutePlan, choose
+from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.worker_link import Live, WorkerLink
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes: the worker, the prompt's hashes as that worker counts them, and why it was chosen."""
+    """Where a request goes: the worker, the prompt's keys as that worker counts them, and why it was chosen."""
 
     live: Live
-    chain: list[bytes]
+    chain: list[int]
     plan: RoutePlan
 
 
@@ -25,6 +26,7 @@ class Pools:
 
     def __init__(self, rng: Random) -> None:
         self.links: list[WorkerLink] = []
+        self.index = PrefixIndex()
         self._rng = rng
         self._known: set[str] = set()  # names seen at least once: NO_WORKER rather than MODEL_NOT_FOUND
 
@@ -59,16 +61,33 @@ class Pools:
         workers = [live for live in self.workers(name)[1] if usable(live)]
         if not workers:
             raise no_worker(f"no worker is left for model {name}")
-        chains: dict[tuple[str, int], list[bytes]] = {}  # workers with other weights or block sizes hash otherwise
-        views = []
-        for live in workers:
-            key = (live.model.fingerprint, live.model.block_size)
-            if key not in chains:
-                chains[key] = prompt_hashes(root_hash(live.model.fingerprint, salt=salt), prompt, live.model.block_size)
-            views.append(live.view(chains[key]))
+        chains = self._chains(workers, prompt, salt)
+        matched: dict[int, int] = {}  # by a worker's bit: leading blocks that it holds
+        for chain, among in chains.values():
+            for count, bits in self.index.match(chain, among):
+                while bits:
+                    bit = bits & -bits
+                    matched[bit] = count
+                    bits ^= bit
+        views = [live.view(matched[live.blocks.bit]) for live in workers]
         plan = choose(len(prompt), views, workers[0].model.block_size, self._rng)
         chosen = workers[plan.chosen]
-        return Route(chosen, chains[chosen.model.fingerprint, chosen.model.block_size], plan)
+        return Route(chosen, chains[chosen.model.fingerprint, chosen.model.block_size][0], plan)
+
+    def _chains(
+        self, workers: Sequence[Live], prompt: Sequence[int], salt: bytes
+    ) -> dict[tuple[str, int], tuple[list[int], int]]:
+        """The prompt's keys, and the bits of the workers that count them so: those with other weights or block sizes
+        hash otherwise."""
+        chains: dict[tuple[str, int], tuple[list[int], int]] = {}
+        for live in workers:
+            kind = live.model.fingerprint, live.model.block_size
+            if kind not in chains:
+                hashes = prompt_hashes(root_hash(live.model.fingerprint, salt=salt), prompt, live.model.block_size)
+                chains[kind] = keys_of(b"".join(hashes)), 0
+            chain, among = chains[kind]
+            chains[kind] = chain, among | live.blocks.bit
+        return chains
 
 
 def limits_of(workers: Sequence[Live]) -> GetModelResponse:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from trunkline.block_hash import HASH_BYTES
 from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetModelResponse,
@@ -22,6 +21,7 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policy import WorkerView
+from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
@@ -83,17 +83,17 @@ class Live:
     def accepts(self) -> bool:
         return not self.load.draining
 
-    def view(self, chain: Sequence[bytes]) -> WorkerView:
+    def view(self, matched_blocks: int) -> WorkerView:
         """For the policy. The sample lags behind and counts other routers' requests too: the larger number counts."""
         return WorkerView(
             worker_id=self.model.worker_id,
-            matched_tokens=self.blocks.longest_prefix(chain) * self.model.block_size,
+            matched_tokens=matched_blocks * self.model.block_size,
             queued_tokens=max(self.queued_tokens, self.load.waiting_uncached_tokens),
             running=max(self.open_choices, self.load.running + self.load.waiting),
         )
 
     @contextmanager
-    def in_flight(self, *, choices: int, uncached_tokens: int, chain: Sequence[bytes]) -> Iterator["InFlight"]:
+    def in_flight(self, *, choices: int, uncached_tokens: int, chain: Sequence[int]) -> Iterator["InFlight"]:
         """Counts a request here from dispatch to its end, whichever way it ends."""
         flight = InFlight(self, choices, uncached_tokens, chain)
         try:
@@ -105,7 +105,7 @@ class Live:
 class InFlight:
     """A request's part in its worker's load. Ends of all kinds are harmless when repeated."""
 
-    def __init__(self, live: Live, choices: int, uncached_tokens: int, chain: Sequence[bytes]) -> None:
+    def __init__(self, live: Live, choices: int, uncached_tokens: int, chain: Sequence[int]) -> None:
         self._live = live
         self._choices = choices
         self._queued = uncached_tokens
@@ -132,13 +132,20 @@ class WorkerLink:
     """Keeps one worker connected. `live` is there while requests can be sent to it."""
 
     def __init__(
-        self, address: str, router_id: str, tokenizers: Tokenizers, on_change: Callable[[], None], rng: Random
+        self,
+        address: str,
+        router_id: str,
+        tokenizers: Tokenizers,
+        index: PrefixIndex,
+        on_change: Callable[[], None],
+        rng: Random,
     ) -> None:
         self.address = address
         self.live: Live | None = None
         self._was_live = False  # in the present connection
         self._router_id = router_id
         self._tokenizers = tokenizers
+        self._index = index
         self._on_change = on_change
         self._rng = rng
         self._log = get_logger()
@@ -176,7 +183,7 @@ class WorkerLink:
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         check_model(model)
         tokenizer = await self._tokenizers.of(model, stub)
-        live = Live(model, tokenizer, WorkerSession(), WorkerBlocks(), LoadSample())
+        live = Live(model, tokenizer, WorkerSession(), WorkerBlocks(self._index), LoadSample())
         opened, synced = asyncio.Event(), asyncio.Event()
 
         def on_open(welcome: SessionWelcome) -> None:
@@ -197,8 +204,8 @@ class WorkerLink:
             for task in (session, watch, ready):
                 task.cancel()
             await asyncio.gather(session, watch, ready, return_exceptions=True)
-            live.blocks.clear()
-            for _ in iter(live.blocks.free_some, False):
+            live.blocks.close()
+            for _ in iter(self._index.sweep, False):
                 await asyncio.sleep(0)
 
     async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:
@@ -267,7 +274,7 @@ class CacheFollower:
         if item.WhichOneof("item") == "snapshot":
             if item.snapshot.first:
                 self._blocks.clear()
-            self._blocks.store(split_digests(item.snapshot.block_hashes))
+            self._blocks.store(keys_of(item.snapshot.block_hashes))
             self._sequence = item.sequence if item.snapshot.last else None
             return True
         if self._sequence is None or item.sequence != self._sequence + 1:
@@ -276,13 +283,9 @@ class CacheFollower:
         for event in item.events.events:
             kind = event.WhichOneof("kind")
             if kind == "stored":
-                self._blocks.store(split_digests(event.stored.block_hashes))
+                self._blocks.store(keys_of(event.stored.block_hashes))
             elif kind == "removed":
-                self._blocks.remove(split_digests(event.removed.block_hashes))
+                self._blocks.remove(keys_of(event.removed.block_hashes))
             elif kind == "cleared":
                 self._blocks.clear()
         return True
-
-
-def split_digests(joined: bytes) -> list[bytes]:
-    return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]

@@ -80,8 +80,8 @@ async def cluster(
         renderers = RenderPool(render_limit_s)
         stack.push_async_callback(renderers.close)
         tokenizers = Tokenizers(renderers)
-        links = [WorkerLink(worker.address, "router-1", tokenizers, _ignore, rng) for worker in workers]
         pools = Pools(rng)
+        links = [WorkerLink(worker.address, "router-1", tokenizers, pools.index, _ignore, rng) for worker in workers]
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
         service = InferenceService(pools, max_choices=max_choices, tenants=tenants)

@@ -22,33 +22,52 @@ from trunkline.v1.worker_pb2 import (
 from trunkline_router import session
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policy import WorkerView, choose
+from trunkline_router.prefix_index import SHIFT, PrefixIndex
 from trunkline_router.session import WorkerSession, split_request
 from trunkline_router.worker_link import CacheFollower, Live, WatchBroken
 
 
 def digest(n: int) -> bytes:
-    return n.to_bytes(16, "big")
+    return (n << 64 + SHIFT).to_bytes(16, "big")
 
 
-def chain(n: int, start: int = 0) -> list[bytes]:
+def digests(n: int, start: int = 0) -> list[bytes]:
     return [digest(start + i) for i in range(n)]
 
 
+def chain(n: int, start: int = 0) -> list[int]:
+    """The keys of digests(n, start)."""
+    return list(range(start, start + n))
+
+
+def blocks_of() -> WorkerBlocks:
+    index = PrefixIndex()
+    index.attach()  # somebody else
+    return WorkerBlocks(index)
+
+
+def prefix(blocks: WorkerBlocks, keys: list[int]) -> int:
+    """How many leading blocks of a chain a worker holds."""
+    ((count, bit),) = blocks._index.match(keys, blocks.bit)
+    assert bit == blocks.bit
+    return count
+
+
 def test_the_longest_held_prefix_is_found() -> None:
-    blocks = WorkerBlocks()
+    blocks = blocks_of()
     blocks.store(chain(7))
-    assert [blocks.longest_prefix(chain(n)) for n in (0, 1, 6, 7, 8, 100)] == [0, 1, 6, 7, 7, 7]
-    assert blocks.longest_prefix(chain(5, start=50)) == 0
+    assert [prefix(blocks, chain(n)) for n in (0, 1, 6, 7, 8, 100)] == [0, 1, 6, 7, 7, 7]
+    assert prefix(blocks, chain(5, start=50)) == 0
 
 
 def test_expected_blocks_count_while_their_request_runs() -> None:
-    blocks = WorkerBlocks()
+    blocks = blocks_of()
     blocks.expect(chain(4))
     blocks.expect(chain(4))
     blocks.stop_expecting(chain(4))
-    assert blocks.longest_prefix(chain(6)) == 4
+    assert prefix(blocks, chain(6)) == 4
     blocks.stop_expecting(chain(4))
-    assert blocks.longest_prefix(chain(6)) == 0
+    assert prefix(blocks, chain(6)) == 0
 
 
 def view(name: str, matched: int = 0, queued: int = 0, running: int = 0) -> WorkerView:
@@ -81,7 +100,7 @@ def test_the_plan_tells_what_was_weighed() -> None:
 
 
 def live() -> Live:
-    return Live(GetModelResponse(worker_id="w", block_size=16), None, WorkerSession(), WorkerBlocks(), LoadSample())  # type: ignore[arg-type]
+    return Live(GetModelResponse(worker_id="w", block_size=16), None, WorkerSession(), blocks_of(), LoadSample())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -90,7 +109,7 @@ def test_pitfall_16_every_exit_path_gives_the_load_back(fails: bool) -> None:
 
     def use() -> None:
         with worker.in_flight(choices=3, uncached_tokens=70, chain=chain(4)) as flight:
-            assert worker.view(chain(8)) == WorkerView("w", 64, 70, 3)
+            assert worker.view(4) == WorkerView("w", 64, 70, 3)
             flight.has_started()
             flight.has_started()
             assert worker.queued_tokens == 0
@@ -103,14 +122,14 @@ def test_pitfall_16_every_exit_path_gives_the_load_back(fails: bool) -> None:
     else:
         use()
     assert (worker.open_choices, worker.queued_tokens) == (0, 0)
-    assert worker.blocks.longest_prefix(chain(4)) == 0
+    assert prefix(worker.blocks, chain(4)) == 0
 
 
 def test_the_workers_own_sample_counts_where_it_is_larger() -> None:
     worker = live()
     worker.load = LoadSample(running=5, waiting=2, waiting_uncached_tokens=300)
     with worker.in_flight(choices=1, uncached_tokens=10, chain=[]):
-        assert worker.view([]) == WorkerView("w", 0, 300, 7)
+        assert worker.view(0) == WorkerView("w", 0, 300, 7)
 
 
 def stored(digests: list[bytes]) -> CacheEvent:
@@ -131,47 +150,46 @@ def snapshot(sequence: int, digests: list[bytes], *, first: bool = True, last: b
 
 
 def test_a_follower_applies_a_snapshot_in_parts_then_events() -> None:
-    blocks = WorkerBlocks()
+    blocks = blocks_of()
     follower = CacheFollower(blocks, epoch=1)
-    assert follower.take(snapshot(5, chain(3), last=False))
+    assert follower.take(snapshot(5, digests(3), last=False))
     assert not follower.synced
-    assert follower.take(snapshot(5, chain(3, start=3), first=False))
+    assert follower.take(snapshot(5, digests(3, start=3), first=False))
     assert follower.synced
-    assert follower.take(events(6, removed(chain(2, start=4)), stored(chain(1, start=9))))
+    assert follower.take(events(6, removed(digests(2, start=4)), stored(digests(1, start=9))))
     assert len(blocks) == 5
     assert follower.take(events(7, CacheEvent(cleared=CacheCleared())))
     assert len(blocks) == 0
 
 
 def test_a_gap_and_a_new_epoch_are_noticed() -> None:
-    follower = CacheFollower(WorkerBlocks(), epoch=1)
+    follower = CacheFollower(blocks_of(), epoch=1)
     assert not follower.take(events(1)), "events before a snapshot"
     assert follower.take(snapshot(5, []))
     assert not follower.take(events(7))
     with pytest.raises(WatchBroken):
-        CacheFollower(WorkerBlocks(), epoch=1).take(events(1, epoch=2))
+        CacheFollower(blocks_of(), epoch=1).take(events(1, epoch=2))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80), st.integers(0, 40))
 def test_the_index_equals_a_brute_force_model(changes: list[tuple[bool, int]], length: int) -> None:
     """Prefixes are stored whole and removed from their ends, as caches do; a snapshot may come at any time."""
-    blocks, truth = WorkerBlocks(), set[bytes]()
+    blocks, truth = blocks_of(), set[bytes]()
     follower = CacheFollower(blocks, epoch=1)
     follower.take(snapshot(0, []))
     for sequence, (grows, n) in enumerate(changes, start=1):
         if grows:
-            follower.take(events(sequence, stored(chain(n))))
-            truth |= set(chain(n))
+            follower.take(events(sequence, stored(digests(n))))
+            truth |= set(digests(n))
         elif n == 30:
             follower.take(snapshot(sequence, sorted(truth)))
         else:
-            gone = [d for d in chain(60) if int.from_bytes(d, "big") >= n]
+            gone = [d for d in digests(60) if int.from_bytes(d[:8], "big") >> SHIFT >= n]
             follower.take(events(sequence, removed(gone)))
             truth -= set(gone)
-    asked = chain(length)
-    expected = next((i for i, d in enumerate(asked) if d not in truth), length)
-    assert blocks.longest_prefix(asked) == expected
+    expected = next((i for i, d in enumerate(digests(length)) if d not in truth), length)
+    assert prefix(blocks, chain(length)) == expected
 
 
 def test_a_burst_of_long_prompts_leaves_in_messages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:

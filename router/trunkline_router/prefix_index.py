@@ -1,0 +1,191 @@
+"""Which workers hold which blocks, as far as their events tell. Pure: no I/O, no clock.
+
+For every block one integer whose bits are the workers that hold it, so that one search serves a whole fleet. A hash is
+a hint: of a digest only KEY_BITS are kept, and if the index is wrong, a request is computed where it need not have
+been, and nothing else.
+"""
+
+from collections.abc import Sequence
+from struct import unpack
+
+KEY_BITS = 60  # an int of two digits in CPython: 32 bytes
+SHIFT = 64 - KEY_BITS
+# Small tables: none takes long to grow or to be swept.
+SHARDS = 1024
+DIGEST_BYTES = 16
+MOST_SHARED_MASKS = 1 << 16
+
+
+def keys_of(digests: bytes) -> list[int]:
+    """The index's keys of digests that are laid end to end."""
+    halves = unpack(f">{len(digests) // 8}Q", digests)
+    return [half >> SHIFT for half in halves[::2]]
+
+
+def key_of(digest: bytes) -> int:
+    """The index's key of one digest."""
+    return int.from_bytes(digest[:8], "big") >> SHIFT
+
+
+class PrefixIndex:
+    """Blocks of any number of workers. A worker is a slot, the number of its bit; see attach()."""
+
+    def __init__(self) -> None:
+        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]  # key → bits of the workers that hold it
+        self._masks: dict[int, int] = {}  # equal masks are one object
+        self._expected: dict[int, int] = {}  # key → bits of the workers that are about to hold it
+        self._expecting: dict[tuple[int, int], int] = {}  # (slot, key) → by how many requests
+        self._free: list[int] = []  # slots that nothing refers to
+        self._num_slots = 0
+        self._retired: dict[int, int] = {}  # slots of workers that are gone → shards still to be swept
+        self._cursor = 0  # the next shard to be swept
+        self.num_held: dict[int, int] = {}  # by slot: blocks
+
+    def attach(self) -> int:
+        """A slot for a worker that holds nothing yet."""
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot, self._num_slots = self._num_slots, self._num_slots + 1
+        self.num_held[slot] = 0
+        return slot
+
+    def detach(self, slot: int) -> None:
+        """A worker is gone, at once; what was known of it is swept out bit by bit, by whoever calls sweep()."""
+        if self.num_held.pop(slot):
+            self._retired[slot] = SHARDS
+        else:
+            self._free.append(slot)
+
+    def store(self, slot: int, keys: Sequence[int]) -> None:
+        """A worker holds these blocks."""
+        bit, shards, masks, fresh = 1 << slot, self._shards, self._masks, 0
+        for key in keys:
+            shard = shards[key % SHARDS]
+            mask = shard.get(key, 0)
+            if not mask & bit:
+                mask |= bit
+                shard[key] = masks.setdefault(mask, mask)
+                fresh += 1
+        self.num_held[slot] += fresh
+        if len(masks) > MOST_SHARED_MASKS:
+            masks.clear()
+        if self._retired:
+            self.sweep()
+
+    def remove(self, slot: int, keys: Sequence[int]) -> None:
+        """A worker holds these blocks no longer."""
+        bit, shards, masks, gone = 1 << slot, self._shards, self._masks, 0
+        for key in keys:
+            shard = shards[key % SHARDS]
+            mask = shard.get(key, 0)
+            if mask & bit:
+                gone += 1
+                if mask == bit:
+                    del shard[key]
+                else:
+                    mask ^= bit
+                    shard[key] = masks.setdefault(mask, mask)
+        self.num_held[slot] -= gone
+
+    def sweep(self) -> bool:
+        """Frees a slice of what workers held that are gone; whether more of it is left."""
+        if not self._retired:
+            return False
+        gone = 0
+        for slot in self._retired:
+            gone |= 1 << slot
+        shard = self._shards[self._cursor]
+        self._cursor = (self._cursor + 1) % SHARDS
+        touched = [(key, mask) for key, mask in shard.items() if mask & gone]
+        for key, mask in touched:
+            left = mask & ~gone
+            if left:
+                shard[key] = self._masks.setdefault(left, left)
+            else:
+                del shard[key]
+        for slot in list(self._retired):
+            self._retired[slot] -= 1
+            if not self._retired[slot]:
+                del self._retired[slot]
+                self._free.append(slot)
+        return bool(self._retired)
+
+    # What workers are about to hold: prompts of requests that have just been sent there
+
+    def expect(self, slot: int, keys: Sequence[int]) -> None:
+        """Until stop_expecting() these blocks count as held there."""
+        bit, expecting = 1 << slot, self._expecting
+        for key in keys:
+            expecting[slot, key] = expecting.get((slot, key), 0) + 1
+            self._expected[key] = self._expected.get(key, 0) | bit
+
+    def stop_expecting(self, slot: int, keys: Sequence[int]) -> None:
+        bit, expecting = 1 << slot, self._expecting
+        for key in keys:
+            left = expecting[slot, key] - 1
+            if left:
+                expecting[slot, key] = left
+                continue
+            del expecting[slot, key]
+            mask = self._expected[key] & ~bit
+            if mask:
+                self._expected[key] = mask
+            else:
+                del self._expected[key]
+
+    # Who holds how much
+
+    def match(self, chain: Sequence[int], among: int) -> list[tuple[int, int]]:
+        """How many leading blocks of a chain each worker holds: (count, bits of the workers with just that many).
+
+        among: bits of the workers asked about; every one of them is in the answer once
+
+        What a worker holds is prefix-closed, so the border lies by bisection: one probe tells of all workers at once,
+        and only where they differ the search divides. Between the events of one step a cache can be not closed for a
+        moment; then the answer is a hint that is off.
+        """
+        shards, expected = self._shards, self._expected
+        found: list[tuple[int, int]] = []
+        open_: list[tuple[int, int, int]] = [(0, len(chain), among)]
+        while open_:
+            low, high, mask = open_.pop()
+            while low < high and mask:
+                middle = (low + high) // 2
+                key = chain[middle]
+                holders = shards[key % SHARDS].get(key, 0)
+                if expected:
+                    holders |= expected.get(key, 0)
+                holders &= mask
+                if holders == mask:
+                    low = middle + 1
+                elif holders:
+                    open_.append((middle + 1, high, holders))
+                    mask ^= holders
+                    high = middle
+                else:
+                    high = middle
+            if mask:
+                found.append((low, mask))
+        return found
+
+    def check_integrity(self) -> None:
+        """Asserts that counts agree with bits, and that nobody is referred to who is not there."""
+        known = 0
+        for slot in (*self.num_held, *self._retired):
+            known |= 1 << slot
+        held = dict.fromkeys(self.num_held, 0)
+        for number, shard in enumerate(self._shards):
+            for key, mask in shard.items():
+                assert key % SHARDS == number, "a block is in another's shard"
+                assert mask, "a block that nobody holds is kept"
+                assert not mask & ~known, "a block is held by a worker that is not there"
+                for slot in held:
+                    held[slot] += mask >> slot & 1
+        assert held == self.num_held, "blocks miscounted"
+        assert not set(self._free) & (set(self.num_held) | set(self._retired)), "a slot is taken and free"
+        expected: dict[int, int] = {}
+        for (slot, key), count in self._expecting.items():
+            assert count > 0, "a block is expected by nobody"
+            expected[key] = expected.get(key, 0) | 1 << slot
+        assert expected == self._expected, "expected blocks miscounted"
