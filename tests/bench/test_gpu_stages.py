@@ -23,7 +23,7 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     stages = json.loads(path.read_text())["stages"]
     assert list(stages) == [
         "ceilings", "attention correctness", "other kernels' correctness", "engine equality", "decode attention",
-        "prefill attention", "engine", "closed loop", "options", "transformers",
+        "prefill attention", "engine", "closed loop", "transformers", "options",
         "weight-only options",
     ]  # fmt: skip
     rows = {row["what"]: row for stage in stages.values() for row in stage["rows"] if "what" in row}
@@ -31,6 +31,7 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     assert rows["2 x (9 in, 3 out)"]["finished"]
     assert rows["--deterministic"]["of_plain"] > 0
     assert rows["generate, sdpa"]["output_tok_per_s"] > 0
+    assert any(what.startswith("generate_batch") and "output_tok_per_s" in row for what, row in rows.items())
     # What the engine's steps took is a profile that the simulator takes.
     FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
 

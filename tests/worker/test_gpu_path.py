@@ -7,6 +7,7 @@ import torch
 
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineOutput
+from trunkline_kernels.gpu import ragged_attention
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.gpu_decoder import Chip
 
@@ -41,6 +42,24 @@ def expected() -> dict[int, list[int]]:
 )
 def test_tokens_are_those_of_the_twins(expected: dict[int, list[int]], options: dict[str, object]) -> None:
     assert tokens(PROMPTS, kernels="triton", **{"kv_blocks": 64, **options}) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 9, "max_running_requests": 3}], ids=str)
+def test_contexts_that_are_cut_at_fixed_places(
+    expected: dict[int, list[int]], options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ragged_attention, "SPLIT", 32)
+    seen = []
+    merged = ragged_attention._merge_split
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            seen.append(grid)
+            return merged[grid]
+
+    monkeypatch.setattr(ragged_attention, "_merge_split", Counted())
+    assert tokens(PROMPTS, kernels="triton", kv_blocks=64, deterministic=True, **options) == expected
+    assert seen, "no decode came in pieces"
 
 
 def test_every_kind_of_sampling_is_the_twins() -> None:

@@ -197,6 +197,7 @@ def test_a_step_may_begin_before_the_one_before_is_known(options: dict[str, Any]
 def test_what_fails_at_launch_is_raised_when_collected() -> None:
     class Broken:
         queues = True
+        graph_bytes = 0
 
         def begin(self, plan: StepPlan) -> Callable[[], Any]:
             raise RuntimeError("no more memory")
@@ -211,6 +212,7 @@ def test_what_fails_at_launch_is_raised_when_collected() -> None:
 def test_a_closed_executor_lets_go_of_its_runner() -> None:
     class Idle:
         queues = True
+        graph_bytes = 0
 
         def begin(self, plan: StepPlan) -> Callable[[], Any]:
             raise NotImplementedError
@@ -253,5 +255,5 @@ def test_warming_up_reports_and_changes_nothing() -> None:
         return found
 
     assert tokens(warm=True) == tokens(warm=False)
-    assert stages[-2] == "warming up, 4 of 4 step shapes"
+    assert stages[-2] == "warming up, 3 of 3 step shapes"
     assert stages[-1] == "warming up, every kind of sampling"

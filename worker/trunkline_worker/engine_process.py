@@ -88,7 +88,8 @@ def build_engine(
     """
     context_length = model.context_length
     fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
-    available = free_bytes(device) - activation_bytes(model, settings)
+    needed = activation_bytes(model, settings)  # first: it gives back what was cached of loading
+    available = max(0, free_bytes(device) - needed)
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
     if settings.kv_blocks:
         num_blocks = settings.kv_blocks
@@ -227,7 +228,11 @@ def die_with_front() -> None:
 def start(settings: EngineSettings, link: FrontLink) -> None:
     """Loads, reports, runs."""
 
+    reached = "starting"
+
     def report(stage: str) -> None:
+        nonlocal reached
+        reached = stage
         link.send(EngineResponse(progress=EngineProgress(stage=stage)))
 
     try:
@@ -248,12 +253,21 @@ def start(settings: EngineSettings, link: FrontLink) -> None:
         report("allocating KV blocks")
         engine, description = build_engine(settings, model, device, report)
     except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:
-        # Of several sentences about the allocator, the first says what did not fit.
-        message = str(error) if not isinstance(error, torch.OutOfMemoryError) else str(error).partition(". ")[0]
+        message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
         link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
     link.send(EngineResponse(ready=EngineReady(model=description)))
     run(engine, link)
+
+
+def out_of_memory(error: torch.OutOfMemoryError, stage: str) -> str:
+    """One line for a person, of an allocation that failed at this stage."""
+    # Of several sentences about the allocator the second says how much it tried to get.
+    tried = next((part for part in str(error).split(". ") if part.startswith("Tried to allocate")), "")
+    return (
+        f"the GPU's memory does not suffice ({stage}{': ' if tried else ''}{tried[:1].lower()}{tried[1:]}): try "
+        "--quantization int8, or a smaller --max-step-tokens, --max-running-requests or --kv-memory-fraction"
+    )
 
 
 def pick_device(name: str) -> torch.device:

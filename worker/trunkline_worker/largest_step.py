@@ -9,7 +9,8 @@ from trunkline_worker.step_runner import step_runner
 
 
 def largest_step(settings: EngineSettings, context_length: int) -> StepPlan:
-    """A step with as many tokens and samples as there may be: as many choices as may run share its tokens."""
+    """A step with as many tokens and samples as there may be, and with all that sampling can be asked for that takes
+    memory: as many choices as may run share its tokens."""
     count = min(settings.max_running_requests, settings.max_step_tokens)
     most = settings.max_step_tokens
     lengths = [min(context_length - 1, (most + index) // count) for index in range(count)]
@@ -18,7 +19,15 @@ def largest_step(settings: EngineSettings, context_length: int) -> StepPlan:
         num_blocks = -(-length // settings.block_size)
         table = list(range(block, block + num_blocks))
         block += num_blocks
-        sampling = Sampling(max_tokens=1, seed=index, temperature=1.0)
+        sampling = Sampling(
+            max_tokens=1,
+            seed=index,
+            temperature=1.0,
+            top_p=0.9,
+            repetition_penalty=1.1,
+            logit_bias=((0, 0.5),),
+            logprobs=1,
+        )
         starts.append(SequenceStart(index, [0] * length, length, table, sampling))
         steps.append(SequenceStep(index, 0, 0, length, (), True))
     return StepPlan(0, steps, starts=starts)
@@ -39,6 +48,7 @@ def activation_bytes(model: LoadedModel, settings: EngineSettings) -> int:
     runner.begin(plan)()
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
+    peak += runner.graph_bytes
     peak -= num_blocks * model.kv_bytes_per_block(settings.block_size)
     # With a larger pool rows are as long as the context; tokens and blocks are of four bytes.
     peak += 4 * len(plan.starts) * model.context_length * (settings.block_size + 1) // settings.block_size

@@ -19,6 +19,10 @@ class StepRunner(Protocol):
     def queues(self) -> bool:
         """Whether begin() returns before the step is done."""
 
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory that captured graphs take beside what steps need: known before they are."""
+
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Runs the model over the plan's tokens, writes their KV, samples, and appends each sampled token to its row;
         or puts all that on a device's queue. What is returned waits for the result."""

@@ -24,9 +24,10 @@ def measure(shapes: Shapes) -> Rows:
     with running(shapes, itl_target_ms=0.0 if shapes.tiny else ITL_TARGET_MS, max_running_requests=users) as run:
         sent = 0
 
-        def send() -> None:
+        def send(at_s: float | None = None) -> None:
             nonlocal sent
-            run.submit(sent, run.prompt(sent, length(shapes.user_prompt_tokens)), length(shapes.user_output_tokens))
+            prompt = run.prompt(sent, length(shapes.user_prompt_tokens))
+            run.submit(sent, prompt, length(shapes.user_output_tokens), at_s=at_s)
             sent += 1
 
         def ended(handle: int) -> None:
@@ -40,7 +41,7 @@ def measure(shapes: Shapes) -> Rows:
             at_s = started_s + stagger_s * user / users
             run.run(until_s=at_s)
             time.sleep(max(0.0, at_s - time.perf_counter()))
-            send()
+            send(at_s)  # a user does not wait for the step under way to be heard
         run.run()
         ended_s = time.perf_counter()
         done = [stream for stream in run.streams.values() if len(stream.tokens) > 1]

@@ -31,15 +31,21 @@ def weight_only(shapes: Shapes) -> Rows:
 
 
 def _against_plain(shapes: Shapes, ways: Options) -> Rows:
-    plain = _decode_rate(shapes, {})
-    rows: Rows = [{"what": "plain", "output_tok_per_s": plain}]
+    plain = _rates(shapes, {})
+    rows: Rows = [{"what": "plain", "prompt_tok_per_s": plain[0], "output_tok_per_s": plain[1]}]
     for name, options in ways.items():
-        rate = _decode_rate(shapes, options)
-        rows.append({"what": name, "output_tok_per_s": rate, "of_plain": rate / plain})
+        prompts, output = _rates(shapes, options)
+        rows.append(
+            {
+                "what": name, "prompt_tok_per_s": prompts, "output_tok_per_s": output,
+                "prompts_of_plain": prompts / plain[0], "of_plain": output / plain[1],
+            }
+        )  # fmt: skip
     return rows
 
 
-def _decode_rate(shapes: Shapes, options: dict[str, object]) -> float:
+def _rates(shapes: Shapes, options: dict[str, object]) -> tuple[float, float]:
+    """Prompt tokens per second until every prompt is done, output tokens per second from then on."""
     with running(shapes, **options) as run:
         begun: list[tuple[float, int]] = []
 
@@ -52,7 +58,9 @@ def _decode_rate(shapes: Shapes, options: dict[str, object]) -> float:
 
         for handle in range(shapes.requests):
             run.submit(handle, run.prompt(handle, shapes.cost_prompt_tokens), shapes.cost_output_tokens)
+        started_s = time.perf_counter()
         run.run(each_step=watch)
         ended_s = time.perf_counter()
         began_s, tokens = begun[0]
-        return (count() - tokens) / (ended_s - began_s)
+        prompts = shapes.requests * shapes.cost_prompt_tokens / (began_s - started_s)
+        return prompts, (count() - tokens) / (ended_s - began_s)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -86,17 +87,27 @@ class EngineUnderTest:
         self.engine.executor = recorder = RecordingExecutor(self.engine.executor)
         return recorder.samples
 
-    def submit(self, handle: int, prompt: list[int], max_tokens: int, **sampling: object) -> None:
-        """One request with this many output tokens, greedy unless `sampling` says otherwise."""
+    def submit(
+        self, handle: int, prompt: list[int], max_tokens: int, *, at_s: float | None = None, **sampling: object
+    ) -> None:
+        """One request with this many output tokens, greedy unless `sampling` says otherwise.
+
+        at_s: when it was wanted, where that was before now
+        """
         params = SamplingParams(**{"temperature": 0.0, "seed": handle, **sampling})  # type: ignore[arg-type]
         params.max_tokens, params.ignore_eos = max_tokens, True
-        self.streams[handle] = Stream(time.perf_counter())
+        self.streams[handle] = Stream(time.perf_counter() if at_s is None else at_s)
         self.engine.accept(EngineRequest(submits=[Submit(handle=handle, prompt_token_ids=prompt, sampling=params)]))
 
-    def run(self, until_s: float = math.inf, each_step: Callable[[EngineStep], None] = lambda step: None) -> None:
-        """Steps until nothing is left, or the time has come."""
+    def run(
+        self,
+        until_s: float = math.inf,
+        each_step: Callable[[EngineStep], None] = lambda step: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Steps until nothing is left, the time has come, or stop() says so."""
         engine = self.engine
-        while engine.has_work and time.perf_counter() < until_s:
+        while engine.has_work and time.perf_counter() < until_s and not stop():
             step = engine.step()
             if step is not None:
                 self._take(step)
@@ -149,26 +160,39 @@ def running(shapes: Shapes, **options: object) -> Iterator[EngineUnderTest]:
         "context_length": 256 if shapes.tiny else 4096, **options,
     }  # fmt: skip
     settings = EngineSettings(**chosen)  # type: ignore[arg-type]
+    _give_back(shapes)
+    under_test: EngineUnderTest | None = None
+    try:
+        under_test = _started(shapes, settings)
+        yield under_test
+    finally:
+        if under_test is not None:
+            under_test.close()
+        del under_test
+        _give_back(shapes)
+
+
+def _give_back(shapes: Shapes) -> None:
+    """What torch keeps for later is free for others."""
+    gc.unfreeze()
+    gc.collect()
+    if shapes.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _started(shapes: Shapes, settings: EngineSettings) -> EngineUnderTest:
     started_s = time.perf_counter()
     model = load_model(
-        shapes.model if settings.model == str(shapes.model) else type(shapes.model)(settings.model),
-        dtype=settings.dtype, device=shapes.device, load_format=settings.load_format, kernels=settings.kernels,
-        quantization=settings.quantization, kv_dtype=settings.kv_dtype, deterministic=settings.deterministic,
-        context_length=settings.context_length,
+        Path(settings.model), dtype=settings.dtype, device=shapes.device, load_format=settings.load_format,
+        kernels=settings.kernels, quantization=settings.quantization, kv_dtype=settings.kv_dtype,
+        deterministic=settings.deterministic, context_length=settings.context_length,
     )  # fmt: skip
     loaded_s = time.perf_counter()
     warm_up = (lambda stage: None) if shapes.device.type == "cuda" else None
     engine, _ = build_engine(settings, model, shapes.device, warm_up)
     under_test = EngineUnderTest(engine, model.spec, weight_bytes(model), model.kv_bytes_per_block(1))
-    del model, engine
     under_test.load_s, under_test.warm_up_s = loaded_s - started_s, time.perf_counter() - loaded_s
-    try:
-        yield under_test
-    finally:
-        under_test.close()
-        gc.collect()
-        if shapes.device.type == "cuda":
-            torch.cuda.empty_cache()
+    return under_test
 
 
 def weight_bytes(model: LoadedModel) -> int:

@@ -6,6 +6,7 @@ usage: python -m trunkline_bench.gpu.main [--output bench/results/gpu] [--only s
 """
 
 import argparse
+import gc
 import json
 import platform
 import sys
@@ -32,8 +33,8 @@ STAGES: dict[str, Callable[[Shapes], Rows]] = {
     "prefill attention": attention.prefill_speed,
     "engine": engine.measure,
     "closed loop": closed_loop.measure,
-    "options": costs.measure,
     "transformers": hugging_face.measure,
+    "options": costs.measure,
     "weight-only options": costs.weight_only,
 }
 
@@ -42,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--only", default=",".join(STAGES), help="of " + ", ".join(STAGES))
+    parser.add_argument("--minutes", type=float, default=9.0, help="no stage begins after this time")
     parser.add_argument("--tiny", type=Path, metavar="MODEL")
     arguments = parser.parse_args()
     names = [name.strip() for name in arguments.only.split(",")]
@@ -50,29 +52,38 @@ def main() -> None:
     if not arguments.tiny and not torch.cuda.is_available():
         sys.exit("no GPU that torch can use: nothing is measured (--tiny MODEL tries the stages on a CPU)")
     device = torch.device("cpu" if arguments.tiny else "cuda")
-    report: dict[str, object] = {
+    facts = {
         "device": platform.processor() if arguments.tiny else torch.cuda.get_device_name(device),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
         "command": "make bench-gpu",
-        "stages": (stages := {}),
     }
     arguments.output.mkdir(parents=True, exist_ok=True)
-    path = arguments.output / f"{report['date']}.json"
+    path = arguments.output / f"{facts['date']}.json"
+    # What other stages found on this day stays.
+    stages = json.loads(path.read_text())["stages"] if path.exists() else {}
     shapes = Shapes.of(device, arguments.output, arguments.tiny)
     failed = False
+    began_s = time.perf_counter()
     for name in names:
         started_s = time.perf_counter()
         print(f"{name} …", flush=True)
-        try:
-            rows = STAGES[name](shapes)
-        except Exception as error:  # the other stages can still be measured
-            traceback.print_exc()
-            rows, failed = [{"failed": str(error)}], True
+        rows: Rows
+        if started_s - began_s > arguments.minutes * 60:
+            rows = [{"skipped": f"{arguments.minutes:g} minutes were over"}]
+        else:
+            try:
+                rows = STAGES[name](shapes)
+            except Exception as error:  # the other stages can still be measured
+                traceback.print_exc()
+                rows, failed = [{"failed": str(error)}], True
+        gc.collect()
+        if not arguments.tiny:
+            torch.cuda.empty_cache()
         for row in rows:
             print("  " + "  ".join(f"{key}={_shown(value)}" for key, value in row.items()), flush=True)
         stages[name] = {"seconds": round(time.perf_counter() - started_s, 1), "rows": rows}
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        path.write_text(json.dumps({**facts, "stages": stages}, indent=1) + "\n")
     sys.exit(failed)
 
 

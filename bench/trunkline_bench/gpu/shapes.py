@@ -33,6 +33,7 @@ class Shapes:
     prompt_tokens: int = 1024
     output_tokens: int = 1024
     engine_window_s: float = 60.0
+    step_batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     users: int = 128
     user_prompt_tokens: int = 512
     user_output_tokens: int = 256
@@ -51,9 +52,9 @@ class Shapes:
         return cls(
             device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, copy_bytes=1 << 16, matmul=64,
             decode_batches=(1, 3), decode_contexts=(20, 70), prefill=((2, 33),), model=tiny_model, requests=2,
-            prompt_tokens=9, output_tokens=3, engine_window_s=30.0, users=2, user_prompt_tokens=6, user_output_tokens=3,
-            closed_loop_s=0.0, cost_prompt_tokens=3, cost_output_tokens=2, peer=(2, 5, 2), shared_prefix=(5, 64, 9),
-            output=output,
+            prompt_tokens=9, output_tokens=3, engine_window_s=30.0, step_batches=(1, 2), users=2,
+            user_prompt_tokens=6, user_output_tokens=3, closed_loop_s=0.0, cost_prompt_tokens=3,
+            cost_output_tokens=2, peer=(2, 5, 2), shared_prefix=(5, 64, 9), output=output,
         )  # fmt: skip
 
 
@@ -64,16 +65,18 @@ def median_s(function: Callable[[], object], device: torch.device, *, repeats: i
     flush = torch.empty(256 << 20, dtype=torch.int8, device=device)
     for _ in range(3):
         function()
-    times: list[float] = []
-    for _ in range(repeats):
+    events = [
+        tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        for _ in range(repeats)
+    ]
+    for start, end in events:  # all are on the device's queue before the first is done: launching takes no part
         flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         function()
         end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return sorted(times)[len(times) // 2]
+    torch.cuda.synchronize(device)
+    times: list[float] = sorted(start.elapsed_time(end) / 1e3 for start, end in events)
+    return times[repeats // 2]
 
 
 def _host_s(function: Callable[[], object]) -> float:

@@ -11,13 +11,24 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def blocks_at(table, start, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """Block numbers of the key positions start, start + 1, .. of a sequence; 0 for those from `end` on.
+
+    Loops ask for the next tile's before they need them: the addresses of keys and values depend on them, and a load
+    that waits for another one cannot be put in flight ahead.
+    """
+    position = start + tl.arange(0, TILE_KEYS)
+    return tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0)
+
+
+@triton.jit
 def attend_tile(
     q,  # [ROWS, PADDED_DIM]
     acc,  # [ROWS, PADDED_DIM] float32
     peak,  # [ROWS] float32: highest score so far, base 2
     total,  # [ROWS] float32: sum of 2 ** (score - peak)
     keys, values,  # the pool, at this KV head
-    table,  # the sequence's block table
+    blocks,  # [TILE_KEYS]: of blocks_at, for these positions
     start, end,  # key positions start, start + 1, .. of which those from `end` on do not exist
     query_positions,  # [ROWS]; -1: no query
     scale,  # of the scores, times log2(e)
@@ -36,8 +47,7 @@ def attend_tile(
     position = start + tl.arange(0, TILE_KEYS)
     dim = tl.arange(0, PADDED_DIM)
     exists = position < end
-    block = tl.load(table + position // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
-    place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * slot_stride
+    place = (blocks.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE) * slot_stride
     if MASKED:
         known = exists[None, :] & (dim < HEAD_DIM)[:, None]
         k = tl.load(keys + place[None, :] + dim[:, None], mask=known, other=0.0)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, merge
+from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, blocks_at
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.shared_prefix import SharedPrefixes
 from trunkline_kernels.ragged_batch import KVLayer
@@ -86,17 +86,21 @@ def _attend_pieces(
         begin = tl.maximum(begin, tl.maximum(context_len - window, 0) // TILE_KEYS * TILE_KEYS)
     else:
         whole = begin + tl.maximum(end - begin, 0) // TILE_KEYS * TILE_KEYS
+        blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
         for start in tl.range(begin, whole, TILE_KEYS):
             acc, peak, total = attend_tile(
-                queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap, window,
+                queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
                 slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
+            blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
         begin = whole
+    blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
     for start in tl.range(begin, end, TILE_KEYS):
         acc, peak, total = attend_tile(
-            queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap, window,
+            queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
             slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
         )  # fmt: skip
+        blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     if (num_pieces == 1) & (prefix_len == 0):
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows that are nobody's have seen nothing
         if SCALED:
@@ -110,6 +114,38 @@ def _attend_pieces(
 
 
 @triton.jit
+def _merged(
+    acc, peak, total,
+    partial_out, partial_stats,
+    place,  # of the first result, in rows of partial_out
+    stride,  # rows from one result to the next
+    count,
+    dim, inside,
+    HEAD_DIM: tl.constexpr,
+    TILE_PIECES: tl.constexpr,
+):  # fmt: skip
+    """A running result with `count` others taken in, several of them at a time: none waits for the one before."""
+    number = tl.arange(0, TILE_PIECES)
+    for start in tl.range(0, count, TILE_PIECES):
+        there = start + number < count
+        rows = place + (start + number) * stride
+        values = tl.load(
+            partial_out + rows[:, None] * HEAD_DIM + dim[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )
+        peaks = tl.load(partial_stats + rows * 2, mask=there, other=float("-inf"))
+        totals = tl.load(partial_stats + rows * 2 + 1, mask=there, other=0.0)
+        raised = tl.maximum(peak, tl.max(peaks, axis=0))
+        # What lies before a window, or before anything was seen, has no anchor: -inf minus -inf is no number.
+        anchor = tl.where(raised == float("-inf"), 0.0, raised)
+        decay = tl.exp2(peak - anchor)
+        weights = tl.exp2(peaks - anchor)
+        acc = acc * decay + tl.sum(values * weights[:, None], axis=0)
+        total = total * decay + tl.sum(totals * weights, axis=0)
+        peak = raised
+    return acc, peak, total
+
+
+@triton.jit
 def _merge_pieces(
     out,  # [num_seqs, num_heads, HEAD_DIM] ← of sequences with several pieces, or with a shared prefix
     partial_out, partial_stats, piece_starts,  # as above
@@ -120,6 +156,7 @@ def _merge_pieces(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     SCALED: tl.constexpr,
+    TILE_PIECES: tl.constexpr,
 ):  # fmt: skip
     """Grid: (num_heads, num_seqs)."""
     head = tl.program_id(0)
@@ -136,22 +173,15 @@ def _merge_pieces(
     total = tl.full([], 0.0, tl.float32)
     if shared > 0:
         slot = tl.load(prefixes + sequence * 3 + 1).to(tl.int64)
-        place = (slot * PREFIX_ROWS + sequence - tl.load(prefix_tiles + slot * 5 + 1)) * num_heads + head
-    else:
-        place = tl.full([], 0, tl.int64)
-    for _ in tl.range(0, shared):
-        values = tl.load(prefix_out + place * HEAD_DIM + dim, mask=inside, other=0.0)
-        acc, peak, total = merge(
-            acc, peak, total, values, tl.load(prefix_stats + place * 2), tl.load(prefix_stats + place * 2 + 1)
-        )
-        place += PREFIX_ROWS * num_heads
-    place = first.to(tl.int64) * num_heads + head
-    for _ in tl.range(first, last):
-        values = tl.load(partial_out + place * HEAD_DIM + dim, mask=inside, other=0.0)
-        acc, peak, total = merge(
-            acc, peak, total, values, tl.load(partial_stats + place * 2), tl.load(partial_stats + place * 2 + 1)
-        )
-        place += num_heads
+        member = slot * PREFIX_ROWS + sequence - tl.load(prefix_tiles + slot * 5 + 1)
+        acc, peak, total = _merged(
+            acc, peak, total, prefix_out, prefix_stats, member * num_heads + head, PREFIX_ROWS * num_heads, shared,
+            dim, inside, HEAD_DIM, TILE_PIECES,
+        )  # fmt: skip
+    acc, peak, total = _merged(
+        acc, peak, total, partial_out, partial_stats, first.to(tl.int64) * num_heads + head, num_heads, last - first,
+        dim, inside, HEAD_DIM, TILE_PIECES,
+    )  # fmt: skip
     result = acc / total
     if SCALED:
         result = result * tl.load(value_scale)
@@ -219,5 +249,5 @@ def decode_attention(
     _merge_pieces[(num_heads, num_seqs)](
         out, plan.partial_out, plan.partial_stats, plan.piece_starts,
         prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats, value_scale,
-        num_heads, prefixes.room.partial_out.shape[1], head_dim, padded_dim, scaled, num_warps=1,
+        num_heads, prefixes.room.partial_out.shape[1], head_dim, padded_dim, scaled, 8, num_warps=1,
     )  # fmt: skip

@@ -71,7 +71,8 @@ class DecodePlan:
         device: torch.device,
     ) -> "DecodePlan":
         """Room for steps of up to `max_seqs` sequences, in as many pieces as keep the device busy."""
-        extra = max(1, -(-4 * num_multiprocessors // num_kv_heads))
+        # Several times what runs at once, so that what is left for last is little.
+        extra = max(1, -(-8 * num_multiprocessors // num_kv_heads))
         pieces = max_seqs + extra
 
         def numbers(count: int) -> Tensor:

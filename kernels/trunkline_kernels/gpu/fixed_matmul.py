@@ -14,7 +14,7 @@ TILE_ROWS, TILE_COLUMNS, TILE_INNER = 64, 128, 64
 GROUP_ROWS = 8  # tiles of rows that share a tile of the weight while it is in cache
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _fixed_matmul(
     x,  # [num_rows, INNER]
     weight,  # [num_columns, INNER]

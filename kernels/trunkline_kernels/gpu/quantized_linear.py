@@ -64,7 +64,7 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
     return (values * weight.scale[..., None]).view(columns, weight.inner)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _weight_only(
     x,  # [num_rows, INNER]
     weight,  # [num_columns, INNER] int8, or [num_columns, INNER / 2] uint8
@@ -139,7 +139,7 @@ def _quantize_rows(
     tl.store(out + row * INNER + at, (values / factor).to(out.dtype.element_ty), mask=at < INNER)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _fp8_product(
     x, x_scale,  # [num_rows, INNER] fp8, [num_rows]
     weight, scale,  # [num_columns, INNER] fp8, [num_columns]
@@ -169,7 +169,8 @@ def _fp8_product(
             mask=some_columns[None, :] & known[:, None],
             other=0.0,
         )
-        acc = tl.dot(left, right, acc)
+        # Hopper's 8-bit products keep 14 bits of their sums: they are added up in full precision, tile by tile.
+        acc = tl.dot(left, right, acc, max_num_imprecise_acc=TILE_INNER)
     acc *= tl.load(x_scale + row, mask=some_rows, other=0.0)[:, None]
     acc *= tl.load(scale + column, mask=some_columns, other=0.0)[None, :]
     if BIAS:

@@ -22,12 +22,12 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, merge
+from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, blocks_at, merge
 from trunkline_kernels.ragged_batch import KVLayer
 
 MAX_HEAD_DIM = 256
 HOPPER_SHARED_MEMORY = 227 << 10  # bytes that one program may use
-SPLIT = 2048  # tokens of a piece: long enough that merging costs nothing, short enough that one decode fills a device
+SPLIT = 512  # tokens of a piece: long enough that merging costs little, short enough that few decodes fill a device
 
 
 @triton.jit
@@ -109,12 +109,14 @@ def _ragged_attention(
             piece_peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
             piece_total = tl.zeros([TILE_ROWS], tl.float32)
             # All keys are looked at one way, masked: where a tile of queries begins makes no difference then.
+            blocks = blocks_at(table, tl.maximum(begin, number * SPLIT), end, BLOCK_SIZE, TILE_KEYS)
             for start in tl.range(tl.maximum(begin, number * SPLIT), tl.minimum(end, (number + 1) * SPLIT), TILE_KEYS):
                 piece_acc, piece_peak, piece_total = attend_tile(
-                    queries, piece_acc, piece_peak, piece_total, keys, values, table, start, end, query_positions,
+                    queries, piece_acc, piece_peak, piece_total, keys, values, blocks, start, end, query_positions,
                     scale, soft_cap, window, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM,
                     TILE_KEYS,
                 )  # fmt: skip
+                blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
             acc, peak, total = merge(
                 acc, peak[:, None], total[:, None], piece_acc, piece_peak[:, None], piece_total[:, None]
             )
@@ -124,17 +126,21 @@ def _ragged_attention(
         if not WINDOW:
             # Tiles of keys that every query sees all of.
             seen = (computed + first + 1) // TILE_KEYS * TILE_KEYS
+            blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
             for start in tl.range(begin, seen, TILE_KEYS):
                 acc, peak, total = attend_tile(
-                    queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap,
+                    queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap,
                     window, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
                 )  # fmt: skip
+                blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
             begin = seen
+        blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
         for start in tl.range(begin, end, TILE_KEYS):
             acc, peak, total = attend_tile(
-                queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap, window,
+                queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
                 slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
+            blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     if SPLIT and slot >= 0:
         # One new token: its heads are the only known rows.
         place = slot.to(tl.int64) * num_heads + head
@@ -211,15 +217,16 @@ def tiling_for(
     padded = max(16, triton.next_power_of_2(head_dim))
     if dtype == torch.float32:
         return RaggedTiling(max(32, triton.next_power_of_2(group)), 32, 4, 1)
-    rows = max(64 if split or padded > 128 else 128, triton.next_power_of_2(group))
-    # Queries, and keys and values of each stage of the pipeline, lie in shared memory.
-    for keys, stages in ((128, 2), (64, 2), (32, 2), (32, 1)):
-        # Registers are what is short where 8-bit keys are widened in them, where two results are held at once, and
-        # before Hopper, whose tensor cores are the first to read operands from shared memory.
-        widened = kv_dtype.itemsize < dtype.itemsize
-        if (keys == 128 and (widened or split)) or (keys > 32 and shared_memory < HOPPER_SHARED_MEMORY):
+    # Before Hopper, whose tensor cores are the first to read operands from shared memory, registers are what is short;
+    # and where two results are held at once.
+    hopper = shared_memory >= HOPPER_SHARED_MEMORY
+    rows = max(128 if hopper and padded <= 128 and not split else 64, triton.next_power_of_2(group))
+    # Queries, and keys and values of each stage of the pipeline, lie in shared memory. With three stages the next
+    # tile is on its way while one is computed.
+    for keys, stages in ((64, 3), (32, 3), (32, 2), (32, 1)):
+        if keys > 32 and (padded > 128 or not hopper):
             continue
-        if (rows + 2 * keys * stages) * padded * dtype.itemsize <= shared_memory and keys * padded <= 128 * 128:
+        if (rows + 2 * keys * stages) * padded * dtype.itemsize <= shared_memory:
             return RaggedTiling(rows, keys, 8 if rows * padded >= 128 * 64 else 4, stages)
     return RaggedTiling(max(16, triton.next_power_of_2(group)), 16, 4, 1)
 

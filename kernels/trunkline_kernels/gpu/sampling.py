@@ -28,8 +28,8 @@ from trunkline_kernels.gpu.device_rows import (
     DeviceRows,
 )
 
-BLOCK = 2048  # logits that a program compares with sixteen cuts at once
-WIDE = 8192  # logits that it looks at at once otherwise: few long loads, because nothing hides a load's latency
+BLOCK = 1024  # logits that a program compares with sixteen cuts at once
+WIDE = 4096  # logits that it looks at at once otherwise: few long loads, because nothing hides a load's latency
 HISTORY_BLOCK = 1024
 # No noise lifts a token over another that is likelier by more than this: see sampling_key.NOISE_SPREAD.
 NOISE_SPREAD = tl.constexpr(26.1)
@@ -60,8 +60,9 @@ def _noise(low, high, token):
     x = _mixed(x ^ high)
     # At most 1 - 2 ** -24: the logarithm of nothing is no number.
     uniform = tl.minimum((x.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    # log(1 - v) by its series where 1 - v would round to 1.
-    exponential = tl.where(uniform < 1e-4, uniform + 0.5 * uniform * uniform, -tl.log(1.0 - uniform))
+    # log(1 - v) by its series where 1 - v would round v's lower bits away.
+    series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
+    exponential = tl.where(uniform < 1e-2, series, -tl.log(1.0 - uniform))
     return -tl.log(exponential)
 
 
@@ -84,14 +85,16 @@ def _highest_cut(
     digit = tl.arange(0, 16).to(tl.uint32)
     for step in tl.static_range(8):
         cuts = cut + (digit << (28 - 4 * step))
-        weights = tl.zeros([16], tl.float32)
+        # Summed up over the row's logits only once they have all been looked at.
+        sums = tl.zeros([16, BLOCK], tl.float32)
         for start in tl.range(0, vocab, BLOCK):
             at = start + tl.arange(0, BLOCK)
             x = tl.load(row + at, mask=at < vocab, other=float("-inf")) * scale
             order = _order(x)
             counts = (at < vocab) & (order >= floor)
             weight = tl.where(counts, tl.exp(x - peak) if MASS else 1.0, 0.0)
-            weights += tl.sum(tl.where(order[None, :] >= cuts[:, None], weight[None, :], 0.0), axis=1)
+            sums += tl.where(order[None, :] >= cuts[:, None], weight[None, :], 0.0)
+        weights = tl.sum(sums, axis=1)
         chosen = tl.max(tl.where(weights >= target, tl.arange(0, 16), 0))
         cut += chosen.to(tl.uint32) << (28 - 4 * step)
     return cut

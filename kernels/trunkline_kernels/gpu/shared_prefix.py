@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile
+from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, blocks_at
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling
 from trunkline_kernels.ragged_batch import KVLayer
 
@@ -73,16 +73,20 @@ def _attend_prefix(
     peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)
     whole = begin + (end - begin) // TILE_KEYS * TILE_KEYS
+    blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
     for start in tl.range(begin, whole, TILE_KEYS):
         acc, peak, total = attend_tile(
-            queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap, 0,
+            queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, 0,
             slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
         )  # fmt: skip
+        blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
+    blocks = blocks_at(table, whole, end, BLOCK_SIZE, TILE_KEYS)
     for start in tl.range(whole, end, TILE_KEYS):
         acc, peak, total = attend_tile(
-            queries, acc, peak, total, keys, values, table, start, end, query_positions, scale, soft_cap, 0,
+            queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, 0,
             slot_stride, True, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
         )  # fmt: skip
+        blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     place = (tile * TILE_SEQS + member) * num_heads + head
     tl.store(partial_out + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
     tl.store(partial_stats + place * 2, peak, mask=known)

@@ -27,6 +27,8 @@ from trunkline_worker.settings import EngineSettings
 
 # Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
 LOGPROB_ROWS = 128
+GRAPH_BYTES = 12 << 20  # of each graph: an allowance
+GRAPH_POOL_BYTES = 512 << 20  # that they share
 REHEARSAL = -1  # id of no sequence
 
 
@@ -50,7 +52,8 @@ class GpuRunner:
         # Programs that fill the device some times over: more would only be more to merge.
         programs = -(-4 * decoder.chip.num_multiprocessors // spec.num_kv_heads)
         prefix_tiles = programs + -(-max_seqs // decoder.tile_seqs)
-        max_pieces = max_seqs + num_blocks * size // decoder.split if decoder.split else 0
+        # Contexts may share blocks, so together they may be longer than the pool.
+        max_pieces = max_seqs + 4 * num_blocks * size // decoder.split if decoder.split else 0
         self._layouts = StepLayouts(decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles)
         inputs = StepInputs(
             decoder, self._table, block_size=size, max_tokens=max(settings.max_step_tokens, max_seqs),
@@ -61,12 +64,13 @@ class GpuRunner:
         tiles = 2 * max_seqs + -(-settings.max_step_tokens // decoder.tile_seqs) + cut
         inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles))
         self._programs = StepPrograms(
-            decoder, self._kv, inputs, max_seqs=max_seqs, max_pieces=max_pieces,
+            decoder, self._kv, inputs, max_seqs=max_seqs, max_tokens=settings.max_step_tokens, max_pieces=max_pieces,
             prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,
             capture=model.device.type == "cuda",
         )  # fmt: skip
         self._home = FromDevice(model.device)
         self.queues = model.device.type == "cuda"
+        self.graph_bytes = (len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES) if self.queues else 0
 
     @torch.inference_mode()
     def warm_up(self, report: Callable[[str], None]) -> None:
@@ -91,10 +95,12 @@ class GpuRunner:
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Puts a step on the device's queue. What is returned waits for its result."""
         started_s = time.perf_counter()
-        start = self._home.event()
         rows = self._table.apply(plan)
         layout = self._layouts.lay_out(plan.steps, rows)
-        hidden, num_padding = self._programs.run(layout, plan.num_padding)
+        shape = self._programs.send(layout, plan.num_padding)
+        num_padding = shape.num_tokens - layout.num_tokens - plan.num_padding  # what the shape adds
+        start = self._home.event()
+        hidden = self._programs.run(layout, shape)
         last = layout.last_tokens()
         prompts = {
             index: self._prompt_logprobs(hidden, step, row, int(last[index]) - step.num_new + 1)

@@ -14,7 +14,7 @@ from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import step_inputs
 from trunkline_kernels.gpu.ragged_attention import Pieces
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
-from trunkline_worker.gpu.prefix_groups import PrefixGroups, PrefixTiles, prefix_tiles
+from trunkline_worker.gpu.prefix_groups import PrefixGroup, PrefixGroups, PrefixTiles, prefix_tiles
 from trunkline_worker.gpu.row_table import RowTable, TableRow
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.plan import SequenceStep
@@ -83,19 +83,21 @@ class StepLayouts:
         num_decodes = 0 if self._decoder.split else int((num_new == 1).sum())
         tile_seqs = self._decoder.tile_seqs
         prefixes = PrefixTiles(np.zeros((0, 5), np.int32), np.zeros((num_decodes, 3), np.int32))
-        if self.shares and num_decodes == len(steps):
-            groups = self._groups.find(rows, computed, tile_seqs)
+        if self.shares and num_decodes:
+            decodes = order[:num_decodes]
+            groups = self._groups.find([rows[at] for at in decodes.tolist()], computed[decodes], tile_seqs)
             if groups:
                 grouped = np.concatenate([group.members for group in groups])
-                order = np.concatenate([grouped, np.setdiff1d(order, grouped)])
+                others = np.setdiff1d(np.arange(num_decodes), grouped)
+                order = np.concatenate([decodes[grouped], decodes[others], order[num_decodes:]])
                 ends = np.cumsum([len(group.members) for group in groups])
                 placed = [
-                    type(group)(np.arange(end - len(group.members), end), group.num_tokens)
+                    PrefixGroup(np.arange(end - len(group.members), end), group.num_tokens)
                     for group, end in zip(groups, ends.tolist(), strict=True)
                 ]
                 prefixes = prefix_tiles(
-                    placed, [rows[at] for at in order.tolist()], tile_seqs=tile_seqs, most=self._most_prefix_tiles,
-                    align=PREFIX_ALIGNMENT,
+                    placed, [rows[at] for at in order[:num_decodes].tolist()], tile_seqs=tile_seqs,
+                    most=self._most_prefix_tiles, align=PREFIX_ALIGNMENT,
                 )  # fmt: skip
         query_lens, context_lens = num_new[order], (computed + num_new)[order]
         found = self._decoder.tiles(query_lens[num_decodes:], context_lens[num_decodes:])
@@ -143,6 +145,7 @@ class StepInputs:
             parts[name] = self._buffer[offset : offset + size]
             offset += _padded(size)
         token_ids, positions, slots = (column[: shape.num_tokens] for column in self._tokens)
+        assert len(token_ids) == shape.num_tokens, f"there is no room for the tokens of {shape}"
         pieces = None
         if self._split:
             cut = parts["cut"].view(-1, 3)

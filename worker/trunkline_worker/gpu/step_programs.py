@@ -44,6 +44,7 @@ class StepPrograms:
         inputs: StepInputs,
         *,
         max_seqs: int,
+        max_tokens: int,
         max_pieces: int,
         prefix_tiles: int,
         fewest_sharing: int,
@@ -54,42 +55,44 @@ class StepPrograms:
         self._pool: Any = None  # memory that the graphs share
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._decode_sizes = decode_sizes(max_seqs)
-        self._mixed_sizes = MIXED_SIZES if capture else INTERPRETED_SIZES
+        sizes = MIXED_SIZES if capture else INTERPRETED_SIZES
+        self._mixed_sizes = sorted({min(size, max_tokens) for size in sizes})
         self._max_seqs, self._max_pieces, self._prefix_tiles = max_seqs, max_pieces, prefix_tiles
         self._fewest_sharing = fewest_sharing
         self.shapes = self._ladder()
         for shape in self.shapes:
             inputs.reserve(shape)
 
-    def run(self, layout: StepLayout, num_padding: int) -> tuple[Tensor, int]:
-        """Hidden states of the step's tokens, and how many more of padding were computed than `num_padding`.
+    def send(self, layout: StepLayout, num_padding: int) -> StepShape:
+        """Sends what the host says about a step to the device; returns the shape in which run() computes it.
 
         num_padding: tokens computed for nobody that the plan asks for
         """
         shape = self.shape_of(layout, num_padding)
         self._inputs.send(layout, shape)
-        added = shape.num_tokens - layout.num_tokens - num_padding
+        return shape
+
+    def run(self, layout: StepLayout, shape: StepShape) -> Tensor:
+        """Hidden states of the tokens of the step that was sent."""
         graph = self._graphs.get(shape)
         if graph is not None:
             graph[0].replay()
-            return graph[1], added
+            return graph[1]
         batch = self._inputs.batch(shape, layout.num_slots)
         longest = max(int(layout.query_lens.max(initial=0)), shape.num_tokens - layout.num_tokens)
         self._inputs.build(batch, longest)
-        return self._decoder.forward(batch, self._kv), added
+        return self._decoder.forward(batch, self._kv)
 
     def shape_of(self, layout: StepLayout, num_padding: int) -> StepShape:
         """The smallest one of the ladder that holds the step, or its own."""
         exact = layout.exact._replace(num_tokens=layout.num_tokens + num_padding)
-        if num_padding:
-            return exact
         only_decodes = bool((layout.query_lens == 1).all())
         sizes = self._decode_sizes if only_decodes else self._mixed_sizes
         at = bisect_left(sizes, exact.num_tokens)
         if at == len(sizes):
             return exact
-        shares = bool(exact.num_prefix_tiles)
-        shape = self._decode_shape(sizes[at], shares) if only_decodes else self._mixed_shape(sizes[at])
+        merges = bool(exact.num_prefix_tiles or exact.num_cut)
+        shape = self._decode_shape(sizes[at], merges) if only_decodes else self._mixed_shape(sizes[at], merges)
         fits = all(has >= needs for has, needs in zip(shape, exact, strict=True))
         return shape if fits and layout.num_slots <= self._max_pieces else exact
 
@@ -97,14 +100,17 @@ class StepPrograms:
         """Compiles the kernels that steps need, and captures the ladder's graphs, the largest first: the smaller ones
         then find room in its memory."""
         count = len(self.shapes)
-        gc.freeze()  # every capture collects garbage first: there is none among what has been loaded
+        gc.collect()
+        gc.freeze()  # the interpreter's collector need not look at the model again
         for done, shape in enumerate(reversed(self.shapes), start=1):
             if done * 10 // count > (done - 1) * 10 // count:  # ten times in all
                 report(f"warming up, {done} of {count} step shapes")
             self._inputs.send(_nothing(shape), shape)
             batch = self._inputs.batch(shape)
             self._inputs.build(batch, shape.num_tokens)
-            self._decoder.forward(batch, self._kv)
+            hidden = self._decoder.forward(batch, self._kv)
+            if shape.num_seqs == shape.num_tokens:  # as many samples as there may be in one of its steps
+                self._decoder.logits(hidden)
             if not self._capture:
                 continue
             graph = torch.cuda.CUDAGraph()
@@ -115,24 +121,31 @@ class StepPrograms:
             self._graphs[shape] = (graph, hidden)
 
     def _ladder(self) -> list[StepShape]:
-        shapes = [self._decode_shape(size, shares=False) for size in self._decode_sizes]
-        shapes += [self._mixed_shape(size) for size in self._mixed_sizes]
-        if self._prefix_tiles:
-            shapes += [self._decode_shape(s, shares=True) for s in self._decode_sizes if s >= self._fewest_sharing]
+        """Every size without and, where there is such a thing, with contexts that come in several parts: programs for
+        parts that are not there cost a step some time too."""
+        shapes = [self._decode_shape(size, merges=False) for size in self._decode_sizes]
+        shapes += [self._mixed_shape(size, merges=False) for size in self._mixed_sizes]
+        fewest = 1 if self._decoder.split else self._fewest_sharing
+        if self._decoder.split or self._prefix_tiles:
+            shapes += [self._decode_shape(size, merges=True) for size in self._decode_sizes if size >= fewest]
+            shapes += [self._mixed_shape(size, merges=True) for size in self._mixed_sizes if size > fewest]
         return shapes
 
-    def _decode_shape(self, size: int, shares: bool) -> StepShape:
+    def _decode_shape(self, size: int, merges: bool) -> StepShape:
         if self._decoder.split:  # all of them are tiles, and some of those are cut into pieces
-            return StepShape(size, size, 0, size + self._max_pieces, size, 0)
-        return StepShape(size, size, size, 0, 0, self._prefix_tiles if shares else 0)
+            pieces = self._max_pieces if merges else 0
+            return StepShape(size, size, 0, size + pieces, size if merges else 0, 0)
+        return StepShape(size, size, size, 0, 0, self._prefix_tiles if merges else 0)
 
-    def _mixed_shape(self, size: int) -> StepShape:
+    def _mixed_shape(self, size: int, merges: bool) -> StepShape:
         seqs = min(size, self._max_seqs)
         tile = self._decoder.tile_seqs
         if self._decoder.split:  # a tile may begin before its sequence's first new token
-            return StepShape(size, seqs, 0, 2 * seqs + -(-size // tile) + self._max_pieces, seqs, 0)
+            tiles = 2 * seqs + -(-size // tile) + (self._max_pieces if merges else 0)
+            return StepShape(size, seqs, 0, tiles, seqs if merges else 0, 0)
         chunks = min(seqs, size // 2)  # sequences with two new tokens or more
-        return StepShape(size, seqs, seqs, chunks + -(-size // tile), 0, 0)
+        prefix_tiles = self._prefix_tiles if merges else 0
+        return StepShape(size, seqs, seqs, chunks + -(-size // tile), 0, prefix_tiles)
 
 
 def _nothing(shape: StepShape) -> StepLayout:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
+from trunkline_kernels.gpu import ragged_attention as ragged
 from trunkline_kernels.gpu.decode_attention import DecodeTiling, decode_attention, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantize, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import (
-    SPLIT,
     RaggedTiling,
     Tiles,
     ragged_attention,
@@ -159,7 +159,7 @@ class GpuDecoder:
         )  # fmt: skip
         self.tile_seqs = self._tiling.tokens(self._group)  # new tokens, or decodes that share a prefix, of a tile
         # Under --deterministic all sequences go through one kernel, and contexts are cut at fixed places.
-        self.split = SPLIT if deterministic else 0
+        self.split = ragged.SPLIT if deterministic else 0
         self._decode_tiling: DecodeTiling = decode_tiling_for(
             head_dim=spec.head_dim, capability=self.chip.capability, dtype=dtype
         )
