@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.test_attention import BLOCK, HEAD_DIM, SHAPES, make_case, naive
+from tests.kernels import test_attention
+from tests.kernels.test_attention import BLOCK, SHAPES, make_case, naive
 from trunkline_kernels.gpu.decode_attention import DecodeTiling, decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.ragged_attention import Pieces, RaggedTiling, ragged_attention, split_tiles_of, tiles_of
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
 
-SCALE = 1 / math.sqrt(HEAD_DIM)
 TILING = RaggedTiling(rows=32, keys=32, warps=4, stages=1)
 HEADS = [(2, 2), (6, 2), (7, 1), (16, 1)]
 
@@ -50,7 +50,7 @@ def attend(
         context_lens=torch.from_numpy(context_lens),
         **shuffled(batch),
         tiling=tiling,
-        scale=SCALE,
+        scale=q.shape[2] ** -0.5,
         window=window,
         soft_cap=soft_cap,
         split=split,
@@ -75,6 +75,7 @@ def decode(
     batch: RaggedBatch,
     *,
     window: int | None = None,
+    soft_cap: float | None = None,
     multiprocessors: int = 4,
     padding_rows: int = 0,
     shared: list[tuple[int, int, int]] | None = None,  # (first sequence, how many, tokens) of each shared prefix
@@ -113,11 +114,19 @@ def decode(
     padded = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, padding_rows), value=math.nan)
     out = torch.full_like(padded, math.nan)
     plan.update(context_lens, prefixes.of_sequence)
-    shared_prefix(padded, kv, prefixes, block_tables=where["block_tables"], tiling=TILING, scale=SCALE)
+    shared_prefix(
+        padded,
+        kv,
+        prefixes,
+        block_tables=where["block_tables"],
+        tiling=TILING,
+        scale=q.shape[2] ** -0.5,
+        soft_cap=soft_cap,
+    )
     tiling = DecodeTiling(keys=32, warps=4, stages=1)
     decode_attention(
-        padded, kv, out, context_lens=context_lens, **where, plan=plan, prefixes=prefixes, tiling=tiling, scale=SCALE,
-        window=window,
+        padded, kv, out, context_lens=context_lens, **where, plan=plan, prefixes=prefixes, tiling=tiling,
+        scale=q.shape[2] ** -0.5, window=window, soft_cap=soft_cap,
     )  # fmt: skip
     assert out[len(q) :].isnan().all()
     return out[: len(q)]
@@ -159,17 +168,35 @@ def test_decode_attention_equals_the_naive_truth(
 
 
 def test_scores_are_capped() -> None:
-    q, kv, batch, truth = make_case([(9, 40), (1, 33)], 4, 2)
-    parts, row = [], 0
-    for (k, v), length, context in zip(truth, batch.query_lens, batch.context_lens, strict=True):
-        queries = q[row : row + length].double()
-        keys, values = (x.double().repeat_interleave(2, dim=1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) * SCALE
-        scores = 1.5 * torch.tanh(scores / 1.5)
-        hidden = torch.arange(context)[None] > torch.arange(context - length, context)[:, None]
-        parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), values))
-        row += length
-    torch.testing.assert_close(attend(q, kv, batch, soft_cap=1.5), torch.cat(parts).float())
+    def capped(shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, KVLayer, RaggedBatch, torch.Tensor]:
+        q, kv, batch, truth = make_case(shapes, 4, 2)
+        parts, row = [], 0
+        for (k, v), length, context in zip(truth, batch.query_lens, batch.context_lens, strict=True):
+            queries = q[row : row + length].double()
+            keys, values = (x.double().repeat_interleave(2, dim=1) for x in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", queries, keys) * q.shape[2] ** -0.5
+            scores = 1.5 * torch.tanh(scores / 1.5)
+            hidden = torch.arange(context)[None] > torch.arange(context - length, context)[:, None]
+            parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), values))
+            row += length
+        return q, kv, batch, torch.cat(parts).float()
+
+    q, kv, batch, expected = capped([(9, 40), (1, 33)])
+    torch.testing.assert_close(attend(q, kv, batch, soft_cap=1.5), expected)
+    torch.testing.assert_close(attend(q, kv, batch, soft_cap=1.5, split=32), expected)
+    q, kv, batch, expected = capped([(1, 300), (1, 33)])
+    torch.testing.assert_close(decode(q, kv, batch, soft_cap=1.5), expected)
+    torch.testing.assert_close(decode(q, kv, batch, soft_cap=1.5, shared=[(0, 1, 8 * BLOCK)]), expected)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+def test_every_head_dim(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_attention, "HEAD_DIM", head_dim)
+    q, kv, batch, truth = make_case([(1, 70), (1, 33)], 6, 2)
+    torch.testing.assert_close(decode(q, kv, batch), truth_of(q, batch, truth))
+    q, kv, batch, truth = make_case([(5, 37), (1, 40)], 6, 2)
+    torch.testing.assert_close(attend(q, kv, batch), truth_of(q, batch, truth))
+    torch.testing.assert_close(attend(q, kv, batch, split=32), truth_of(q, batch, truth))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
