@@ -5,6 +5,7 @@ It ends when the socket does, so an engine never outlives its front.
 
 import argparse
 import ctypes
+import gc
 import os
 import select
 import signal
@@ -257,6 +258,8 @@ def start(settings: EngineSettings, link: FrontLink) -> None:
         link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
     link.send(EngineResponse(ready=EngineReady(model=description)))
+    gc.collect()
+    gc.freeze()  # what is there now stays: the collector need not look at it again and again
     run(engine, link)
 
 

@@ -93,18 +93,17 @@ class Front:
         if self.draining:
             raise no_worker("this worker is draining")
         validate_submit(submit, self.model)
+        lane = lane_of(submit.lane)
+        num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
+        if not submit.resume.output_token_ids:  # a ledger may be complete, and wait for nothing
+            self._check_queue(submit, lane, num_tokens)
         stream = OutputStream(submit, self._tokenizer, eos=self._eos, max_total=max_total_tokens(self.model))
         complete = stream.ledger_output()
         if complete is not None:
             deliver(complete)
             return None
-        lane = lane_of(submit.lane)
-        num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
-        if not self._waiting.admits(lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens):
-            # At once, and not when the engine's step is over: it would say the same.
-            delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
-            self._refused[lane] += 1
-            raise queue_full(lane, self._waiting.count, delay_ms)
+        if submit.resume.output_token_ids:
+            self._check_queue(submit, lane, num_tokens)
         self._next_handle += 1
         choice = Choice(
             handle=self._next_handle,
@@ -133,6 +132,15 @@ class Front:
         engine_submit.handle = choice.handle
         self._link.submit(engine_submit)
         return choice
+
+    def _check_queue(self, submit: Submit, lane: Lane, num_tokens: int) -> None:
+        """Raises RequestRefused where the queue is full: at once, and not when the engine's step is over, which would
+        say the same. Before anything is made for the request: refusing must stay cheap."""
+        if self._waiting.admits(lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens):
+            return
+        delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
+        self._refused[lane] += 1
+        raise queue_full(lane, self._waiting.count, delay_ms)
 
     def cancel(self, choice: Choice) -> None:
         """Nobody waits for it any more. Harmless if it has ended."""

@@ -1,6 +1,7 @@
 """`trunkline-worker`: one replica of one model."""
 
 import asyncio
+import gc
 import secrets
 import sys
 from pathlib import Path
@@ -90,6 +91,8 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
     try:
         await server.start()
         await server.set_ready(True)
+        gc.collect()
+        gc.freeze()  # what is there now stays: the collector need not look at it again and again
         log.info("worker ready", model=model.model, port=server.port, device=model.device, dtype=model.dtype,
                  kv_blocks=model.kv_blocks, context_length=model.context_length,
                  start_up_s=round(model.start_up_s, 1))  # fmt: skip
