@@ -17,6 +17,7 @@ class WorkerBlocks:
         self._index = index
         self._slot = index.attach()
         self._expected: Counter[int] = Counter()
+        self._closed = False
 
     def __len__(self) -> int:
         return self._index.num_held[self._slot]
@@ -49,9 +50,13 @@ class WorkerBlocks:
             for _ in range(count):
                 self._index.stop_expecting(self._slot, (key,))
         self._expected.clear()
+        self._closed = True
         self._index.detach(self._slot)
 
     def expect(self, keys: Sequence[int]) -> None:
+        """Harmless after close(), when the slot may be another worker's."""
+        if self._closed:
+            return
         self._index.expect(self._slot, keys)
         self._expected.update(keys)
 

@@ -22,11 +22,6 @@ def keys_of(digests: bytes) -> list[int]:
     return [half >> SHIFT for half in halves[::2]]
 
 
-def key_of(digest: bytes) -> int:
-    """The index's key of one digest."""
-    return int.from_bytes(digest[:8], "big") >> SHIFT
-
-
 class PrefixIndex:
     """Blocks of any number of workers. A worker is a slot, the number of its bit; see attach()."""
 

@@ -31,10 +31,6 @@ class Deadlines:
         start_by_s = self.start_by_s(sequence)
         return start_by_s is not None and now_s + wait_s > start_by_s
 
-    def can_ever_be_met(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether an idle worker would be in time."""
-        return not self.out_of_reach(sequence, 0.0, now_s)
-
     def hopeless(self, now_s: float) -> Sequence | None:
         """A waiting sequence that would be too late even if it were started now."""
         while (entry := self._heap.first_entry()) is not None and entry[0] < now_s:

@@ -4,7 +4,6 @@ import gc
 import math
 import select
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +16,11 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_bench.simulation.fitted_cost import Sample
-from trunkline_bench.simulation.step_work import StepWork, work_of
+from trunkline_bench.simulation.recording import RecordingExecutor
 from trunkline_worker.engine import Engine
 from trunkline_worker.engine_process import build_engine, idle_s
-from trunkline_worker.executor import Executor
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.model.spec import DecoderSpec
-from trunkline_worker.plan import StepPlan, StepResult
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step_thread import WaitingExecutor
 
@@ -45,28 +42,6 @@ class Stream:
     def tokens_per_s(self) -> float:
         """After the first token."""
         return (len(self.tokens) - 1) / (self.last_s - self.first_s) if len(self.tokens) > 1 else math.nan
-
-
-class RecordingExecutor:
-    """The engine's own executor, and what each step was asked and took."""
-
-    def __init__(self, inner: Executor) -> None:
-        self._inner = inner
-        self._works: deque[StepWork] = deque()
-        self.run_ahead = inner.run_ahead
-        self.samples: list[Sample] = []
-
-    def launch(self, plan: StepPlan) -> None:
-        self._works.append(work_of(plan))
-        self._inner.launch(plan)
-
-    def is_done(self) -> bool:
-        return self._inner.is_done()
-
-    def collect(self) -> StepResult:
-        result = self._inner.collect()
-        self.samples.append((self._works.popleft(), result.device_time_s))
-        return result
 
 
 class EngineUnderTest:

@@ -25,15 +25,14 @@ from trunkline.v1.worker_pb2 import Submit
 from trunkline_bench.random_model import write_random_llama
 from trunkline_bench.simulation import report
 from trunkline_bench.simulation.experiments import AZURE, RESULTS
-from trunkline_bench.simulation.fitted_cost import FittedCost, Sample, fit
+from trunkline_bench.simulation.fitted_cost import FittedCost, fit
+from trunkline_bench.simulation.recording import RecordingExecutor
 from trunkline_bench.simulation.replay import Replayed, Worker, replay
-from trunkline_bench.simulation.step_work import work_of
 from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, random_prompt, read_trace
 from trunkline_worker.engine import Engine
 from trunkline_worker.engine_process import build_engine, scheduler_limits
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.model.loading import load_model
-from trunkline_worker.plan import StepPlan, StepResult
 from trunkline_worker.settings import EngineSettings
 
 LENGTH_SCALE = 0.25  # of the trace's lengths: a small model on a CPU
@@ -42,30 +41,6 @@ VOCAB = 32_000
 KV_BLOCKS = 4096
 BLOCK_SIZE = 16
 CALIBRATION_REQUESTS = 400
-
-
-class RecordingExecutor:
-    """The engine's own executor, and what each step took."""
-
-    run_ahead = 0
-
-    def __init__(self, engine: Engine) -> None:
-        self._inner = engine.executor
-        self._plan: StepPlan | None = None
-        self.samples: list[Sample] = []
-
-    def launch(self, plan: StepPlan) -> None:
-        self._plan = plan
-        self._inner.launch(plan)
-
-    def is_done(self) -> bool:
-        return self._inner.is_done()
-
-    def collect(self) -> StepResult:
-        result = self._inner.collect()
-        assert self._plan is not None
-        self.samples.append((work_of(self._plan), result.device_time_s))
-        return result
 
 
 def scaled(requests: list[TraceRequest]) -> list[TraceRequest]:
@@ -119,7 +94,7 @@ def make_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, Reco
     device = torch.device("cpu")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     engine, _ = build_engine(settings, load_model(model_dir, device=device, context_length=CONTEXT), device)
-    engine.executor = recorder = RecordingExecutor(engine)
+    engine.executor = recorder = RecordingExecutor(engine.executor)
     return engine, recorder
 
 
