@@ -53,6 +53,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline_kernels.paged_attention": ENGINE,
     "trunkline_router.index": PURE | {"redis"},
     "trunkline_router.policy": PURE | {"redis"},
+    "trunkline_router.route": PURE | {"redis"},
     "trunkline_router.main": {"torch", "trunkline_worker", "triton", "transformers"},
     "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router"},
 }

@@ -10,8 +10,9 @@ from trunkline.status import NO_WORKER, OVERLOADED, RequestRefused, deadline_exc
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline_router.edge import Prepared
-from trunkline_router.pool import Pools, Route
+from trunkline_router.pool import Pools
 from trunkline_router.request_stream import RequestStream
+from trunkline_router.route import Route
 from trunkline_router.worker_link import Live
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
@@ -44,8 +45,8 @@ async def dispatch(
             )
         except RequestRefused as refused:
             raise (last_word(refusals) if refusals else refused) from None
-        tried.append(route.live)
-        facts["worker"] = route.live.model.worker_id
+        tried.append(route.worker)
+        facts["worker"] = route.worker.model.worker_id
         _trace_route(span, route)
         stream = RequestStream(prepared.request_id, prepared.choices, _prompt_info(prepared, route))
         try:
@@ -82,17 +83,17 @@ def last_word(refusals: Sequence[RequestRefused]) -> RequestRefused:
 
 
 async def _responses_of(
-    route: Route, prepared: Prepared, stream: RequestStream, time_left: TimeLeft, facts: dict[str, Any]
+    route: Route[Live], prepared: Prepared, stream: RequestStream, time_left: TimeLeft, facts: dict[str, Any]
 ) -> AsyncGenerator[GenerateResponse, None]:
     """The request's responses from one worker. Whichever way this ends, the worker is told and the load is settled."""
-    session = route.live.session
+    session = route.worker.session
     left_s = time_left()
     if left_s is not None and left_s <= 0:
         raise deadline_exceeded()
     timeout_ns = None if left_s is None else int(left_s * 1e9)
     submits = prepared.submits(timeout_ns, current_trace_context())
     uncached = len(prepared.prompt) - route.plan.matched_tokens
-    with route.live.in_flight(choices=prepared.choices, uncached_tokens=uncached, chain=route.chain) as flight:
+    with route.worker.in_flight(choices=prepared.choices, uncached_tokens=uncached, chain=route.chain) as flight:
         handles: list[int] = []
 
         def let_go() -> None:
@@ -111,19 +112,19 @@ async def _responses_of(
             session.abort(handles)
 
 
-def _prompt_info(prepared: Prepared, route: Route) -> PromptInfo:
+def _prompt_info(prepared: Prepared, route: Route[Live]) -> PromptInfo:
     return PromptInfo(
         model=prepared.model,
-        worker_id=route.live.model.worker_id,
+        worker_id=route.worker.model.worker_id,
         prompt_tokens=len(prepared.prompt),
         seed=prepared.seed,
         lane=prepared.scheduling.lane,
     )
 
 
-def _trace_route(span: Span, route: Route) -> None:
+def _trace_route(span: Span, route: Route[Live]) -> None:
     """What was weighed."""
-    span.set_attribute("trunkline.worker", route.live.model.worker_id)
+    span.set_attribute("trunkline.worker", route.worker.model.worker_id)
     span.set_attribute("trunkline.route.matched_tokens", route.plan.matched_tokens)
     for candidate in route.plan.candidates:
         view = candidate.view

@@ -1,24 +1,13 @@
 """The workers of each model, and what a request needs to know of its model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
 
-from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.policy import RoutePlan, choose
-from trunkline_router.prefix_index import PrefixIndex, keys_of
+from trunkline_router.prefix_index import PrefixIndex
+from trunkline_router.route import Route, route
 from trunkline_router.worker_link import Live, WorkerLink
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where a request goes: the worker, the prompt's keys as that worker counts them, and why it was chosen."""
-
-    live: Live
-    chain: list[int]
-    plan: RoutePlan
 
 
 class Pools:
@@ -56,38 +45,12 @@ class Pools:
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
 
-    def route(self, name: str, prompt: Sequence[int], salt: bytes, usable: Callable[[Live], bool]) -> Route:
+    def route(self, name: str, prompt: Sequence[int], salt: bytes, usable: Callable[[Live], bool]) -> Route[Live]:
         """Chooses among the model's workers that are `usable`. Raises RequestRefused."""
         workers = [live for live in self.workers(name)[1] if usable(live)]
         if not workers:
             raise no_worker(f"no worker is left for model {name}")
-        chains = self._chains(workers, prompt, salt)
-        matched: dict[int, int] = {}  # by a worker's bit: leading blocks that it holds
-        for chain, among in chains.values():
-            for count, bits in self.index.match(chain, among):
-                while bits:
-                    bit = bits & -bits
-                    matched[bit] = count
-                    bits ^= bit
-        views = [live.view(matched[live.blocks.bit]) for live in workers]
-        plan = choose(len(prompt), views, workers[0].model.block_size, self._rng)
-        chosen = workers[plan.chosen]
-        return Route(chosen, chains[chosen.model.fingerprint, chosen.model.block_size][0], plan)
-
-    def _chains(
-        self, workers: Sequence[Live], prompt: Sequence[int], salt: bytes
-    ) -> dict[tuple[str, int], tuple[list[int], int]]:
-        """The prompt's keys, and the bits of the workers that count them so: those with other weights or block sizes
-        hash otherwise."""
-        chains: dict[tuple[str, int], tuple[list[int], int]] = {}
-        for live in workers:
-            kind = live.model.fingerprint, live.model.block_size
-            if kind not in chains:
-                hashes = prompt_hashes(root_hash(live.model.fingerprint, salt=salt), prompt, live.model.block_size)
-                chains[kind] = keys_of(b"".join(hashes)), 0
-            chain, among = chains[kind]
-            chains[kind] = chain, among | live.blocks.bit
-        return chains
+        return route(self.index, workers, prompt, salt, self._rng)
 
 
 def limits_of(workers: Sequence[Live]) -> GetModelResponse:

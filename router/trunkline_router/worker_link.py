@@ -1,9 +1,7 @@
 """Everything a router has with one worker: channel, model, cache events, session, load. Reconnects by itself."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -13,18 +11,17 @@ from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetModelResponse,
     GetTokenizerRequest,
-    LoadSample,
     SessionWelcome,
     WatchCacheRequest,
-    WatchCacheResponse,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline_router.cache_follower import CacheFollower, WatchBroken
 from trunkline_router.index import WorkerBlocks
-from trunkline_router.policy import WorkerView
-from trunkline_router.prefix_index import PrefixIndex, keys_of
+from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
+from trunkline_router.worker_state import WorkerState
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.log import get_logger
 
@@ -37,10 +34,6 @@ BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
 
 class WorkerUnusable(Exception):
     """What the worker says of itself makes no sense: perhaps it is of another version. One line for a person."""
-
-
-class WatchBroken(Exception):
-    """The event log has a gap, or belongs to another life of the worker: start again from a snapshot."""
 
 
 class Tokenizers:
@@ -66,66 +59,16 @@ class Tokenizers:
             return tokenizer
 
 
-@dataclass(slots=True)
-class Live:
-    """A connected worker. Gone with the connection; what comes after is another one."""
+class Live(WorkerState):
+    """A connected worker: what is known of it, and how to talk to it. Gone with the connection; what comes after is
+    another one."""
 
-    model: GetModelResponse
-    tokenizer: PromptTokenizer
-    session: WorkerSession
-    blocks: WorkerBlocks
-    load: LoadSample
-    # What this router has sent there and not heard the end of:
-    open_choices: int = 0
-    queued_tokens: int = 0  # uncached tokens of requests without a first output
-
-    @property
-    def accepts(self) -> bool:
-        return not self.load.draining
-
-    def view(self, matched_blocks: int) -> WorkerView:
-        """For the policy. The sample lags behind and counts other routers' requests too: the larger number counts."""
-        return WorkerView(
-            worker_id=self.model.worker_id,
-            matched_tokens=matched_blocks * self.model.block_size,
-            queued_tokens=max(self.queued_tokens, self.load.waiting_uncached_tokens),
-            running=max(self.open_choices, self.load.running + self.load.waiting),
-        )
-
-    @contextmanager
-    def in_flight(self, *, choices: int, uncached_tokens: int, chain: Sequence[int]) -> Iterator["InFlight"]:
-        """Counts a request here from dispatch to its end, whichever way it ends."""
-        flight = InFlight(self, choices, uncached_tokens, chain)
-        try:
-            yield flight
-        finally:
-            flight.end()
-
-
-class InFlight:
-    """A request's part in its worker's load. Ends of all kinds are harmless when repeated."""
-
-    def __init__(self, live: Live, choices: int, uncached_tokens: int, chain: Sequence[int]) -> None:
-        self._live = live
-        self._choices = choices
-        self._queued = uncached_tokens
-        self._chain = chain
-        live.open_choices += choices
-        live.queued_tokens += uncached_tokens
-        live.blocks.expect(chain)
-
-    def has_started(self) -> None:
-        """Its prompt is computed, or never will be: it queues no longer."""
-        self._live.queued_tokens -= self._queued
-        self._queued = 0
-
-    def end(self) -> None:
-        """The worker does nothing for it any more."""
-        self.has_started()
-        self._live.open_choices -= self._choices
-        self._choices = 0
-        self._live.blocks.stop_expecting(self._chain)
-        self._chain = ()
+    def __init__(
+        self, model: GetModelResponse, blocks: WorkerBlocks, tokenizer: PromptTokenizer, session: WorkerSession
+    ) -> None:
+        super().__init__(model, blocks)
+        self.tokenizer = tokenizer
+        self.session = session
 
 
 class WorkerLink:
@@ -183,7 +126,7 @@ class WorkerLink:
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         check_model(model)
         tokenizer = await self._tokenizers.of(model, stub)
-        live = Live(model, tokenizer, WorkerSession(), WorkerBlocks(self._index), LoadSample())
+        live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession())
         opened, synced = asyncio.Event(), asyncio.Event()
 
         def on_open(welcome: SessionWelcome) -> None:
@@ -253,39 +196,3 @@ def check_model(model: GetModelResponse) -> None:
     for name in ("block_size", "vocab_size", "context_length", "kv_token_capacity"):
         if getattr(model, name) < 1:
             raise WorkerUnusable(f"the worker's {name} is {getattr(model, name)}; allowed: 1 or more")
-
-
-class CacheFollower:
-    """Applies a WatchCache stream to what is known of a worker. Pure."""
-
-    def __init__(self, blocks: WorkerBlocks, epoch: int) -> None:
-        self._blocks = blocks
-        self._epoch = epoch
-        self._sequence: int | None = None  # of the last item; None before a snapshot is complete
-
-    @property
-    def synced(self) -> bool:
-        return self._sequence is not None
-
-    def take(self, item: WatchCacheResponse) -> bool:
-        """Takes a snapshot part or events in; False where something is missing. Raises WatchBroken on a new epoch."""
-        if item.epoch != self._epoch:
-            raise WatchBroken("the worker was restarted")
-        if item.WhichOneof("item") == "snapshot":
-            if item.snapshot.first:
-                self._blocks.clear()
-            self._blocks.store(keys_of(item.snapshot.block_hashes))
-            self._sequence = item.sequence if item.snapshot.last else None
-            return True
-        if self._sequence is None or item.sequence != self._sequence + 1:
-            return False
-        self._sequence = item.sequence
-        for event in item.events.events:
-            kind = event.WhichOneof("kind")
-            if kind == "stored":
-                self._blocks.store(keys_of(event.stored.block_hashes))
-            elif kind == "removed":
-                self._blocks.remove(keys_of(event.removed.block_hashes))
-            elif kind == "cleared":
-                self._blocks.clear()
-        return True

@@ -20,11 +20,12 @@ from trunkline.v1.worker_pb2 import (
     WatchCacheResponse,
 )
 from trunkline_router import session
+from trunkline_router.cache_follower import CacheFollower, WatchBroken
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policy import WorkerView, choose
 from trunkline_router.prefix_index import SHIFT, PrefixIndex
-from trunkline_router.session import WorkerSession, split_request
-from trunkline_router.worker_link import CacheFollower, Live, WatchBroken
+from trunkline_router.session import split_request
+from trunkline_router.worker_state import WorkerState
 
 
 def digest(n: int) -> bytes:
@@ -99,8 +100,8 @@ def test_the_plan_tells_what_was_weighed() -> None:
     assert {c.view.worker_id: c.cost_tokens for c in plan.candidates} == {"a": 107, "b": 68}
 
 
-def live() -> Live:
-    return Live(GetModelResponse(worker_id="w", block_size=16), None, WorkerSession(), blocks_of(), LoadSample())  # type: ignore[arg-type]
+def live() -> WorkerState:
+    return WorkerState(GetModelResponse(worker_id="w", block_size=16), blocks_of())
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -10,7 +10,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.v1.inference_pb2 import ListModelsRequest
 from trunkline.v1.worker_pb2 import CacheEvent
-from trunkline_router.worker_link import CacheFollower
+from trunkline_router.cache_follower import CacheFollower
 
 PREFIX = list(range(10, 74))  # 16 blocks
 

@@ -213,6 +213,7 @@ class SessionResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    ADMITTED_HANDLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___SessionWelcome:
         """First message only."""
@@ -221,15 +222,22 @@ class SessionResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]:
         """The news of one step, or of several where the caller reads slowly."""
 
+    @_builtins.property
+    def admitted_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Handles that wait no longer: from now on steps compute them. Told before the first of these steps is done where
+        the worker's device computes beside its host.
+        """
+
     def __init__(
         self,
         *,
         welcome: Global___SessionWelcome | None = ...,
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
+        admitted_handles: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "outputs", b"outputs", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -271,8 +279,11 @@ class SequenceOutput(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SUSPECT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The submit's handle."""
+    suspect: _builtins.bool
+    """With `error`: the worker's engine died, and a step that computed this choice was under way. It may be the reason."""
     @_builtins.property
     def chunk(self) -> _generation_pb2.OutputChunk:
         """New tokens and text. `chunk.finish_reason` set, or `error` set: the handle is done."""
@@ -292,10 +303,11 @@ class SequenceOutput(_message.Message):
         chunk: _generation_pb2.OutputChunk | None = ...,
         prompt: _generation_pb2.PromptReport | None = ...,
         error: _generation_pb2.RequestError | None = ...,
+        suspect: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "handle", b"handle", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "handle", b"handle", "prompt", b"prompt", "suspect", b"suspect"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -607,6 +619,9 @@ class LoadSample(_message.Message):
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     WAITING_BY_LANE_FIELD_NUMBER: _builtins.int
     RETRY_DELAY_MS_BY_LANE_FIELD_NUMBER: _builtins.int
+    UNCACHED_TOKENS_BY_LANE_FIELD_NUMBER: _builtins.int
+    STEP_COST_FIELD_NUMBER: _builtins.int
+    RUNNING_KV_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Choices in the running set."""
     waiting: _builtins.int
@@ -627,6 +642,8 @@ class LoadSample(_message.Message):
     """The worker admits nothing new."""
     waiting_tokens: _builtins.int
     """Tokens of the waiting ones, cached or not: what the bound on waiting tokens counts."""
+    running_kv_tokens: _builtins.int
+    """Context lengths of the running choices, summed: what a step that decodes them all reads."""
     @_builtins.property
     def waiting_by_lane(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Choices that wait, by lane: interactive, standard, batch."""
@@ -636,6 +653,16 @@ class LoadSample(_message.Message):
         """When a choice that is refused now should come back, in milliseconds: the time in which what waits will have
         been admitted, at the rate of late. By lane: interactive, standard, batch.
         """
+
+    @_builtins.property
+    def uncached_tokens_by_lane(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that are still to be computed for prompts, as in waiting_uncached_tokens, by lane: interactive, standard,
+        batch. Of those that wait, cached prefixes are left out as far as the worker has looked.
+        """
+
+    @_builtins.property
+    def step_cost(self) -> Global___StepCostModel:
+        """What the worker has learned of its steps; absent until it has seen enough of them."""
 
     def __init__(
         self,
@@ -651,14 +678,53 @@ class LoadSample(_message.Message):
         waiting_tokens: _builtins.int = ...,
         waiting_by_lane: _abc.Iterable[_builtins.int] | None = ...,
         retry_delay_ms_by_lane: _abc.Iterable[_builtins.int] | None = ...,
+        uncached_tokens_by_lane: _abc.Iterable[_builtins.int] | None = ...,
+        step_cost: Global___StepCostModel | None = ...,
+        running_kv_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_cost", b"step_cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_cached_blocks", b"kv_cached_blocks", "kv_free_blocks", b"kv_free_blocks", "kv_live_blocks", b"kv_live_blocks", "retry_delay_ms_by_lane", b"retry_delay_ms_by_lane", "running", b"running", "step_time_us", b"step_time_us", "waiting", b"waiting", "waiting_by_lane", b"waiting_by_lane", "waiting_tokens", b"waiting_tokens", "waiting_uncached_tokens", b"waiting_uncached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_cached_blocks", b"kv_cached_blocks", "kv_free_blocks", b"kv_free_blocks", "kv_live_blocks", b"kv_live_blocks", "retry_delay_ms_by_lane", b"retry_delay_ms_by_lane", "running", b"running", "running_kv_tokens", b"running_kv_tokens", "step_cost", b"step_cost", "step_time_us", b"step_time_us", "uncached_tokens_by_lane", b"uncached_tokens_by_lane", "waiting", b"waiting", "waiting_by_lane", b"waiting_by_lane", "waiting_tokens", b"waiting_tokens", "waiting_uncached_tokens", b"waiting_uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadSample: _TypeAlias = LoadSample  # noqa: Y015
+
+@_typing.final
+class StepCostModel(_message.Message):
+    """What a step takes: fixed_s + token_s * tokens + kv_token_s * KV tokens read by decodes
+    + pair_s * (query, key) pairs of chunks of prompts. In seconds.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIXED_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    KV_TOKEN_S_FIELD_NUMBER: _builtins.int
+    PAIR_S_FIELD_NUMBER: _builtins.int
+    fixed_s: _builtins.float
+    """A step, whatever is in it."""
+    token_s: _builtins.float
+    """Each token computed."""
+    kv_token_s: _builtins.float
+    """Each token of context that a decode reads."""
+    pair_s: _builtins.float
+    """Each (query, key) pair of a chunk."""
+    def __init__(
+        self,
+        *,
+        fixed_s: _builtins.float = ...,
+        token_s: _builtins.float = ...,
+        kv_token_s: _builtins.float = ...,
+        pair_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fixed_s", b"fixed_s", "kv_token_s", b"kv_token_s", "pair_s", b"pair_s", "token_s", b"token_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCostModel: _TypeAlias = StepCostModel  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
@@ -715,6 +781,7 @@ class GetModelResponse(_message.Message):
     BATCH_WINDOW_MS_FIELD_NUMBER: _builtins.int
     RUN_AHEAD_FIELD_NUMBER: _builtins.int
     START_UP_S_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name that requests use."""
     worker_id: _builtins.str
@@ -779,6 +846,10 @@ class GetModelResponse(_message.Message):
     """What it took from the start of the engine's process until it could take work, in seconds: loading the model, sizing
     the KV pool, compiling and capturing on a GPU.
     """
+    protocol_version: _builtins.int
+    """What of this protocol the worker speaks. 0: before admitted_handles, suspect, and the step cost in load samples.
+    1: with them.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end generation."""
@@ -822,10 +893,11 @@ class GetModelResponse(_message.Message):
         batch_window_ms: _builtins.float = ...,
         run_ahead: _builtins.int = ...,
         start_up_s: _builtins.float = ...,
+        protocol_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
