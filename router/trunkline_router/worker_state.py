@@ -179,6 +179,7 @@ class WorkerState:
             queued_interactive=queued[0],
             queued_standard=queued[1],
             queued_batch=queued[2],
+            waiting_tokens=max(load.waiting_tokens, sum(young.tokens) + self._foreign_tokens),
             queued_context=self._context_tokens,
             choices=choices,
             most_running=model.max_running_requests or inf,
