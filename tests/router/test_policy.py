@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.router.fleet_of_states import COST, Fleet, cache, prompt_of, report
+from tests.router.fleet_of_states import COST, Fleet, cache, keys, prompt_of, report
+from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.v1.worker_pb2 import LoadSample, StepCostModel
 from trunkline_router.policies import PolicyName
+from trunkline_router.prefix_index import keys_of
 from trunkline_router.route_request import BATCH, INTERACTIVE, STANDARD
 from trunkline_router.ttft import TERM_NAMES
 
@@ -247,3 +249,23 @@ def test_whatever_workers_report_the_plan_is_whole_and_repeats(
         return plan.candidates, plan.chosen, plan.reason
 
     assert plan() == plan()
+
+
+def test_workers_of_different_block_sizes_are_matched_each_by_its_own() -> None:
+    fleet = Fleet(20)
+    other = Fleet(2, block_size=32)
+    mixed = [*fleet.workers[:10], *(type(w)(w.model, type(w.blocks)(fleet.index)) for w in other.workers)]
+    fleet.workers[4].blocks.store(keys(PROMPT)[:20])
+    mixed[11].blocks.store(keys_of(b"".join(prompt_hashes(root_hash("weights"), PROMPT, 32)))[:12])
+    fleet.workers = mixed
+    matched = [candidate.matched_tokens for candidate in fleet.route(PROMPT).plan.candidates]
+    assert matched == [0, 0, 0, 0, 320, 0, 0, 0, 0, 0, 0, 384]
+
+
+@pytest.mark.parametrize("holders", [3, 30])
+def test_many_holders_are_found_as_few_are(holders: int) -> None:
+    fleet = Fleet(70)
+    for worker in fleet.workers[5 : 5 + holders]:
+        cache(worker, PROMPT[:512])
+    matched = [candidate.matched_tokens for candidate in fleet.route(PROMPT).plan.candidates]
+    assert matched == [0] * 5 + [512] * holders + [0] * (65 - holders)
