@@ -37,8 +37,8 @@ class RequestRefused(Exception):
     """A request ends with this row of the error table instead of an answer.
 
     `code` is a number of google.rpc.Code, `reason` one of the constants above, `message` a sentence for a person,
-    `field` the offending field (INVALID_ARGUMENT), `retry_delay_ms` when to come back (0: does not apply), `quota` whose
-    quota and which is used up (QUOTA_EXCEEDED: a router's word, workers know of none).
+    `field` the offending field (INVALID_ARGUMENT), `retry_delay_ms` when to come back (0: does not apply), `quota`
+    whose quota and which is used up (QUOTA_EXCEEDED: a router's word, workers know of none).
     """
 
     def __init__(

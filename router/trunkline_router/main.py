@@ -11,7 +11,8 @@ from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_serv
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
-from trunkline_router.settings import RouterSettings, address_problem
+from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
+from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.worker_link import Tokenizers, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
@@ -27,7 +28,7 @@ LAST_WORDS_S = 0.5  # for what the last requests have written to reach their cli
 
 def main() -> None:
     settings = load_settings(RouterSettings, sys.argv[1:], prog="trunkline-router", description=__doc__ or "")
-    problem = address_problem(settings.workers)
+    problem = address_problem(settings.workers) or sharing_problem(settings.redis_url, settings.key_prefix)
     if problem is not None:
         print(f"trunkline-router: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
@@ -58,7 +59,16 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
         WorkerLink(address, router_id, tokenizers, pools.index, changed.set, rng)
         for address in dict.fromkeys(settings.workers)
     ]
-    service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants)
+    shared = shared_state(
+        settings.redis_url,
+        settings.key_prefix,
+        router_id,
+        PoolFleet(pools),
+        rng,
+        quota_when_down=settings.quota_when_down,
+    )
+    await shared.start()
+    service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants, shared=shared)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
     log.info("router listening", port=server.port, workers=list(settings.workers))
@@ -71,7 +81,8 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
             await server.set_ready(bool(pools.models()))
 
     following = asyncio.create_task(follow_readiness())
-    tasks = [following, *(asyncio.create_task(link.run()) for link in pools.links)]
+    sharing = asyncio.create_task(shared.run())
+    tasks = [following, sharing, *(asyncio.create_task(link.run()) for link in pools.links)]
     stopped = asyncio.create_task(signals.stop.wait())
     try:
         done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,6 +101,7 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
         await server.stop(0)
+        await shared.close()
         await renderers.close()
         log.info("router stopped")
 

@@ -6,7 +6,7 @@ trusted to name itself: keep it on a private network.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Tenant:
 
     weight: float = 1.0
     cap: "Lane.ValueType" = Lane.LANE_INTERACTIVE  # the highest lane that its requests run in
-    quotas: Quotas = Quotas()
+    quotas: Quotas = field(default_factory=Quotas)
 
     def lane(self, asked: "Lane.ValueType") -> "Lane.ValueType":
         """The lane that a request of it runs in."""
@@ -45,6 +45,11 @@ class Scheduling:
     tenant: str
     weight: float
     lane: "Lane.ValueType"  # never unspecified
+
+    def corrected(self, factor: float) -> "Scheduling":
+        """With so many times the weight."""
+        weight = min(MOST_TENANT_WEIGHT, max(LEAST_TENANT_WEIGHT, factor * self.weight))
+        return replace(self, weight=weight)
 
     @property
     def lane_name(self) -> str:
@@ -82,8 +87,9 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def read_tenants(path: str) -> Tenants:
-    """From a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}; "*" is everybody else,
-    each by name.
+    """From a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
+
+    "*" is everybody else, each by name.
 
     An empty path: everybody is equal, no lane is capped and nothing is limited. Raises TenantsError.
     """

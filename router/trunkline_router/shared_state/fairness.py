@@ -5,6 +5,7 @@ or meets it under another router's credits, each worker can be fair and the flee
 told is corrected by what the whole fleet has given a tenant of late, against the mean of those that compete.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 
 # Cost units, as the workers' own fair share counts them: an output token takes a pass of its own, a token found in the
@@ -22,7 +23,7 @@ MAX_TENANTS = 1024  # that are counted at once, those with the most service
 
 
 def decayed(value: float, age_ms: float, half_life_ms: float) -> float:
-    return float(value * 0.5 ** (max(0.0, age_ms) / half_life_ms))
+    return value * math.exp2(-max(0.0, age_ms) / half_life_ms)
 
 
 def weight_factor(tenant: str, served: Mapping[str, float], competing: Iterable[str]) -> float:

@@ -22,7 +22,8 @@ class TenantBook:
         # What other routers had admitted when the store last answered.
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
         self._others_as_of_ms = 0.0
-        self.reported_in_flight = 0
+        # As the store has it; None: a request's own call has changed it since the last report.
+        self.reported_in_flight: int | None = 0
 
     def hear(self, answer: Answer, now_ms: float) -> None:
         """What the store said of the whole fleet, after what it counted was counted here."""

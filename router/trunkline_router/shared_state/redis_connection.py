@@ -70,7 +70,7 @@ class RedisConnection:
     def __init__(self, url: str, scripts: Sequence[Script]) -> None:
         self._place = place_of(url)
         self._scripts = scripts
-        self._pool: ConnectionPool[Connection] = ConnectionPool.from_url(
+        self._pool = ConnectionPool.from_url(
             url,
             protocol=2,
             decode_responses=True,
@@ -92,10 +92,10 @@ class RedisConnection:
     async def connect(self) -> None:
         """Anew where it is connected. Raises StoreDown."""
         await self.close()
-        connection: Connection = self._pool.make_connection()
+        connection: Connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
                 for script in self._scripts:
                     await connection.send_command("SCRIPT", "LOAD", script.source)
                     script.sha = str(await connection.read_response())

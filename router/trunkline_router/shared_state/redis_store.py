@@ -161,16 +161,21 @@ def _pass_on(answer: "asyncio.Future[Answer]", reply: "asyncio.Future[Any]") -> 
     if answer.done() or reply.cancelled():
         return
     error = reply.exception()
-    said = None if error else reply.result()
-    if error is None and said[0] == "lost":
-        error = LifeEnded("the store has lost what it knew")
     if error is not None:
-        answer.set_exception(error)
-        answer.exception()  # looked at: who has stopped waiting need not
+        _fail(answer, error)
+        return
+    said = reply.result()
+    if said[0] == "lost":
+        _fail(answer, LifeEnded("the store has lost what it knew"))
         return
     quota, retry_ms, requests, tokens, in_flight = said
     refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
     answer.set_result(Answer(refusal, Used(int(requests), int(tokens), int(in_flight))))
+
+
+def _fail(answer: "asyncio.Future[Answer]", error: BaseException) -> None:
+    answer.set_exception(error)
+    answer.exception()  # looked at: who has stopped waiting need not
 
 
 def _news(said: dict[str, Any]) -> News:

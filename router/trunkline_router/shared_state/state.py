@@ -167,6 +167,7 @@ class SharedState:
         book.in_flight += tokens
         asked = None
         if self.is_reachable:
+            book.reported_in_flight = None
             asked = self._store.reserve(Ask(self._name, self._life, tenant, quotas, tokens, before))
         try:
             answer = await self._answer(asked) if asked is not None else None

@@ -38,8 +38,9 @@ local function open_window(key, window_ms, now)
         tokens = tokens + (tonumber(values[i + 1]) or 0)
       end
       redis.call('HDEL', key, unpack(fields))
-      window.requests = redis.call('HINCRBY', key, 'r', -requests)
-      window.tokens = redis.call('HINCRBY', key, 't', -tokens)
+      -- Nothing is taken from nothing as "-0", which is no integer to Redis.
+      if requests ~= 0 then window.requests = redis.call('HINCRBY', key, 'r', -requests) end
+      if tokens ~= 0 then window.tokens = redis.call('HINCRBY', key, 't', -tokens) end
       window.first = oldest
       redis.call('HSET', key, 'first', string.format('%.0f', oldest))
     end
