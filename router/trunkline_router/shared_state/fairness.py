@@ -36,7 +36,7 @@ def weight_factor(tenant: str, served: Mapping[str, float], competing: Iterable[
     if mean < LEAST_MEAN:
         return 1.0
     mine = max(served.get(tenant, 0.0), mean / 100)
-    return min(MOST_FACTOR, max(LEAST_FACTOR, (mean / mine) ** STEEPNESS))
+    return min(MOST_FACTOR, max(LEAST_FACTOR, math.pow(mean / mine, STEEPNESS)))
 
 
 def jain(values: Iterable[float]) -> float:
