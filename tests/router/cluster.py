@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import grpc
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
@@ -16,6 +16,7 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceS
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
+from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants
 from trunkline_router.worker_link import Live, Tokenizers, WorkerLink
 from trunkline_runtime.channel import open_channel
@@ -28,10 +29,16 @@ PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test wait
 class Cluster:
     """`stub` calls the router; `live(i)` is what the router knows of worker i."""
 
-    def __init__(self, links: list[WorkerLink], stub: Any, port: int) -> None:
+    def __init__(self, links: list[WorkerLink], stub: Any, port: int, shared: SharedState | None) -> None:
         self.links = links
         self.stub = stub
         self.port = port
+        self._shared = shared
+
+    @property
+    def shared(self) -> SharedState:
+        assert self._shared is not None
+        return self._shared
 
     def live(self, index: int) -> Live:
         live = self.links[index].live
@@ -76,6 +83,30 @@ async def cluster(
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.die)
+        yield await stack.enter_async_context(
+            router_before(
+                *workers,
+                max_choices=max_choices,
+                seed=seed,
+                expected=expected,
+                tenants=tenants,
+                render_limit_s=render_limit_s,
+            )
+        )
+
+
+@asynccontextmanager
+async def router_before(
+    *workers: FakeWorker,
+    max_choices: int = 4,
+    seed: int = 0,
+    expected: tuple[bool, ...] | None = None,
+    tenants: Tenants | None = None,
+    render_limit_s: float = TIME_LIMIT_S,
+    share: Callable[[Pools, Random], SharedState] | None = None,
+) -> AsyncIterator[Cluster]:
+    """The same before workers that run already; with what `share` makes it share with other routers."""
+    async with AsyncExitStack() as stack:
         rng = Random(seed)
         renderers = RenderPool(render_limit_s)
         stack.push_async_callback(renderers.close)
@@ -84,14 +115,19 @@ async def cluster(
         links = [WorkerLink(worker.address, "router-1", tokenizers, pools.index, _ignore, rng) for worker in workers]
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
-        service = InferenceService(pools, max_choices=max_choices, tenants=tenants)
+        shared = share(pools, rng) if share is not None else None
+        if shared is not None:
+            await shared.start()
+            stack.push_async_callback(shared.close)
+            stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
+        service = InferenceService(pools, max_choices=max_choices, tenants=tenants, shared=shared)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
-        made = Cluster(links, InferenceServiceStub(channel), server.port)
+        made = Cluster(links, InferenceServiceStub(channel), server.port, shared)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))
@@ -121,15 +157,17 @@ class Refusal:
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         self.code = error.code()
         self.message = error.details() or ""
-        self.reason = self.field = ""
+        self.reason = self.field = self.quota = ""
         self.retry_s: float | None = None
         status = from_call(error)
         for detail in status.details if status is not None else ():
-            info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
+            info, bad, retry, quota = ErrorInfo(), BadRequest(), RetryInfo(), QuotaFailure()
             if detail.Unpack(info):
                 self.reason = info.reason
             elif detail.Unpack(bad):
                 self.field = bad.field_violations[0].field
+            elif detail.Unpack(quota):
+                self.quota = quota.violations[0].subject
             elif detail.Unpack(retry):
                 self.retry_s = retry.retry_delay.ToNanoseconds() / 1e9
 

@@ -9,6 +9,8 @@ from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Credit, Lease, Store, WorkerKey
 
+PATIENCE_S = 5.0  # of requests, where it is not their patience that is tested: a machine can be busy
+
 
 class Clock:
     def __init__(self) -> None:
@@ -60,6 +62,7 @@ class Router(SharedState):
             Random(0),
             admits_when_down=admits_when_down,
             window_ms=window_ms,
+            patience_s=PATIENCE_S,
             steady_s=clock.steady_s,
         )
 

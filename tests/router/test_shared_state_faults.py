@@ -88,14 +88,22 @@ async def counted(server: RedisServer) -> tuple[int, int]:
 # The breaker
 
 
-def test_a_breaker_opens_after_three_late_answers_in_a_row() -> None:
+def test_a_breaker_opens_after_three_late_answers_one_after_another() -> None:
     breaker = Breaker(Random(0))
     breaker.probe_succeeded(0.0)
-    assert [breaker.was_late(1.0), breaker.was_late(1.0)] == [False, False]
+    assert [breaker.was_late(1.0, 1.1), breaker.was_late(1.2, 1.3)] == [False, False]
     breaker.answered()
-    assert [breaker.was_late(1.0), breaker.was_late(1.0), breaker.was_late(1.0)] == [False, False, True]
+    assert [breaker.was_late(2.0, 2.1), breaker.was_late(2.2, 2.3), breaker.was_late(2.4, 2.5)] == [False, False, True]
     assert breaker.is_open
-    assert not breaker.was_late(1.0), "it is open already"
+    assert not breaker.was_late(2.6, 2.7), "it is open already"
+
+
+def test_calls_that_were_late_together_prove_one_thing() -> None:
+    breaker = Breaker(Random(0))
+    breaker.probe_succeeded(0.0)
+    assert not any(breaker.was_late(1.0 + call / 1000, 1.1) for call in range(50))
+    assert not breaker.was_late(1.2, 1.3)
+    assert breaker.was_late(1.4, 1.5)
 
 
 def test_a_lost_connection_opens_a_breaker_at_once_and_a_probe_closes_it() -> None:

@@ -1,8 +1,9 @@
 """When to stop asking a store that does not answer, and when to try it again. Pure: time is passed in."""
 
+import math
 from random import Random
 
-FAILURES_TO_OPEN = 3  # in a row
+FAILURES_TO_OPEN = 3  # one after another: calls that wait at the same time are late together, and prove one thing
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.1, 2.0
 SOUND_AFTER_S = 10.0  # what opens again sooner has not recovered: its backoff goes on growing
 
@@ -16,6 +17,7 @@ class Breaker:
         self._backoff_s = BACKOFF_FIRST_S
         self._probe_at_s = 0.0
         self._closed_at_s = 0.0
+        self._last_late_s = -math.inf
         self.is_open = True
         self.times_opened = 0
 
@@ -23,8 +25,11 @@ class Breaker:
         """A call came back in time."""
         self._failures = 0
 
-    def was_late(self, now_s: float) -> bool:
+    def was_late(self, asked_s: float, now_s: float) -> bool:
         """A call did not come back in time. Whether this opened the breaker."""
+        if asked_s < self._last_late_s:
+            return False
+        self._last_late_s = now_s
         self._failures += 1
         return self._failures >= FAILURES_TO_OPEN and self.broke(now_s)
 

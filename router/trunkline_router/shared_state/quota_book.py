@@ -22,6 +22,7 @@ class TenantBook:
         # What other routers had admitted when the store last answered.
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
         self._others_as_of_ms = 0.0
+        self._requests_since = self._tokens_since = 0  # admitted here since then
         # As the store has it; None: a request's own call has changed it since the last report.
         self.reported_in_flight: int | None = 0
 
@@ -32,18 +33,20 @@ class TenantBook:
         self._others_tokens = max(0.0, answer.used.tokens - self.window.tokens)
         self._others_in_flight = max(0.0, answer.used.in_flight - self.in_flight)
         self._others_as_of_ms = now_ms
+        self._requests_since = self._tokens_since = 0
 
-    def judge_alone(self, quotas: Quotas, tokens: int, now_ms: float) -> Refusal | None:
-        """What this router thinks, without the store: its own requests in full, and what the others had used when the
-        store last said so, as it leaves the window. So a short silence changes little; in a long one R routers admit
-        at most R times the quota. `tokens` are counted in flight already.
+    def judge_alone(self, quotas: Quotas, tokens: int, others: int, now_ms: float) -> Refusal | None:
+        """What this router thinks, without the store's word. It counts its own requests; what the others had used when
+        the store last said so, as it leaves the window; and for each other router that is known to be alive as much
+        as it has admitted itself since then. So a short silence changes little; in a long one, when no other router is
+        known to be alive, R routers admit at most R times the quota. `tokens` are counted in flight already.
         """
         self.window.expire(now_ms)
         left = max(0.0, 1 - (now_ms - self._others_as_of_ms) / self.window.window_ms)
         used = Used(
-            self.window.requests + left * self._others_requests,
-            self.window.tokens + left * self._others_tokens,
-            self.in_flight - tokens + left * self._others_in_flight,
+            self.window.requests + left * self._others_requests + others * self._requests_since,
+            self.window.tokens + left * self._others_tokens + others * self._tokens_since,
+            self.in_flight - tokens + left * self._others_in_flight + others * self._tokens_since,
         )
         return judge(quotas, used, tokens, self.window, now_ms)
 
@@ -51,6 +54,8 @@ class TenantBook:
         """Counts a request."""
         self.window.expire(now_ms)
         self.window.add(self.window.bucket(now_ms), 1, tokens)
+        self._requests_since += 1
+        self._tokens_since += tokens
 
     def correct(self, bucket: int, requests: int, tokens: int, now_ms: float) -> None:
         """What was admitted in a bucket turned out otherwise; the store has to hear of it."""

@@ -41,8 +41,9 @@ from trunkline_router.shared_state.store import (
 from trunkline_runtime.log import get_logger
 
 PATIENCE_S = 0.005  # on a request's path
-# Where this loop was busy as the patience ended, the answer may lie in the socket: it is taken in within these turns.
-LATE_TURNS = 4
+# Patience is spent in slices, each of which counts for no more than its length: while this process's own loop is busy
+# the question may not have left yet, or the answer may lie in the socket, and the store is not to blame.
+SLICES = 5
 TICK_S = 0.02
 BEAT_S = 1.0
 RETRY_WHEN_DOWN_MS = 1000
@@ -70,7 +71,12 @@ class Fleet(Protocol):
 
 
 class SharedState:
-    """See the module. `admits_when_down`: what happens to quotas while the store is lost. `steady_s` is a clock."""
+    """See the module.
+
+    admits_when_down: what happens to quotas while the store is lost
+    patience_s: how long a request waits for the store
+    steady_s: a clock
+    """
 
     def __init__(
         self,
@@ -81,6 +87,7 @@ class SharedState:
         *,
         admits_when_down: bool = True,
         window_ms: int = WINDOW_MS,
+        patience_s: float = PATIENCE_S,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -88,6 +95,7 @@ class SharedState:
         self._name = f"{router_id}/{secrets.token_hex(4)}"
         self._fleet = fleet
         self._admits_when_down = admits_when_down
+        self._patience_s = patience_s
         self._steady_s = steady_s
         self._log = get_logger()
         self._breaker = Breaker(rng)
@@ -201,15 +209,14 @@ class SharedState:
 
     async def _answer(self, asked: "asyncio.Future[Answer]") -> Answer | None:
         """What the store says; None where it does not say it in time."""
-        if not asked.done():
-            await asyncio.wait((asked,), timeout=PATIENCE_S)
-        for _ in range(LATE_TURNS):
+        asked_s = self._steady_s()
+        for _ in range(SLICES):
             if asked.done():
                 break
-            await asyncio.sleep(0)
+            await asyncio.wait((asked,), timeout=self._patience_s / SLICES)
         if not asked.done():
             self.reserves_late += 1
-            if self._breaker.was_late(self._steady_s()):
+            if self._breaker.was_late(asked_s, self._steady_s()):
                 self._say_lost("no answer in time")
             return None
         try:
@@ -228,7 +235,7 @@ class SharedState:
     ) -> RequestRefused | None:
         self.reserves_alone += 1
         if self._admits_when_down:
-            refusal = book.judge_alone(quotas, tokens, now_ms)
+            refusal = book.judge_alone(quotas, tokens, len(self._others), now_ms)
             return None if refusal is None else _refused(tenant, refusal)
         return RequestRefused(
             CODE_RESOURCE_EXHAUSTED,
@@ -249,6 +256,8 @@ class SharedState:
     ) -> None:
         """The store's late word on a request that was judged here meanwhile."""
         was_counted = _was_counted(asked)
+        if not asked.cancelled() and asked.exception() is None:
+            self._book.tenant(tenant).hear(asked.result(), self._now_ms())
         if was_admitted and not was_counted and entries == self._entries:
             self._book.tenant(tenant).report(bucket, 1, tokens)
         elif was_counted and not was_admitted:
