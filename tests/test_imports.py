@@ -54,6 +54,10 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline_router.index": PURE | {"redis"},
     "trunkline_router.policy": PURE | {"redis"},
     "trunkline_router.route": PURE | {"redis"},
+    "trunkline_router.shared_state.quota_book": PURE | {"redis"},
+    "trunkline_router.shared_state.breaker": PURE | {"redis"},
+    "trunkline_router.shared_state.fairness": PURE | {"redis"},
+    "trunkline_router.shared_state.embedded_store": {"torch", "grpc", "redis"},
     "trunkline_router.main": {"torch", "trunkline_worker", "triton", "transformers"},
     "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router"},
 }

@@ -16,7 +16,7 @@ HALF_LIFE_MS = 60_000
 LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
 # How steeply a difference in service becomes one in weight. Service is an average over a minute, so a steep answer
 # does not swing; with 1, a tenant that can use half the fleet stays at two thirds of its share.
-STEEPNESS = 4.0
+STEEPNESS = 6.0
 # Below this much service the difference of two tenants is one request, and says nothing.
 LEAST_MEAN = 1000.0
 MAX_TENANTS = 1024  # that are counted at once, those with the most service
