@@ -3,24 +3,32 @@
 import asyncio
 import contextlib
 import sys
+import time
 from random import Random
 
 import uvloop
 
+from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.dispatch import Dispatcher
+from trunkline_router.failover import FailoverLimits
+from trunkline_router.fleet_service import FleetService
+from trunkline_router.policies import RoutingPolicy
 from trunkline_router.pool import Pools
+from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
-from trunkline_router.shared_state.fleet import PoolFleet, shared_state
+from trunkline_router.shared_state.fleet import PoolFleet, conviction_key, shared_state
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
-from trunkline_router.worker_link import Tokenizers, WorkerLink
+from trunkline_router.worker_link import LinkLimits, Tokenizers, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 
 SERVICE = "trunkline.v1.InferenceService"
+FLEET_SERVICE = "trunkline.v1.FleetService"
 
 EXIT_CANNOT_START = 2
 LAST_WORDS_S = 0.5  # for what the last requests have written to reach their clients
@@ -50,35 +58,43 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
     log = get_logger()
     signals = Signals()
     rng = Random()
-    pools = Pools(rng)
-    server = GrpcServer(settings.host, settings.port, services=[SERVICE])
-    changed = asyncio.Event()
+    pools = Pools(rng, RoutingPolicy(settings.policy))
+    server = GrpcServer(settings.host, settings.port, services=[SERVICE, FLEET_SERVICE])
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
+    limits = LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s)
     pools.links = [
-        WorkerLink(address, router_id, tokenizers, pools.index, changed.set, rng)
+        WorkerLink(address, router_id, tokenizers, pools.index, pools.notify, rng, limits=limits)
         for address in dict.fromkeys(settings.workers)
     ]
+    quarantine = Quarantine(
+        conviction_key(settings.redis_url, settings.key_prefix), lambda fingerprint: shared.convict(fingerprint)
+    )
     shared = shared_state(
         settings.redis_url,
         settings.key_prefix,
         router_id,
-        PoolFleet(pools),
+        PoolFleet(pools, lambda fingerprint: quarantine.learn(fingerprint, time.monotonic())),
         rng,
         quota_when_down=settings.quota_when_down,
     )
+    dispatcher = Dispatcher(
+        pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions), quarantine=quarantine
+    )
     await shared.start()
-    service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants, shared=shared)
+    service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants, shared=shared)
     add_InferenceServiceServicer_to_server(service, server.grpc)
+    fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
+    add_FleetServiceServicer_to_server(fleet, server.grpc)
     await server.start()
     log.info("router listening", port=server.port, workers=list(settings.workers))
 
     async def follow_readiness() -> None:
         """Ready while at least one worker is."""
         while True:
-            await changed.wait()
-            changed.clear()
+            changed = pools.change()
             await server.set_ready(bool(pools.models()))
+            await changed.wait()
 
     following = asyncio.create_task(follow_readiness())
     sharing = asyncio.create_task(shared.run())

@@ -31,9 +31,9 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import validate_token_ids
-from trunkline_router.dispatch import dispatch
-from trunkline_router.edge import Prepared, check_request_id, prepare, request_id_of
-from trunkline_router.pool import Pools, limits_of
+from trunkline_router.dispatch import Dispatcher
+from trunkline_router.edge import Prepared, check_request_id, prepare, request_id_of, session_of
+from trunkline_router.pool import limits_of
 from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
@@ -47,10 +47,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 class InferenceService(InferenceServiceServicer):
     def __init__(
-        self, pools: Pools, *, max_choices: int, tenants: Tenants | None = None, shared: SharedState | None = None
+        self,
+        dispatcher: Dispatcher,
+        *,
+        max_choices: int,
+        tenants: Tenants | None = None,
+        shared: SharedState | None = None,
     ) -> None:
-        self._pools = pools
-        self._shared = shared or shared_state("", "", "", PoolFleet(pools), Random())
+        self._dispatcher = dispatcher
+        self._pools = dispatcher.pools
+        self._shared = shared or shared_state("", "", "", PoolFleet(self._pools), Random())
         self._tenants = tenants or Tenants()
         self._max_choices = max_choices
         self._running = 0
@@ -101,11 +107,12 @@ class InferenceService(InferenceServiceServicer):
                         workers,
                         max_choices=self._max_choices,
                         scheduling=scheduling.corrected(self._shared.weight_factor(tenant)),
+                        session=session_of(context.invocation_metadata(), tenant),
                     )
                     facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
                     with await self._reserve(prepared, workers) as reservation:
                         async with aclosing(
-                            dispatch(self._pools, prepared, context.time_remaining, span, facts)
+                            self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
                         ) as responses:
                             async for response in responses:
                                 reservation.took(response)

@@ -1,6 +1,7 @@
 """A router in this process before fake workers, and a client's view of it: all over real gRPC on free ports."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
@@ -11,14 +12,19 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.dispatch import Dispatcher
+from trunkline_router.failover import FailoverLimits
+from trunkline_router.fleet_service import FleetService
+from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants
-from trunkline_router.worker_link import Live, Tokenizers, WorkerLink
+from trunkline_router.worker_link import LinkLimits, Live, Tokenizers, WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 
@@ -27,11 +33,12 @@ PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test wait
 
 
 class Cluster:
-    """`stub` calls the router; `live(i)` is what the router knows of worker i."""
+    """`stub` and `fleet` call the router; `live(i)` is what the router knows of worker i."""
 
-    def __init__(self, links: list[WorkerLink], stub: Any, port: int, shared: SharedState | None) -> None:
+    def __init__(self, links: list[WorkerLink], stub: Any, fleet: Any, port: int, shared: SharedState | None) -> None:
         self.links = links
         self.stub = stub
+        self.fleet = fleet
         self.port = port
         self._shared = shared
 
@@ -74,6 +81,10 @@ async def cluster(
     expected: tuple[bool, ...] | None = None,
     tenants: Tenants | None = None,
     render_limit_s: float = TIME_LIMIT_S,
+    link_limits: LinkLimits | None = None,
+    failover: FailoverLimits | None = None,
+    clock_s: Callable[[], float] = time.monotonic,
+    policy: PolicyName = PolicyName.PREDICTED_TTFT,
 ) -> AsyncIterator[Cluster]:
     """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
 
@@ -91,6 +102,10 @@ async def cluster(
                 expected=expected,
                 tenants=tenants,
                 render_limit_s=render_limit_s,
+                link_limits=link_limits,
+                failover=failover,
+                clock_s=clock_s,
+                policy=policy,
             )
         )
 
@@ -103,6 +118,10 @@ async def router_before(
     expected: tuple[bool, ...] | None = None,
     tenants: Tenants | None = None,
     render_limit_s: float = TIME_LIMIT_S,
+    link_limits: LinkLimits | None = None,
+    failover: FailoverLimits | None = None,
+    clock_s: Callable[[], float] = time.monotonic,
+    policy: PolicyName = PolicyName.PREDICTED_TTFT,
     share: Callable[[Pools, Random], SharedState] | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; with what `share` makes it share with other routers."""
@@ -111,31 +130,33 @@ async def router_before(
         renderers = RenderPool(render_limit_s)
         stack.push_async_callback(renderers.close)
         tokenizers = Tokenizers(renderers)
-        pools = Pools(rng)
-        links = [WorkerLink(worker.address, "router-1", tokenizers, pools.index, _ignore, rng) for worker in workers]
+        pools = Pools(rng, RoutingPolicy(policy))
+        links = [
+            WorkerLink(worker.address, "router-1", tokenizers, pools.index, pools.notify, rng, limits=link_limits)
+            for worker in workers
+        ]
         pools.links = links
-        server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
+        server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
+        dispatcher = Dispatcher(pools, clock_s, rng, limits=failover)
         shared = share(pools, rng) if share is not None else None
         if shared is not None:
             await shared.start()
             stack.push_async_callback(shared.close)
             stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        service = InferenceService(pools, max_choices=max_choices, tenants=tenants, shared=shared)
+        service = InferenceService(dispatcher, max_choices=max_choices, tenants=tenants, shared=shared)
         add_InferenceServiceServicer_to_server(service, server.grpc)
+        fleet = FleetService(pools, max_choices=max_choices, tenants=tenants)
+        add_FleetServiceServicer_to_server(fleet, server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
-        made = Cluster(links, InferenceServiceStub(channel), server.port, shared)
+        made = Cluster(links, InferenceServiceStub(channel), FleetServiceStub(channel), server.port, shared)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))
         made.assert_idle()
-
-
-def _ignore() -> None:
-    """Whoever asks for readiness here looks at the links."""
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

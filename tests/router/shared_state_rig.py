@@ -34,6 +34,7 @@ class FakeFleet:
         self.own_leases: list[Lease] = []
         self.others: Mapping[WorkerKey, Credit] = {}
         self.known: Sequence[Lease] = ()
+        self.convictions: set[bytes] = set()
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
         return dict(self.own)
@@ -46,6 +47,9 @@ class FakeFleet:
 
     def take_leases(self, leases: Sequence[Lease]) -> None:
         self.known = leases
+
+    def take_conviction(self, fingerprint: bytes) -> None:
+        self.convictions.add(fingerprint)
 
 
 class Router(SharedState):

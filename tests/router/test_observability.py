@@ -15,6 +15,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.failover import FailoverLimits
 from trunkline_router.tenants import Tenant, Tenants
 
 TRACE_ID, CALLER_SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -88,7 +89,14 @@ async def test_the_span_tells_what_was_weighed_and_what_came_of_it(exporter: InM
     }
     assert {name: span.attributes[f"trunkline.{name}"] for name in expected} == expected
     candidates = [event.attributes or {} for event in span.events if event.name == "candidate"]
-    assert {c["worker"]: c["cost_tokens"] for c in candidates} == {"a": 65, "b": 1}
+    assert [c["worker_id"] for c in candidates] == ["b", "a"], "the better one first"
+    assert [c["matched_tokens"] for c in candidates] == [64, 0]
+    # Of a fleet that says nothing of its steps a step is taken to last 1 ms, and a token in it 0.1 ms.
+    assert [c["prefill_s"] for c in candidates] == pytest.approx([1.1e-3, 7.5e-3])
+    assert span.attributes["trunkline.route.policy"] == "predicted-ttft"
+    assert span.attributes["trunkline.route.reason"] == (
+        "the first token is expected in 1.1 ms, sooner than anywhere else"
+    )
 
 
 async def test_one_line_per_request_tells_its_outcome(lines: list[dict[str, object]]) -> None:
@@ -101,7 +109,7 @@ async def test_one_line_per_request_tells_its_outcome(lines: list[dict[str, obje
 
 async def test_a_refusal_a_cancel_and_a_lost_worker_are_told_apart(lines: list[dict[str, object]]) -> None:
     worker = FakeWorker("a", answer=None)
-    async with cluster(worker) as router:
+    async with cluster(worker, failover=FailoverLimits(max_resumptions=0)) as router:
         await refusal(router.generate([1], n=0, request_id="refused"))
         call = router.generate([1], request_id="cancelled")
         await worker.arrived.get()

@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from hashlib import blake2b
 from random import Random
+from urllib.parse import urlsplit
 
 from trunkline_router.pool import Pools
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
@@ -16,8 +18,9 @@ from trunkline_router.worker_link import Live
 class PoolFleet:
     """A `Fleet` over the router's pools. A worker that connects later gets what was last heard of it."""
 
-    def __init__(self, pools: Pools) -> None:
+    def __init__(self, pools: Pools, learn_conviction: Callable[[bytes], None] = lambda fingerprint: None) -> None:
         self._pools = pools
+        self._learn_conviction = learn_conviction
         self._leased: frozenset[str] = frozenset()
         self._leases_changed = asyncio.Event()
 
@@ -45,6 +48,9 @@ class PoolFleet:
             self._leased = leased
             self._leases_changed.set()
 
+    def take_conviction(self, fingerprint: bytes) -> None:
+        self._learn_conviction(fingerprint)
+
     async def leased(self) -> AsyncIterator[frozenset[str]]:
         """The addresses of all workers that any router is connected to, whenever they change."""
         while True:
@@ -58,6 +64,15 @@ class PoolFleet:
 
 def key_of(live: Live) -> WorkerKey:
     return WorkerKey(live.model.worker_id, live.model.epoch)
+
+
+def conviction_key(redis_url: str, key_prefix: str) -> bytes:
+    """What the fingerprints of convictions are keyed with, equal in all routers of a fleet; empty where this router is
+    alone. It is as secret as the password of their Redis: who has that one can read the convictions anyway."""
+    if not redis_url:
+        return b""
+    password = urlsplit(redis_url).password or ""
+    return blake2b(f"{key_prefix.rstrip(':')}\n{password}".encode(), digest_size=32).digest()
 
 
 def shared_state(

@@ -69,6 +69,10 @@ class Fleet(Protocol):
         """The workers that any router is connected to."""
         ...
 
+    def take_conviction(self, fingerprint: bytes) -> None:
+        """Another router's."""
+        ...
+
 
 class SharedState:
     """See the module.
@@ -470,6 +474,8 @@ class SharedState:
         if news.convictions is not None:
             now_ms = self._now_ms()
             new = {name: now_ms + ttl_ms for name, ttl_ms in news.convictions.items()}
+            for fingerprint in new.keys() - self._convictions.keys():
+                self._fleet.take_conviction(fingerprint)
             self._convictions = {name: end for name, end in self._convictions.items() if end > now_ms} | new
             self._bound_convictions()
         if news.served is not None:
