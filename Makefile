@@ -24,7 +24,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow lint protos demo-model clean \
-  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-gpu bench-routing bench-faults
+  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-gpu bench-routing bench-faults \
+  bench-quotas
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
@@ -72,6 +73,9 @@ bench-scheduler: $(DEV_STAMP)
 
 bench-routing: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.routing $(ARGS)
+
+bench-quotas: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.quotas $(ARGS)
 
 bench-faults: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.faults.main $(ARGS)

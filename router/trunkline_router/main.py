@@ -15,9 +15,11 @@ from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
 from trunkline_router.policies import RoutingPolicy
 from trunkline_router.pool import Pools
+from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
-from trunkline_router.settings import RouterSettings, address_problem
+from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
+from trunkline_router.shared_state.fleet import PoolFleet, conviction_key, shared_state
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.worker_link import LinkLimits, Tokenizers, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
@@ -34,7 +36,7 @@ LAST_WORDS_S = 0.5  # for what the last requests have written to reach their cli
 
 def main() -> None:
     settings = load_settings(RouterSettings, sys.argv[1:], prog="trunkline-router", description=__doc__ or "")
-    problem = address_problem(settings.workers)
+    problem = address_problem(settings.workers) or sharing_problem(settings.redis_url, settings.key_prefix)
     if problem is not None:
         print(f"trunkline-router: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
@@ -65,8 +67,22 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
         WorkerLink(address, router_id, tokenizers, pools.index, pools.notify, rng, limits=limits)
         for address in dict.fromkeys(settings.workers)
     ]
-    dispatcher = Dispatcher(pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions))
-    service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants)
+    quarantine = Quarantine(
+        conviction_key(settings.redis_url, settings.key_prefix), lambda fingerprint: shared.convict(fingerprint)
+    )
+    shared = shared_state(
+        settings.redis_url,
+        settings.key_prefix,
+        router_id,
+        PoolFleet(pools, lambda fingerprint: quarantine.learn(fingerprint, time.monotonic())),
+        rng,
+        quota_when_down=settings.quota_when_down,
+    )
+    dispatcher = Dispatcher(
+        pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions), quarantine=quarantine
+    )
+    await shared.start()
+    service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants, shared=shared)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
@@ -81,7 +97,8 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
             await changed.wait()
 
     following = asyncio.create_task(follow_readiness())
-    tasks = [following, *(asyncio.create_task(link.run()) for link in pools.links)]
+    sharing = asyncio.create_task(shared.run())
+    tasks = [following, sharing, *(asyncio.create_task(link.run()) for link in pools.links)]
     stopped = asyncio.create_task(signals.stop.wait())
     try:
         done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,6 +117,7 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
         await server.stop(0)
+        await shared.close()
         await renderers.close()
         log.info("router stopped")
 

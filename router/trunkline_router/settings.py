@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline_router.policies import PolicyName
+from trunkline_router.shared_state.redis_connection import redis_url_problem
 from trunkline_runtime.settings import setting
 
 
@@ -24,8 +25,22 @@ class RouterSettings:
     tenants: str = setting(
         "",
         help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {"weight": 1}}; '
-        "lane is the highest one that the tenant may use, * is everybody else. The metadata x-trunkline-tenant is "
-        "taken at its word: keep the router on a trusted network",
+        "lane is the highest one that the tenant may use, * is everybody else. requests_per_minute, tokens_per_minute "
+        "and tokens_in_flight limit what it may use of the fleet. The metadata x-trunkline-tenant is taken at its "
+        "word: keep the router on a trusted network",
+    )
+    redis_url: str = setting(
+        "",
+        help="what several routers share lies there: redis://[user:password@]host:port/db, rediss:// for TLS, "
+        "unix:///path; without one this router shares with nobody. Where it holds a password, better as "
+        "TRUNKLINE_REDIS_URL: arguments can be seen by others",
+    )
+    key_prefix: str = setting("trunkline:", help="what this fleet's keys in Redis begin with, in braces")
+    quota_when_down: str = setting(
+        "open",
+        help="quotas while Redis cannot be asked; open: each router counts what it admits itself; closed: requests of "
+        "tenants with quotas are refused",
+        choices=("open", "closed"),
     )
     max_resumptions: int = setting(
         8, help="how often a request may go on at another worker when its own is lost; 0: never", minimum=0, maximum=64
@@ -40,6 +55,13 @@ class RouterSettings:
         10.0, help="time in which a worker that has just come gets up to its full share of requests", minimum=0.0
     )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
+
+
+def sharing_problem(redis_url: str, key_prefix: str) -> str | None:
+    """What is wrong with --redis-url or --key-prefix, in one line without what may be secret; None where nothing is."""
+    if not key_prefix.isascii() or not key_prefix.isprintable() or not key_prefix or set("{} ") & set(key_prefix):
+        return f"--key-prefix={key_prefix!r} is not a prefix; allowed: printable ASCII without braces and spaces"
+    return redis_url_problem(redis_url) if redis_url else None
 
 
 def address_problem(workers: Sequence[str]) -> str | None:
