@@ -8,6 +8,7 @@ from random import Random
 import uvloop
 
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.discovery import Membership, sources_of
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
@@ -54,10 +55,10 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
     changed = asyncio.Event()
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
-    pools.links = [
-        WorkerLink(address, router_id, tokenizers, pools.index, changed.set, rng)
-        for address in dict.fromkeys(settings.workers)
-    ]
+    members = Membership(
+        pools.links,
+        connect=lambda address: WorkerLink(address, router_id, tokenizers, pools.index, changed.set, rng),
+    )
     service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
@@ -71,12 +72,12 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
             await server.set_ready(bool(pools.models()))
 
     following = asyncio.create_task(follow_readiness())
-    tasks = [following, *(asyncio.create_task(link.run()) for link in pools.links)]
+    tasks = [following, asyncio.create_task(members.run(sources_of(settings.workers, rng)))]
     stopped = asyncio.create_task(signals.stop.wait())
     try:
         done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # only a bug ends a link or the readiness loop: then it is raised here
+            task.result()  # only a bug ends the links or the readiness loop: then it is raised here
         log.info("router stopping")
         following.cancel()  # from here on it is not ready, whatever its workers do
         await server.set_ready(False)

@@ -10,7 +10,10 @@ from trunkline_runtime.settings import setting
 class RouterSettings:
     """See `trunkline-router --help`."""
 
-    workers: tuple[str, ...] = setting(help="workers as host:port, separated by commas")
+    workers: tuple[str, ...] = setting(
+        help="workers as host:port, separated by commas; dns:name:port stands for every address that the name has, "
+        "looked up again and again"
+    )
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
@@ -24,12 +27,19 @@ class RouterSettings:
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
 
 
+DNS_PREFIX = "dns:"
+
+
 def address_problem(workers: Sequence[str]) -> str | None:
     """What is wrong with --workers, in one line; None where nothing is."""
     if not workers:
-        return "--workers names nobody; allowed: host:port, separated by commas"
-    for address in workers:
+        return "--workers names nobody; allowed: host:port or dns:name:port, separated by commas"
+    for entry in workers:
+        address = entry.removeprefix(DNS_PREFIX)
         host, _, port = address.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-            return f"--workers={address} is not host:port; allowed: host:port with a port of 1 to 65535"
+            return (
+                f"--workers={entry} is not host:port or dns:name:port; "
+                "allowed: host:port or dns:name:port with a port of 1 to 65535"
+            )
     return None

@@ -85,6 +85,7 @@ class WorkerLink:
     ) -> None:
         self.address = address
         self.live: Live | None = None
+        self.wanted = True  # once it is not, the present connection is the last one
         self._was_live = False  # in the present connection
         self._router_id = router_id
         self._tokenizers = tokenizers
@@ -94,10 +95,10 @@ class WorkerLink:
         self._log = get_logger()
 
     async def run(self) -> None:
-        """Connects, and again whenever the connection ends; forever."""
+        """Connects, and again whenever the connection ends, as long as it is wanted."""
         backoff_s = BACKOFF_FIRST_S
         last_problem = ""
-        while True:
+        while self.wanted:
             problem = "closed by the worker"
             was_live = False
             try:
