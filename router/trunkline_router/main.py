@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable, Sequence
 from random import Random
 
 import uvloop
@@ -10,6 +11,7 @@ import uvloop
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.discovery import Membership, sources_of
 from trunkline_router.pool import Pools
+from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem
@@ -22,47 +24,61 @@ from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 
 SERVICE = "trunkline.v1.InferenceService"
 
-EXIT_CANNOT_START = 2
 LAST_WORDS_S = 0.5  # for what the last requests have written to reach their clients
 
 
 def main() -> None:
-    settings = load_settings(RouterSettings, sys.argv[1:], prog="trunkline-router", description=__doc__ or "")
+    settings = router_settings(sys.argv[1:])
+    sys.exit(supervise(settings, sys.argv[1:]) if settings.processes > 1 else run(settings))
+
+
+def router_settings(arguments: Sequence[str]) -> RouterSettings:
+    """Exits with status 2 and one line on standard error where they make no sense."""
+    settings = load_settings(RouterSettings, arguments, prog="trunkline-router", description=__doc__ or "")
     problem = address_problem(settings.workers)
     if problem is not None:
         print(f"trunkline-router: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
-    router_id = settings.router_id or f"{settings.host}:{settings.port}"
-    configure_logging("router", router=router_id)
+    return settings
+
+
+def run(settings: RouterSettings, on_listening: Callable[[], None] | None = None) -> int:
+    """Serves until a signal; returns the exit status.
+
+    on_listening: this is one of several processes that serve the port together; called once it listens
+    """
+    configure_logging("router", router=settings.name)
     configure_tracing("trunkline-router")
     status = 0
     try:
-        uvloop.run(serve(settings, router_id, read_tenants(settings.tenants)))
+        uvloop.run(serve(settings, read_tenants(settings.tenants), on_listening))
     except (PortInUse, TenantsError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
     shutdown_tracing()
-    sys.exit(status)
+    return status
 
 
-async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> None:
+async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callable[[], None] | None = None) -> None:
     """Serves until a signal. Raises PortInUse."""
     log = get_logger()
     signals = Signals()
     rng = Random()
     pools = Pools(rng)
-    server = GrpcServer(settings.host, settings.port, services=[SERVICE])
+    server = GrpcServer(settings.host, settings.port, services=[SERVICE], shared_port=on_listening is not None)
     changed = asyncio.Event()
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
     members = Membership(
         pools.links,
-        connect=lambda address: WorkerLink(address, router_id, tokenizers, pools.index, changed.set, rng),
+        connect=lambda address: WorkerLink(address, settings.name, tokenizers, pools.index, changed.set, rng),
     )
     service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
     log.info("router listening", port=server.port, workers=list(settings.workers))
+    if on_listening is not None:
+        on_listening()
 
     async def follow_readiness() -> None:
         """Ready while at least one worker is."""

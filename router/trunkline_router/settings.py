@@ -17,6 +17,9 @@ class RouterSettings:
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
+    processes: int = setting(
+        1, help="processes that serve the port together; each is a router of its own to workers", minimum=1, maximum=256
+    )
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
     tenants: str = setting(
         "",
@@ -25,6 +28,10 @@ class RouterSettings:
         "taken at its word: keep the router on a trusted network",
     )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
+
+    @property
+    def name(self) -> str:
+        return self.router_id or f"{self.host}:{self.port}"
 
 
 DNS_PREFIX = "dns:"
