@@ -48,10 +48,10 @@ def parse_settings(
     )
     for item, hint in flat_fields(cls):
         flag = "--" + item.name.replace("_", "-")
-        if _base_type(hint) is bool:
+        if base_type(hint) is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=_help(item))
         else:
-            parser.add_argument(flag, default=None, metavar=_base_type(hint).__name__.upper(), help=_help(item))
+            parser.add_argument(flag, default=None, metavar=base_type(hint).__name__.upper(), help=_help(item))
     given = vars(parser.parse_args(argv))
     path = given.pop("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
     sources = _Sources(given, environment, path or "", _read_file(path, cls) if path else {})
@@ -77,7 +77,7 @@ class _Sources:
         value = self.file.get(item.name)
         if value is None:
             return None
-        base, shown = _base_type(hint), f"{self.path}: {item.name}={json.dumps(value)}"
+        base, shown = base_type(hint), f"{self.path}: {item.name}={json.dumps(value)}"
         if not _has_json_type(value, base):
             raise SettingError(f"{shown} is not {_kind(base)}; allowed: {_allowed(item, base)}")
         return _checked(item, base, tuple(value) if base is tuple else base(value), shown)
@@ -131,7 +131,7 @@ def _build(cls: type[T], sources: _Sources) -> T:
 
 def _convert(item: Field[Any], hint: Any, raw: Any) -> Any:
     shown = f"--{item.name.replace('_', '-')}={raw}"
-    base = _base_type(hint)
+    base = base_type(hint)
     value: Any
     try:
         if base is bool:
@@ -183,7 +183,7 @@ def flat_fields(cls: type) -> Iterator[tuple[Field[Any], Any]]:
             yield item, hints[item.name]
 
 
-def _base_type(hint: Any) -> type:
+def base_type(hint: Any) -> type:
     """`int` of `int | None`, `tuple` of `tuple[str, ...]`."""
     if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
