@@ -12,6 +12,7 @@ import pytest
 from tests.cli.test_launcher import alive, descendants
 from tests.cluster.processes import Cluster, Process, free_port, script, wait_until
 from trunkline import Client
+from trunkline.errors import TrunklineError
 from trunkline_runtime.server import GrpcServer, PortInUse, hold_port
 
 CONNECTIONS = (
@@ -91,6 +92,22 @@ async def test_a_running_stream_finishes_at_sigterm(cluster: Cluster) -> None:
             async for piece in pieces:
                 tokens += len(piece.token_ids)
     assert tokens == 64
+    assert process.wait() == 0
+
+
+async def test_a_second_signal_ends_a_running_stream_at_once(cluster: Cluster) -> None:
+    port = free_port()
+    with router(workers_of(cluster), "--stop-timeout-s=60", processes=2, port=port) as process:
+        async with Client(f"127.0.0.1:{port}") as client:
+            await client.ready()
+            pieces = client.generate("Once upon", max_tokens=900, ignore_eos=True)
+            await anext(pieces)
+            process.popen.terminate()
+            process.wait_for('"router stopping"')
+            process.popen.terminate()
+            with pytest.raises(TrunklineError):
+                async for _ in pieces:
+                    pass
     assert process.wait() == 0
 
 

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
 
 import pytest
 
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.test_process import SERVING, free_port, router_process, until_health
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.discovery import (
     LOOKUP_EVERY_S,
     Addresses,
@@ -22,9 +25,11 @@ from trunkline_router.discovery import (
 )
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
+from trunkline_router.service import InferenceService
 from trunkline_router.settings import address_problem
 from trunkline_router.worker_link import Tokenizers, WorkerLink
 from trunkline_runtime.channel import open_channel
+from trunkline_runtime.server import GrpcServer
 
 
 class Names:
@@ -75,6 +80,17 @@ async def membership(renderers: RenderPool, *sources: Source) -> AsyncIterator[P
         await asyncio.gather(running, return_exceptions=True)
 
 
+@asynccontextmanager
+async def serving(pools: Pools) -> AsyncIterator[Any]:
+    """A client's stub of a router with these pools."""
+    server = GrpcServer("127.0.0.1", 0, services=[])
+    add_InferenceServiceServicer_to_server(InferenceService(pools, max_choices=4), server.grpc)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield InferenceServiceStub(channel)
+    await server.stop(0)
+
+
 def connected(pools: Pools) -> set[str]:
     return {link.address for link in pools.links if link.live is not None}
 
@@ -99,6 +115,31 @@ async def test_workers_that_a_name_gains_are_connected_and_those_it_loses_go_whe
         await b.start()
         await until(lambda: connected(pools) == {b.address})
     await b.die()
+
+
+async def test_a_stream_finishes_on_a_worker_that_is_no_longer_named_while_new_requests_find_the_new_one(
+    renderers: RenderPool,
+) -> None:
+    old, new = await FakeWorker("old", answer=None).start(), await FakeWorker("new").start()
+    names = Names()
+    async with membership(renderers, names.watch()) as pools, serving(pools) as stub:
+        await names.say(frozenset({old.address}))
+        await until(lambda: connected(pools) == {old.address})
+        stream = stub.Generate(GenerateRequest(token_ids=TokenIds(ids=range(10, 30))))
+        choice = await old.arrived.get()
+        choice.tokens(2)
+        await stream.read()
+        await names.say(frozenset({new.address}))
+        await until(lambda: connected(pools) == {old.address, new.address})
+        old.send_load(draining=True)
+        await until(lambda: [live.model.worker_id for live in pools.models()["tiny"]] == ["new"])
+        answers = [answer async for answer in stub.Generate(GenerateRequest(token_ids=TokenIds(ids=range(10, 30))))]
+        assert answers[0].prompt.worker_id == "new"
+        choice.tokens(3, finish=True)
+        assert (await stream.read()).usage.completion_tokens == 5
+        await old.die()
+        await until(lambda: [link.address for link in pools.links] == [new.address])
+    await new.die()
 
 
 async def test_a_worker_that_is_named_again_before_its_connection_ended_stays(renderers: RenderPool) -> None:
