@@ -72,9 +72,19 @@ class GrpcServer:
 
     shared_port: other processes listen there too, and the kernel deals connections out; somebody holds it for them all
     (hold_port).
+    max_connection_age_s: a connection that is about this old takes no further calls, and the client opens another one;
+    calls that run on it run on. None: never.
     """
 
-    def __init__(self, host: str, port: int, *, services: Sequence[str], shared_port: bool = False) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        services: Sequence[str],
+        shared_port: bool = False,
+        max_connection_age_s: float | None = None,
+    ) -> None:
         self._host = host
         self._wanted_port = port
         self._services = tuple(services)
@@ -89,6 +99,7 @@ class GrpcServer:
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS * 2),
+                *([("grpc.max_connection_age_ms", int(max_connection_age_s * 1e3))] if max_connection_age_s else []),
             ),
         )
         self._health = health.aio.HealthServicer()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -10,13 +11,15 @@ import uvloop
 
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.discovery import Membership, sources_of
+from trunkline_router.dispatch import Dispatcher
+from trunkline_router.failover import FailoverLimits
 from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
-from trunkline_router.worker_link import Tokenizers, WorkerLink
+from trunkline_router.worker_link import LinkLimits, Tokenizers, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
@@ -65,15 +68,24 @@ async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callab
     signals = Signals()
     rng = Random()
     pools = Pools(rng)
-    server = GrpcServer(settings.host, settings.port, services=[SERVICE], shared_port=on_listening is not None)
-    changed = asyncio.Event()
+    server = GrpcServer(
+        settings.host,
+        settings.port,
+        services=[SERVICE],
+        shared_port=on_listening is not None,
+        max_connection_age_s=settings.max_connection_age_s,
+    )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
+    limits = LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s)
     members = Membership(
         pools.links,
-        connect=lambda address: WorkerLink(address, settings.name, tokenizers, pools.index, changed.set, rng),
+        connect=lambda address: WorkerLink(
+            address, settings.name, tokenizers, pools.index, pools.notify, rng, limits=limits
+        ),
     )
-    service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants)
+    dispatcher = Dispatcher(pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions))
+    service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
     log.info("router listening", port=server.port, workers=list(settings.workers))
@@ -83,9 +95,9 @@ async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callab
     async def follow_readiness() -> None:
         """Ready while at least one worker is."""
         while True:
-            await changed.wait()
-            changed.clear()
+            changed = pools.change()
             await server.set_ready(bool(pools.models()))
+            await changed.wait()
 
     following = asyncio.create_task(follow_readiness())
     tasks = [following, asyncio.create_task(members.run(sources_of(settings.workers, rng)))]

@@ -1,23 +1,37 @@
 """The workers of each model, and what a request needs to know of its model."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.policies import RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route
+from trunkline_router.route_request import RouteRequest
 from trunkline_router.worker_link import Live, WorkerLink
 
 
 class Pools:
     """All workers, by the name of the model they serve."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, policy: RoutingPolicy | None = None) -> None:
+        self.policy = policy or RoutingPolicy()
         self.links: list[WorkerLink] = []
         self.index = PrefixIndex()
         self._rng = rng
+        self._change = asyncio.Event()
         self._known: set[str] = set()  # names seen at least once: NO_WORKER rather than MODEL_NOT_FOUND
+
+    def change(self) -> asyncio.Event:
+        """Set when a worker comes, goes, or has room again: to be asked for before looking, then waited for."""
+        return self._change
+
+    def notify(self) -> None:
+        """Something changed."""
+        self._change.set()
+        self._change = asyncio.Event()
 
     def models(self) -> dict[str, list[Live]]:
         """Workers that accept requests, by model name."""
@@ -45,12 +59,14 @@ class Pools:
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
 
-    def route(self, name: str, prompt: Sequence[int], salt: bytes, usable: Callable[[Live], bool]) -> Route[Live]:
+    def route(self, name: str, request: RouteRequest, usable: Callable[[Live], bool]) -> Route[Live]:
         """Chooses among the model's workers that are `usable`. Raises RequestRefused."""
         workers = [live for live in self.workers(name)[1] if usable(live)]
         if not workers:
             raise no_worker(f"no worker is left for model {name}")
-        return route(self.index, workers, prompt, salt, self._rng)
+        # Where all of them have failed of late, any may have recovered: better than refusing.
+        workers = [live for live in workers if live.breaker.allows(request.now_s)] or workers
+        return route(self.index, workers, request, self.policy, self._rng)
 
 
 def limits_of(workers: Sequence[Live]) -> GetModelResponse:

@@ -35,7 +35,11 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
         configure_logging("router", router=name)
         overrides = [f"--port={port}", f"--stop-timeout-s={settings.stop_timeout_s}"]
         commands = [[*arguments, *overrides, f"--router-id={name}/{number}"] for number in range(settings.processes)]
-        return asyncio.run(Processes(commands, settings.stop_timeout_s, Random()).run())
+        try:
+            return asyncio.run(Processes(commands, settings.stop_timeout_s, Random()).run())
+        except OSError as error:
+            print(f"trunkline-router: a process cannot be started: {error.strerror}", file=sys.stderr)
+            return EXIT_CANNOT_START
 
 
 class Processes:

@@ -20,12 +20,31 @@ class RouterSettings:
     processes: int = setting(
         1, help="processes that serve the port together; each is a router of its own to workers", minimum=1, maximum=256
     )
+    max_connection_age_s: float = setting(
+        600.0,
+        help="a client's connection that is about this old takes no further requests, and the client opens another "
+        "one: so connections spread over processes and routers that came later; 0: never",
+        minimum=0.0,
+        maximum=1e6,
+    )
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
     tenants: str = setting(
         "",
         help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {"weight": 1}}; '
         "lane is the highest one that the tenant may use, * is everybody else. The metadata x-trunkline-tenant is "
         "taken at its word: keep the router on a trusted network",
+    )
+    max_resumptions: int = setting(
+        8, help="how often a request may go on at another worker when its own is lost; 0: never", minimum=0, maximum=64
+    )
+    inter_token_timeout_s: float = setting(
+        10.0,
+        help="a worker that has work and says nothing for so long is taken for hung: its requests go on elsewhere",
+        minimum=0.1,
+        maximum=3600.0,
+    )
+    slow_start_s: float = setting(
+        10.0, help="time in which a worker that has just come gets up to its full share of requests", minimum=0.0
     )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
 

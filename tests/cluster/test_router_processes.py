@@ -51,6 +51,8 @@ def answered_by(process: Process, port: int) -> set[int]:
 async def test_requests_over_several_connections_are_answered_by_all_processes(cluster: Cluster) -> None:
     port = free_port()
     with router(workers_of(cluster), processes=2, port=port) as process:
+        for number in range(2):
+            wait_listening(process, port, number)
         async with Client(f"127.0.0.1:{port}", connections=CONNECTIONS) as client:
             await client.ready()
             answers = await ask(client, CONNECTIONS)

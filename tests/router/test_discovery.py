@@ -1,6 +1,7 @@
 """Workers come and go while the router runs: by a list, by a name that is looked up, by several at once."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -23,6 +24,7 @@ from trunkline_router.discovery import (
     sources_of,
     watch_name,
 )
+from trunkline_router.dispatch import Dispatcher
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
@@ -84,7 +86,9 @@ async def membership(renderers: RenderPool, *sources: Source) -> AsyncIterator[P
 async def serving(pools: Pools) -> AsyncIterator[Any]:
     """A client's stub of a router with these pools."""
     server = GrpcServer("127.0.0.1", 0, services=[])
-    add_InferenceServiceServicer_to_server(InferenceService(pools, max_choices=4), server.grpc)
+    add_InferenceServiceServicer_to_server(
+        InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4), server.grpc
+    )
     await server.start()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         yield InferenceServiceStub(channel)
