@@ -87,10 +87,10 @@ def _read_file(path: str, cls: type) -> dict[str, Any]:
     """Raises SettingError."""
     try:
         with open(path, encoding="utf-8") as file:
-            values = json.load(file)
+            values = json.load(file, object_pairs_hook=_without_repetition)
     except OSError as error:
         raise SettingError(f"--config={path}: {error.strerror}") from None
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         raise SettingError(f"--config={path} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise SettingError(f"--config={path} is not a JSON object")
@@ -98,6 +98,15 @@ def _read_file(path: str, cls: type) -> dict[str, Any]:
     if unknown:
         raise SettingError(f"--config={path}: there is no setting {', '.join(unknown)}")
     return values
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two entries with one name JSON would let the last one win, in silence."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} stands there twice")
+    return made
 
 
 def _has_json_type(value: Any, base: type) -> bool:

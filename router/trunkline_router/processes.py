@@ -99,8 +99,8 @@ class Processes:
         while True:
             status = await self._running[number].wait()
             deaths = 0 if now_s() - started_s >= HEALTHY_AFTER_S else deaths
-            delay_s = min(FIRST_DELAY_S * 2**deaths, MOST_DELAY_S) * self._rng.uniform(0.75, 1.0)
-            deaths = min(deaths + 1, 16)
+            deaths += 1
+            delay_s = restart_delay_s(deaths) * self._rng.uniform(0.75, 1.0)
             self._log.warning("router process died", number=number, status=status, again_in_s=round(delay_s, 1))
             await asyncio.sleep(delay_s)
             started_s = now_s()
@@ -133,6 +133,11 @@ class Processes:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(number)
+
+
+def restart_delay_s(deaths: int) -> float:
+    """How long to wait at most before the next start, after so many deaths that each followed soon after a start."""
+    return min(FIRST_DELAY_S * 2.0 ** min(deaths - 1, 16), MOST_DELAY_S)
 
 
 async def _has_byte(pipe: IO[bytes]) -> bool:

@@ -13,6 +13,7 @@ from tests.cli.test_launcher import alive, descendants
 from tests.cluster.processes import Cluster, Process, free_port, script, wait_until
 from trunkline import Client
 from trunkline.errors import TrunklineError
+from trunkline_router.processes import FIRST_DELAY_S, MOST_DELAY_S, restart_delay_s
 from trunkline_runtime.server import GrpcServer, PortInUse, hold_port
 
 CONNECTIONS = (
@@ -81,6 +82,13 @@ async def test_a_process_that_is_killed_is_started_again_while_the_other_serves(
         wait_until(all_listen, "it listens again")
         after = descendants(process.popen.pid) - {process.popen.pid}
         assert len(after - before) == 1
+
+
+def test_one_that_keeps_dying_is_started_less_and_less_often() -> None:
+    delays_s = [restart_delay_s(deaths) for deaths in range(1, 100)]
+    assert delays_s[:3] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
+    assert delays_s == sorted(delays_s)
+    assert delays_s[-1] == MOST_DELAY_S
 
 
 async def test_a_running_stream_finishes_at_sigterm(cluster: Cluster) -> None:

@@ -98,7 +98,7 @@ def test_a_file_that_makes_no_sense_is_one_line(file: Path, written: str, said: 
 def test_a_file_that_is_not_there_or_not_json_is_one_line(file: Path) -> None:
     with pytest.raises(SettingError, match=f"^--config={file}: No such file or directory$"):
         parse("--config", str(file))
-    for written in (b"{", b"\xff"):
+    for written in (b"{", b"\xff", b'{"name": "a", "name": "b"}', b"[" * 100_000):
         file.write_bytes(written)
         with pytest.raises(SettingError, match=f"^--config={file} is not JSON: "):
             parse("--config", str(file))
