@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
@@ -23,6 +23,9 @@ from trunkline_router.suspicion import Cells, Suspicion
 from trunkline_router.worker_link import Live
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
+
+# Candidates in a request's trace: the chosen one and those that came next.
+MOST_TRACED = 8
 
 TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
 
@@ -216,18 +219,18 @@ class _Dispatch:
 
 
 def _trace_route(span: Span, route: Route[Live]) -> None:
-    """What was weighed."""
-    span.set_attribute("trunkline.worker", route.worker.model.worker_id)
-    span.set_attribute("trunkline.route.matched_tokens", route.plan.matched_tokens)
-    for candidate in route.plan.candidates:
-        view = candidate.view
-        span.add_event(
-            "candidate",
-            {
-                "worker": view.worker_id,
-                "matched_tokens": view.matched_tokens,
-                "queued_tokens": view.queued_tokens,
-                "running": view.running,
-                "cost_tokens": candidate.cost_tokens,
-            },
-        )
+    """What was weighed, and why it came out so."""
+    if not span.is_recording():
+        return
+    plan = route.plan
+    span.set_attributes(
+        {
+            "trunkline.worker": plan.worker_id,
+            "trunkline.route.policy": plan.policy,
+            "trunkline.route.reason": plan.reason,
+            "trunkline.route.matched_tokens": plan.matched_tokens,
+            "trunkline.route.candidates": len(plan.workers.worker_ids),
+        }
+    )
+    for candidate in plan.best(MOST_TRACED):
+        span.add_event("candidate", asdict(candidate))

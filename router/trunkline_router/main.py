@@ -9,10 +9,13 @@ from random import Random
 
 import uvloop
 
+from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.discovery import Membership, sources_of
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
+from trunkline_router.fleet_service import FleetService
+from trunkline_router.policies import RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.render_pool import RenderPool
@@ -26,6 +29,7 @@ from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 
 SERVICE = "trunkline.v1.InferenceService"
+FLEET_SERVICE = "trunkline.v1.FleetService"
 
 LAST_WORDS_S = 0.5  # for what the last requests have written to reach their clients
 
@@ -67,11 +71,11 @@ async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callab
     log = get_logger()
     signals = Signals()
     rng = Random()
-    pools = Pools(rng)
+    pools = Pools(rng, RoutingPolicy(settings.policy))
     server = GrpcServer(
         settings.host,
         settings.port,
-        services=[SERVICE],
+        services=[SERVICE, FLEET_SERVICE],
         shared_port=on_listening is not None,
         max_connection_age_s=settings.max_connection_age_s,
     )
@@ -87,6 +91,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callab
     dispatcher = Dispatcher(pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions))
     service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants)
     add_InferenceServiceServicer_to_server(service, server.grpc)
+    fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
+    add_FleetServiceServicer_to_server(fleet, server.grpc)
     await server.start()
     log.info("router listening", port=server.port, workers=list(settings.workers))
     if on_listening is not None:

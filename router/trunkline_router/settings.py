@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trunkline_router.policies import PolicyName
 from trunkline_runtime.settings import setting
 
 
@@ -28,6 +29,11 @@ class RouterSettings:
         maximum=1e6,
     )
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
+    policy: str = setting(
+        PolicyName.PREDICTED_TTFT.value,
+        help="how workers are chosen; all but the first are there for contrast",
+        choices=tuple(name.value for name in PolicyName),
+    )
     tenants: str = setting(
         "",
         help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {"weight": 1}}; '

@@ -115,8 +115,9 @@ class WorkerLink:
         self.address = address
         self.live: Live | None = None
         self.wanted = True  # once it is not, the present connection is the last one
-        self.breaker = Breaker()
+        self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
+        self.breaker = Breaker()
         self._limits = limits or LinkLimits()
         self._clock_s = clock_s
         self._connected_s = 0.0
@@ -151,10 +152,9 @@ class WorkerLink:
                     now_s = self._clock_s()
                     self.breaker.on_lost(now_s, now_s - self._connected_s)
                     self._on_change()
-            self.problem = problem
             if was_live or problem != last_problem:  # one line per change, not per try
                 self._log.warning("worker not connected", address=self.address, problem=problem)
-            last_problem = problem
+            last_problem = self.problem = problem
             backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
             await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.0))
 
@@ -193,10 +193,9 @@ class WorkerLink:
     async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:
         for condition in conditions:
             await condition.wait()
-        self.live = live
+        self.live, self.model, self.problem = live, live.model, ""
         self._was_live = True
         self._connected_s = self._clock_s()
-        self.problem = ""
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip
         self._on_change()

@@ -12,10 +12,13 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
+from trunkline_router.fleet_service import FleetService
+from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
@@ -29,11 +32,12 @@ PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test wait
 
 
 class Cluster:
-    """`stub` calls the router; `live(i)` is what the router knows of worker i."""
+    """`stub` and `fleet` call the router; `live(i)` is what the router knows of worker i."""
 
-    def __init__(self, links: list[WorkerLink], stub: Any, port: int) -> None:
+    def __init__(self, links: list[WorkerLink], stub: Any, fleet: Any, port: int) -> None:
         self.links = links
         self.stub = stub
+        self.fleet = fleet
         self.port = port
 
     def live(self, index: int) -> Live:
@@ -73,6 +77,7 @@ async def cluster(
     link_limits: LinkLimits | None = None,
     failover: FailoverLimits | None = None,
     clock_s: Callable[[], float] = time.monotonic,
+    policy: PolicyName = PolicyName.PREDICTED_TTFT,
 ) -> AsyncIterator[Cluster]:
     """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
 
@@ -86,22 +91,24 @@ async def cluster(
         renderers = RenderPool(render_limit_s)
         stack.push_async_callback(renderers.close)
         tokenizers = Tokenizers(renderers)
-        pools = Pools(rng)
+        pools = Pools(rng, RoutingPolicy(policy))
         links = [
             WorkerLink(worker.address, "router-1", tokenizers, pools.index, pools.notify, rng, limits=link_limits)
             for worker in workers
         ]
         pools.links = links
-        server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
+        server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
         dispatcher = Dispatcher(pools, clock_s, rng, limits=failover)
         service = InferenceService(dispatcher, max_choices=max_choices, tenants=tenants)
         add_InferenceServiceServicer_to_server(service, server.grpc)
+        fleet = FleetService(pools, max_choices=max_choices, tenants=tenants)
+        add_FleetServiceServicer_to_server(fleet, server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
-        made = Cluster(links, InferenceServiceStub(channel), server.port)
+        made = Cluster(links, InferenceServiceStub(channel), FleetServiceStub(channel), server.port)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))

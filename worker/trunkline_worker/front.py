@@ -45,6 +45,7 @@ class Choice:
     started_s: float
     num_prompt: int
     suspect: bool  # it was submitted as one
+    has_spoken: bool = False
     deadline: asyncio.TimerHandle | None = None
 
 
@@ -177,6 +178,7 @@ class Front:
         if choice.stream.finished and not output.finish_reason:
             assert self._link is not None
             self._link.finish(choice.handle)  # a stop string: the engine does not know
+        choice.has_spoken = True
         choice.deliver(result)
         if result.HasField("error"):
             self._end(choice, result.error.reason)
@@ -202,14 +204,17 @@ class Front:
         """Every stream ends at once."""
         in_flight = set() if self._link is None else self._link.in_flight()
         flying = [choice for choice in self._choices.values() if choice.handle in in_flight]
-        suspects = {choice.request_id for choice in flying if choice.suspect}
+        # A suspect that has said something here has survived a step here.
+        suspects = {choice.request_id for choice in flying if choice.suspect and not choice.has_spoken}
         self._log.error("engine died", reason=reason, choices=len(self._choices), in_step=len(flying),
                         suspects=sorted(suspects))  # fmt: skip
         self.dead.set()
+        self.draining = True  # until this process has ended, routers should know that nothing more is taken
+        self._publish_load(self.mirror.load)
         refused = no_worker("the worker's engine ended while it computed this request")
         for choice in list(self._choices.values()):
             suspect = choice.handle in in_flight
-            sole = suspect and suspects == {choice.request_id}
+            sole = suspect and choice.suspect and suspects <= {choice.request_id}
             self._break_off(choice, refused, suspect=suspect, sole_suspect=sole)
 
     async def drain(self, timeout_s: float) -> Drained:

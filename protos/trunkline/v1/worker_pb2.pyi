@@ -282,7 +282,9 @@ class SequenceOutput(_message.Message):
     suspect: _builtins.bool
     """With `error`: the worker's engine died, and a step that computed this choice was under way. It may be the reason."""
     sole_suspect: _builtins.bool
-    """With `suspect`: of the requests in that step, this choice's is the only one that was submitted as a suspect."""
+    """With `suspect`: it was submitted as a suspect, and no other request in that step was that had not survived a step
+    here already.
+    """
     @_builtins.property
     def chunk(self) -> _generation_pb2.OutputChunk:
         """New tokens and text. `chunk.finish_reason` set, or `error` set: the handle is done."""
