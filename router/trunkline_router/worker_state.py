@@ -35,7 +35,9 @@ class WorkerState:
     def __init__(self, model: GetModelResponse, blocks: WorkerBlocks) -> None:
         self.model = model
         self.blocks = blocks
-        self.worker_id = model.worker_id
+        # Asked for every worker in every decision: read once.
+        self.worker_id, self.model_name = model.worker_id, model.model
+        self.most_tokens = min(model.context_length, model.kv_token_capacity)  # of prompt and output together
         self.kind: Kind = (model.fingerprint, model.block_size)
         self.accuracy = IndexAccuracy()
         self.routed_by_load = False
