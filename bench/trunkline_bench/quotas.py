@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.rpc.error_details_pb2 import ErrorInfo
-from grpc_status.rpc_status import from_call
 
+from trunkline.errors import error_of
+from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
@@ -115,16 +115,11 @@ async def ask(stub: Any, tenant: str, outcomes: Outcomes, *, model: str, output:
         outcomes.answered.append((sent_s, usage.prompt_tokens + usage.completion_tokens))
         outcomes.times_s.append(time.monotonic() - sent_s)
     except grpc.aio.AioRpcError as error:
-        if reason_of(error) == "QUOTA_EXCEEDED":
+        if error_of(error).reason == QUOTA_EXCEEDED:
             outcomes.refused += 1
             await asyncio.sleep(COOL_S)
         else:
             outcomes.other.append(error.code().name)
-
-
-def reason_of(error: grpc.aio.AioRpcError) -> str:
-    status, info = from_call(error), ErrorInfo()  # type: ignore[arg-type]  # reads what both kinds of call have
-    return next((info.reason for detail in status.details if detail.Unpack(info)), "") if status is not None else ""
 
 
 async def closed_loop(stub: Any, tenant: str, outcomes: Outcomes, until_s: float, model: str, output: int) -> None:
