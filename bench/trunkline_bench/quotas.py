@@ -198,6 +198,39 @@ async def measure_cost(routers: Sequence[str], seconds: float, users: int) -> di
     }
 
 
+async def measure_faults(
+    routers: Sequence[str], redis: RedisServer, seconds: float, users: int
+) -> dict[str, list[str]]:
+    """A tenant with quotas, far from them, while Redis is well, hangs, goes on, is killed and comes back empty."""
+    rows = {}
+    stages = (
+        ("well", lambda: None),
+        ("hung (SIGSTOP)", redis.hang),
+        ("going on (SIGCONT)", redis.go_on),
+        ("killed", redis.kill),
+        ("restarted empty", redis.start),
+    )
+    async with AsyncExitStack() as stack:
+        stubs = await stubs_of(routers, 1, stack)
+        for name, act in stages:
+            found = Outcomes()
+            until_s = time.monotonic() + seconds
+            loops = [
+                asyncio.create_task(closed_loop(stubs[user % 2], "roomy", found, until_s, "paced", OUTPUT))
+                for user in range(users)
+            ]
+            await asyncio.to_thread(act)
+            await asyncio.gather(*loops)
+            rows[name] = [
+                f"{len(found.answered) / seconds:,.0f}",
+                f"{percentile(found.times_s, 0.5) * 1e3:.2f}",
+                f"{percentile(found.times_s, 0.99) * 1e3:.2f}",
+                f"{max(found.times_s) * 1e3:.1f}",
+                f"{found.refused + len(found.other)}",
+            ]
+    return rows
+
+
 async def measure_fairness(routers: Sequence[str], seconds: float, users: int, both: bool) -> list[str]:
     """Tenant a enters through the first router, b through the second; a has `users` requests open at each model, b at
     one model, or at both."""
@@ -238,6 +271,8 @@ def main() -> None:
             quotas = asyncio.run(measure_quotas(routers, arguments.minutes, arguments.users))
         with fleet(fast, redis.url) as routers:
             cost = asyncio.run(measure_cost(routers, arguments.fair_seconds / 2, arguments.users))
+        with fleet(fast, redis.url) as routers:
+            faults = asyncio.run(measure_faults(routers, redis, arguments.fair_seconds / 10, arguments.users))
         for case, both in (("b uses both workers", True), ("b uses one of the workers", False)):
             for sharing, url in (("routers that share", redis.url), ("routers that do not", "")):
                 with fleet(slow, url) as routers:
@@ -255,6 +290,8 @@ def main() -> None:
         + table(quotas, ("quota", "had", "error", "fullest minute", "requests/s asked", "refused", "other errors"))
         + "\n## What it costs to ask\n\n"
         + table(cost, ("requests/s", "E2E p50 / p99, ms", "errors"))
+        + "\n## When Redis is lost under load\n\n"
+        + table(faults, ("requests/s", "E2E p50, ms", "p99, ms", "most, ms", "failed or refused"), "Redis")
         + f"\n## Equal tenants through different routers, workers of {PACE:,.0f} tokens/s\n\n"
         "Tenant a uses both workers. Tokens per second in the second half.\n\n"
         + table(fair, ("a", "b", "Jain's index", "errors"))

@@ -112,6 +112,9 @@ class RedisStore:
         except TimeoutError:
             await self._redis.close()  # what comes on this connection now comes too late
             raise StoreDown(f"no answer within {SYNC_TIMEOUT_S:g} s") from None
+        except StoreDown:
+            await self._redis.close()  # a server that says no (a replica now, or full) may not be the one to ask
+            raise
 
     def _written(self, report: Report) -> tuple[dict[str, Any], list[str]]:
         """The report as JSON, and the tenants whose keys it names, in their order."""
