@@ -63,6 +63,11 @@ class Tenants:
     named: Mapping[str, Tenant] = field(default_factory=dict)
     otherwise: Tenant = Tenant()
 
+    @property
+    def have_quotas(self) -> bool:
+        """Whether anybody is limited in what it may use."""
+        return any(tenant.quotas != Quotas() for tenant in (*self.named.values(), self.otherwise))
+
     def terms(self, name: str) -> Tenant:
         return self.named.get(name, self.otherwise)
 

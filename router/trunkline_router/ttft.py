@@ -86,7 +86,7 @@ def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Terms:
     again = np.maximum(len(request.prompt), workers["decode_kv_tokens"] / np.maximum(choices, 1.0))
     kv_penalty_s = crowded * crowded * again * token_s
 
-    start = workers["slow_start_share"]
+    start = workers["slow_start_share"] / workers["slow_start_share"].max()  # those that come together are all fresh
     slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= draw)
     return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s)
 

@@ -33,7 +33,7 @@ class PoolFleet:
         return [
             Lease(link.address, link.live.model.worker_id, link.live.model.epoch, link.live.model.model)
             for link in self._pools.links
-            if link.live is not None and link.live.accepts
+            if link.wanted and link.live is not None and link.live.accepts
         ]
 
     def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
