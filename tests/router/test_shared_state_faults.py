@@ -152,7 +152,7 @@ async def test_a_hung_redis_costs_a_request_five_milliseconds_and_soon_nothing(r
         assert max(waits[:3]) < PATIENCE_S + SLACK_S
         assert not router.is_reachable
         assert max(waits[3:]) < SLACK_S
-        assert router.reserves_late <= 3
+        assert router._link.late_answers <= 3
         redis.go_on()
         await until(lambda: router.is_reachable)
         await router.close()
@@ -311,7 +311,7 @@ async def test_losing_redis_is_said_once_and_so_is_its_return(redis: RedisServer
         async with running(redis.url, "a") as (router,):
             redis.kill()
             await until(lambda: not router.is_reachable)
-            lost = router._breaker.probe_in_s
+            lost = router._link.breaker.probe_in_s
             await until(lambda: lost(time.monotonic()) > 0.2)  # some probes have failed meanwhile
             redis.start()
             await until(lambda: router.is_reachable)
