@@ -82,5 +82,5 @@ end
 
 local function is_alive(entry, now)
   local expires = entry and tonumber(string.match(entry, '^(%d+):'))
-  return expires ~= nil and expires > now
+  return expires and expires > now
 end
