@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvloop
 
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
@@ -30,6 +29,7 @@ from trunkline.v1.worker_pb2 import (
     WatchCacheResponse,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from trunkline_runtime.server import GrpcServer
 from trunkline_worker.fair_share import Account, Accounts
 from trunkline_worker.lanes import Lane
 
@@ -147,10 +147,9 @@ def _answer(submit: Submit) -> SequenceOutput:
 
 
 async def run(port: int, model: str, rate: float) -> None:
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    server = GrpcServer("127.0.0.1", port, services=["trunkline.v1.WorkerService"])
     worker = PacedWorker(f"127.0.0.1:{port}", model, rate)  # type: ignore[abstract]  # what no router calls is not there
-    add_WorkerServiceServicer_to_server(worker, server)
-    server.add_insecure_port(worker.worker_id)
+    add_WorkerServiceServicer_to_server(worker, server.grpc)
     await server.start()
     await worker.serve()
 

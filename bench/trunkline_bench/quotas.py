@@ -173,7 +173,7 @@ async def measure_quotas(routers: Sequence[str], minutes: float, users: int, per
             f"{(len(outcomes.answered) + outcomes.refused) / seconds:,.0f}",
             f"{busiest_second(outcomes.answered):,}",
             f"{outcomes.refused:,}",
-            f"{len(outcomes.other)}",
+            ", ".join(f"{count} {code}" for code, count in Counter(outcomes.other).items()) or "0",
         ]
     return rows
 

@@ -16,7 +16,7 @@ from trunkline.status import RequestRefused
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.shared_state.breaker import Breaker
 from trunkline_router.shared_state.quota import Quotas
-from trunkline_router.shared_state.redis_connection import place_of, redis_url_problem
+from trunkline_router.shared_state.redis_connection import RedisConnection, Script, place_of, redis_url_problem
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
@@ -301,6 +301,21 @@ async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> Non
     names = {"life", "routers", "credits", "versions", "leases", "convictions", "served", "window:t", "flight:t"}
     assert {key.removeprefix("{trunkline}:") for key in times} == names
     assert all(ttl_ms > 0 for ttl_ms in times.values()), times
+
+
+@pytest.mark.parametrize("option", ["", "?socket_timeout=5"])
+async def test_a_connection_can_be_closed_at_any_moment_of_a_call(redis: RedisServer, option: str) -> None:
+    script = Script("return ARGV[1]")
+    connection = RedisConnection(redis.url + option, (script,))
+    for turns in range(60):
+        await connection.connect()
+        reply = connection.call(script, (), (turns,))
+        for _ in range(turns % 12):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await connection.close()
+        assert reply.done()
+        assert reply.exception() is not None or reply.result() == str(turns)
 
 
 # Words

@@ -75,6 +75,7 @@ class RedisConnection:
             protocol=2,
             decode_responses=True,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=None,  # patience is the callers'; with one, a write is a task of its own
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
         )
@@ -133,7 +134,7 @@ class RedisConnection:
 
     async def _write(self, connection: Connection) -> None:
         try:
-            while True:
+            while not self._broken:  # also asked, because a library may swallow a cancellation
                 await self._wake.wait()
                 self._wake.clear()
                 calls, self._to_send = self._to_send, []
@@ -148,7 +149,7 @@ class RedisConnection:
 
     async def _read(self, connection: Connection) -> None:
         try:
-            while True:
+            while not self._broken:
                 try:
                     reply = await connection.read_response()
                 except NoScriptError:
@@ -167,6 +168,7 @@ class RedisConnection:
 
     def _fail(self, reason: str) -> None:
         self._broken = self._broken or reason
+        self._wake.set()
         calls = [*self._sent, *self._to_send]
         self._sent.clear()
         self._to_send = []
