@@ -13,7 +13,7 @@ from trunkline_bench.faults.streams import Order, orders
 
 STREAMS = 50
 TOKENS = (40, 90)
-HANG = ("--inter-token-timeout-s=0.8",)
+HANG = ("--inter-token-timeout-s=1.5",)
 QUICK = ("kill -9 of an engine", "engine stopped (SIGSTOP), continued later", "link reset")
 
 

@@ -9,7 +9,7 @@ from statistics import median
 from trunkline_bench.faults.fleet import Fleet, Worker
 from trunkline_bench.faults.streams import Order, Record, Streams
 
-STRIKE_SHARE = 0.25  # of all tokens have come when the accident happens
+STRIKE_SHARE = 0.1  # of all tokens have come when the accident happens
 
 Accident = Callable[[Fleet, Worker], Awaitable[None]]
 
