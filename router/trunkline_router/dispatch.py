@@ -134,8 +134,9 @@ class _Dispatch:
 
     def _is_usable(self, live: Live) -> bool:
         return (
-            self.prepared.fits(live.model, self.stream.num_output)
-            and all(live is not other for other in (*self.failed, *self.full))
+            self.prepared.fits(live.most_tokens, self.stream.num_output)
+            and live not in self.failed
+            and live not in self.full
             and (not self.stream.has_output or live.model.fingerprint == self.fingerprint)
             and (not self.suspicion.is_suspect or self.shared.cells.is_free(live))
         )
@@ -194,7 +195,8 @@ class _Dispatch:
         """An attempt broke off. Raises RequestRefused where it was the last one."""
         shared, prepared, stream, refused = self.shared, self.prepared, self.stream, broken.refused
         now_s = shared.clock_s()
-        worker.breaker.on_refusal(refused.reason, now_s)
+        if worker.accepts:  # one that drains or hangs has said so, and one that is lost is counted once, by its link
+            worker.breaker.on_refusal(refused.reason, now_s)
         if broken.suspect and self.suspicion.on_death(sole_suspect=broken.sole_suspect):
             tenant = prepared.scheduling.tenant
             shared.quarantine.convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)

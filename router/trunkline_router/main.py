@@ -5,6 +5,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 
 import uvloop
@@ -51,11 +52,21 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
     return settings
 
 
-def run(settings: RouterSettings, on_listening: Callable[[], None] | None = None) -> int:
-    """Serves until a signal; returns the exit status.
+@dataclass(frozen=True, slots=True)
+class SharedPort:
+    """How one of several processes joins the others on their port.
 
-    on_listening: this is one of several processes that serve the port together; called once it listens
+    on_listening: called once it listens
+    once_useful: it listens only when it has a worker. Others serve meanwhile; a connection that led here would be of no
+        use to its client
     """
+
+    on_listening: Callable[[], None]
+    once_useful: bool
+
+
+def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
+    """Serves until a signal; returns the exit status."""
     configure_logging("router", router=settings.name)
     configure_tracing("trunkline-router")
     status = 0
@@ -63,7 +74,7 @@ def run(settings: RouterSettings, on_listening: Callable[[], None] | None = None
         tenants = read_tenants(settings.tenants)
         if settings.processes > 1 and not settings.redis_url and tenants.have_quotas:
             raise TenantsError("--tenants has quotas, which several processes can only keep together with --redis-url")
-        uvloop.run(serve(settings, tenants, on_listening))
+        uvloop.run(serve(settings, tenants, shared_port))
     except (PortInUse, TenantsError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
@@ -71,7 +82,7 @@ def run(settings: RouterSettings, on_listening: Callable[[], None] | None = None
     return status
 
 
-async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callable[[], None] | None = None) -> None:
+async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedPort | None = None) -> None:
     """Serves until a signal. Raises PortInUse."""
     log = get_logger()
     signals = Signals()
@@ -81,7 +92,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callab
         settings.host,
         settings.port,
         services=[SERVICE, FLEET_SERVICE],
-        shared_port=on_listening is not None,
+        shared_port=shared_port is not None,
         max_connection_age_s=settings.max_connection_age_s,
     )
     renderers = RenderPool()
@@ -114,10 +125,25 @@ async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callab
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
-    await server.start()
-    log.info("router listening", port=server.port, workers=list(settings.workers))
-    if on_listening is not None:
-        on_listening()
+    tasks = [asyncio.create_task(shared.run()), asyncio.create_task(members.run(sources))]
+    stopped = asyncio.create_task(signals.stop.wait())
+
+    async def have_a_worker() -> None:
+        while True:
+            changed = pools.change()
+            if pools.models():
+                return
+            await changed.wait()
+
+    if shared_port is not None and shared_port.once_useful:
+        useful = asyncio.create_task(have_a_worker())
+        await asyncio.wait({stopped, useful, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        useful.cancel()
+    if not signals.stop.is_set():
+        await server.start()
+        log.info("router listening", port=server.port, workers=list(settings.workers))
+        if shared_port is not None:
+            shared_port.on_listening()
 
     async def follow_readiness() -> None:
         """Ready while at least one worker is."""
@@ -127,9 +153,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callab
             await changed.wait()
 
     following = asyncio.create_task(follow_readiness())
-    sharing = asyncio.create_task(shared.run())
-    tasks = [following, sharing, asyncio.create_task(members.run(sources))]
-    stopped = asyncio.create_task(signals.stop.wait())
+    tasks.append(following)
     try:
         done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -5,20 +5,21 @@ import os
 import signal
 import sys
 
-from trunkline_router.main import router_settings, run
+from trunkline_router.main import SharedPort, router_settings, run
+from trunkline_router.processes import ONCE_USEFUL
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def main() -> None:
-    parent, listening_fd, *arguments = sys.argv[1:]
+    parent, listening_fd, when, *arguments = sys.argv[1:]
     die_with(int(parent))
 
     def say_listening() -> None:
         os.write(int(listening_fd), b"1")
         os.close(int(listening_fd))
 
-    sys.exit(run(router_settings(arguments), say_listening))
+    sys.exit(run(router_settings(arguments), SharedPort(say_listening, once_useful=when == ONCE_USEFUL)))
 
 
 def die_with(parent: int) -> None:

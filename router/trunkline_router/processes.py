@@ -17,6 +17,7 @@ from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import PortInUse, Signals, hold_port
 
 EXIT_CANNOT_START = 2
+AT_ONCE, ONCE_USEFUL = "at-once", "once-useful"  # when a process begins to listen
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0  # before one that died is started again; doubles while it keeps dying
 HEALTHY_AFTER_S = 60.0  # one that lived this long starts over with the first delay
 LAST_WORDS_S = 3.0  # beyond their own time to stop: what is left then is killed
@@ -50,6 +51,7 @@ class Processes:
         self._stop_timeout_s = stop_timeout_s
         self._rng = rng
         self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._listening: set[int] = set()
         self._log = get_logger()
 
     async def run(self) -> int:
@@ -66,23 +68,23 @@ class Processes:
             await self._stop(signals)
 
     async def _start_and_keep(self) -> int:
-        """Returns the status with which one ended before it served."""
+        """Returns the status with which the first one ended before it served."""
         # The first alone: what keeps it from starting would keep the others too, and be said as often as there are.
-        for numbers in ([0], range(1, len(self._commands))):
-            for status in await asyncio.gather(*(self._start(number) for number in numbers)):
-                if status is not None:
-                    return status or EXIT_CANNOT_START
+        status = await self._start(0)
+        if status is not None:
+            return status or EXIT_CANNOT_START
         async with asyncio.TaskGroup() as tasks:
             for number in range(len(self._commands)):
                 tasks.create_task(self._keep(number))
         raise AssertionError("keeping a process running does not end")
 
     async def _start(self, number: int) -> int | None:
-        """Returns None once it listens, else its exit status."""
+        """Returns None once it listens, else its exit status. Raises OSError where the system starts nothing more."""
         read_end, write_end = os.pipe()
         with os.fdopen(read_end, "rb", 0) as pipe, os.fdopen(write_end, "wb", 0) as theirs:
             process = self._running[number] = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "trunkline_router.process", str(os.getpid()), str(write_end)),
+                ONCE_USEFUL if self._listening else AT_ONCE,
                 *self._commands[number],
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(write_end,),
@@ -90,24 +92,29 @@ class Processes:
             )
             theirs.close()  # so that the pipe ends with the process
             listens = await _has_byte(pipe)
-        return None if listens else await process.wait()
+        if not listens:
+            return await process.wait()
+        self._listening.add(number)
+        return None
 
     async def _keep(self, number: int) -> None:
-        """Starts it again whenever it dies, after a growing delay."""
+        """Starts it, and again whenever it dies, after a growing delay."""
         now_s = asyncio.get_running_loop().time
-        started_s, deaths = now_s(), 0
+        deaths = 0
         while True:
-            status = await self._running[number].wait()
-            deaths = 0 if now_s() - started_s >= HEALTHY_AFTER_S else deaths
-            deaths += 1
+            started_s = now_s()
+            try:
+                status = None if number in self._listening else await self._start(number)
+                if status is None:
+                    status = await self._running[number].wait()
+            except OSError as error:  # the system is out of processes or memory: it counts as a death
+                status = None
+                self._log.warning("router process cannot be started", number=number, problem=error.strerror)
+            self._listening.discard(number)
+            deaths = 1 if now_s() - started_s >= HEALTHY_AFTER_S else deaths + 1
             delay_s = restart_delay_s(deaths) * self._rng.uniform(0.75, 1.0)
             self._log.warning("router process died", number=number, status=status, again_in_s=round(delay_s, 1))
             await asyncio.sleep(delay_s)
-            started_s = now_s()
-            try:
-                await self._start(number)
-            except OSError as error:  # the system is out of processes or memory: it counts as one more death
-                self._log.warning("router process cannot be started", number=number, problem=error.strerror)
 
     async def _stop(self, signals: Signals) -> None:
         """Asks all to stop, once more at a second signal, and ends by force what does not in time."""

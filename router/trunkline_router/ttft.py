@@ -27,6 +27,7 @@ FORESEEN_SHARE = 0.5
 # beyond it, and where the pool is full it is the time to compute the prompt, or what a running choice holds, again.
 ROOMY_SHARE = 0.8
 MOST_CROWDED = 2.0  # in multiples of what lies between ROOMY_SHARE and full
+LEAST_START_SHARE = 0.01  # of a fresh worker: it is never slower than a hundred times what it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Terms:
     again = np.maximum(len(request.prompt), workers["decode_kv_tokens"] / np.maximum(choices, 1.0))
     kv_penalty_s = crowded * crowded * again * token_s
 
-    start = workers["slow_start_share"] / workers["slow_start_share"].max()  # those that come together are all fresh
+    fresh = np.maximum(workers["slow_start_share"], LEAST_START_SHARE)
+    start = fresh / fresh.max()  # those that come together are all fresh
     slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= draw)
     return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s)
 

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from tests.cluster.processes import Process, free_port, script
 from tests.router.cluster import PATIENCE_S, Cluster, Refusal, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
-from trunkline.status import CODE_INTERNAL, RequestRefused
+from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
@@ -225,8 +225,8 @@ async def test_every_way_a_request_can_end_settles_it(redis: RedisServer) -> Non
         choice = await worker.arrived.get()
         choice.tokens(2)
         await broken.read()
-        choice.fail(RequestRefused(CODE_INTERNAL, "INTERNAL", "a bug in the worker"))
-        assert await ended(broken) == "INTERNAL"
+        choice.fail(RequestRefused(CODE_INTERNAL, INTERNAL, "block 7 is held twice"))
+        assert await ended(broken) == INTERNAL
         routers = a, b
         await until(lambda: all(not router.shared._open and not router.shared._book.has_news for router in routers))
         for router in routers:

@@ -12,8 +12,9 @@ import pytest
 
 from tests.cli.test_launcher import alive, descendants
 from tests.cluster.processes import Cluster, Process, free_port, script, wait_until
+from tests.router.fake_worker import FakeWorker
 from trunkline import Client
-from trunkline.errors import TrunklineError
+from trunkline.errors import NoWorker, TrunklineError
 from trunkline_router.processes import FIRST_DELAY_S, MOST_DELAY_S, restart_delay_s
 from trunkline_runtime.server import GrpcServer, PortInUse, hold_port
 
@@ -37,6 +38,15 @@ def workers_of(cluster: Cluster) -> str:
 
 def wait_listening(process: Process, port: int, number: int) -> None:
     process.wait_for(f'"router listening".*:{port}/{number}"')
+
+
+def everyone_of(process: Process, port: int) -> set[int]:
+    """The process and its two, once both have started; the second waits for a worker before it listens."""
+    wait_listening(process, port, 0)
+    process.wait_for(f'"worker not connected".*:{port}/1"')
+    everyone = descendants(process.popen.pid)
+    assert len(everyone) == 3
+    return everyone
 
 
 async def ask(client: Client, times: int) -> list[str]:
@@ -65,24 +75,39 @@ async def test_requests_over_several_connections_are_answered_by_all_processes(c
         assert sum('"router stopped"' in line for line in process.lines) == 2
 
 
-async def test_a_process_that_is_killed_is_started_again_while_the_other_serves(cluster: Cluster) -> None:
+async def test_a_process_that_is_killed_is_started_again_and_no_request_meets_it_too_early(cluster: Cluster) -> None:
     port = free_port()
     with router(workers_of(cluster), processes=2, port=port) as process:
         for number in range(2):
             wait_listening(process, port, number)
+        async with Client(f"127.0.0.1:{port}") as client:
+            await client.ready()
         before = descendants(process.popen.pid) - {process.popen.pid}
         os.kill(min(before), signal.SIGKILL)
         process.wait_for('"router process died"')
-        async with Client(f"127.0.0.1:{port}", connections=2) as client:
-            await client.ready()
-            assert len(await ask(client, 4)) == 4
-
-        def all_listen() -> bool:
-            return sum('"router listening"' in line for line in process.lines) == 3
-
-        wait_until(all_listen, "it listens again")
+        later = 0
+        while later < CONNECTIONS:  # each over a connection of its own; all are answered
+            later += sum('"router listening"' in line for line in process.lines) == 3
+            async with Client(f"127.0.0.1:{port}") as client:
+                await client.complete("Once upon", max_tokens=1)
         after = descendants(process.popen.pid) - {process.popen.pid}
+        assert len(after) == 2
         assert len(after - before) == 1
+
+
+async def test_without_a_worker_one_process_says_so_and_the_others_wait() -> None:
+    worker, port = await FakeWorker("a").start(), free_port()
+    await worker.die()  # its address is known, nobody listens there yet
+    with router(f"--workers={worker.address}", processes=3, port=port) as process:
+        await asyncio.to_thread(wait_listening, process, port, 0)
+        async with Client(f"127.0.0.1:{port}") as client:
+            with pytest.raises(NoWorker):
+                await client.complete("x")
+            await worker.start()
+            for number in (1, 2):
+                await asyncio.to_thread(wait_listening, process, port, number)
+            await client.ready()
+    await worker.die()
 
 
 def test_one_that_keeps_dying_is_started_less_and_less_often() -> None:
@@ -126,9 +151,7 @@ async def test_a_second_signal_ends_a_running_stream_at_once(cluster: Cluster) -
 def test_no_process_outlives_the_one_that_started_it(number: signal.Signals) -> None:
     port = free_port()
     with router("--workers=127.0.0.1:1", processes=2, port=port) as process:
-        wait_listening(process, port, 1)
-        everyone = descendants(process.popen.pid)
-        assert len(everyone) == 3
+        everyone = everyone_of(process, port)
         os.kill(process.popen.pid, number)
         wait_until(lambda: not alive(everyone), "all have ended")
 
@@ -136,8 +159,7 @@ def test_no_process_outlives_the_one_that_started_it(number: signal.Signals) -> 
 def test_a_process_that_does_not_stop_in_time_is_killed() -> None:
     port = free_port()
     with router("--workers=127.0.0.1:1", "--stop-timeout-s=0", processes=2, port=port) as process:
-        wait_listening(process, port, 1)
-        everyone = descendants(process.popen.pid)
+        everyone = everyone_of(process, port)
         os.kill(max(everyone), signal.SIGSTOP)
         process.popen.terminate()
         process.wait_for("did not stop in time and are killed")
@@ -166,7 +188,7 @@ def test_the_port_of_a_router_of_several_processes_is_refused_to_another_router(
     port = free_port()
     said = f"trunkline-router: port {port} on 127.0.0.1 is in use; choose another with --port"
     with router("--workers=127.0.0.1:1", processes=2, port=port) as first:
-        wait_listening(first, port, 1)
+        wait_listening(first, port, 0)
         with router("--workers=127.0.0.1:1", processes=processes, port=port) as second:
             assert second.wait() == 2
         assert second.lines == [said]

@@ -12,7 +12,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 DOCKERFILES = sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile"))
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-HEAVY = {"torch", "triton", "transformers", "safetensors", "numpy", "matplotlib"}
+HEAVY = {"torch", "triton", "transformers", "safetensors", "matplotlib"}
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:
