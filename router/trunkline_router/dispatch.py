@@ -1,5 +1,6 @@
 """A prepared request at the workers: which one computes it, and what happens where that one cannot."""
 
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -39,8 +40,7 @@ async def dispatch(
         try:
             route = pools.route(
                 prepared.model,
-                prepared.prompt,
-                b"",
+                prepared.route_request(time.monotonic()),
                 usable=lambda live: prepared.fits(live.model) and all(live is not other for other in tried),
             )
         except RequestRefused as refused:
@@ -92,8 +92,7 @@ async def _responses_of(
         raise deadline_exceeded()
     timeout_ns = None if left_s is None else int(left_s * 1e9)
     submits = prepared.submits(timeout_ns, current_trace_context())
-    uncached = len(prepared.prompt) - route.plan.matched_tokens
-    with route.worker.in_flight(choices=prepared.choices, uncached_tokens=uncached, chain=route.chain) as flight:
+    with route.in_flight() as flight:
         handles: list[int] = []
 
         def let_go() -> None:
@@ -106,7 +105,7 @@ async def _responses_of(
         handles += session.submit(submits, [stream.put] * prepared.choices)
         try:
             while (response := await stream.take()) is not None:
-                flight.has_started()
+                flight.has_started(stream.cached_tokens)
                 yield response
         finally:
             session.abort(handles)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.status import invalid
-from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
 from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
 from trunkline_router.pool import limits_of
+from trunkline_router.route_request import RouteRequest
 from trunkline_router.tenants import Scheduling
 from trunkline_router.tokenizer import PromptTokenizer
 from trunkline_router.worker_link import Live
@@ -31,6 +32,7 @@ class Prepared:
     sampling: SamplingParams  # every default filled in, seed included
     choices: int
     scheduling: Scheduling
+    session: str = ""  # requests with an equal one belong together
 
     @property
     def seed(self) -> int:
@@ -40,6 +42,11 @@ class Prepared:
         """Whether a worker with these limits can answer it. Workers of one model may differ in memory."""
         wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else 1
         return len(self.prompt) + wanted <= min(model.context_length, model.kv_token_capacity)
+
+    def route_request(self, now_s: float) -> RouteRequest:
+        """For the routing policy."""
+        lane = self.scheduling.lane - Lane.LANE_INTERACTIVE
+        return RouteRequest(self.prompt, now_s, lane=lane, choices=self.choices, session=self.session)
 
     def submits(self, timeout_ns: int | None, trace: tuple[str, str]) -> list[Submit]:
         """One per choice."""

@@ -5,15 +5,18 @@ from random import Random
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.policies import RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route
+from trunkline_router.route_request import RouteRequest
 from trunkline_router.worker_link import Live, WorkerLink
 
 
 class Pools:
     """All workers, by the name of the model they serve."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, policy: RoutingPolicy | None = None) -> None:
+        self.policy = policy or RoutingPolicy()
         self.links: list[WorkerLink] = []
         self.index = PrefixIndex()
         self._rng = rng
@@ -45,12 +48,12 @@ class Pools:
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
 
-    def route(self, name: str, prompt: Sequence[int], salt: bytes, usable: Callable[[Live], bool]) -> Route[Live]:
+    def route(self, name: str, request: RouteRequest, usable: Callable[[Live], bool]) -> Route[Live]:
         """Chooses among the model's workers that are `usable`. Raises RequestRefused."""
         workers = [live for live in self.workers(name)[1] if usable(live)]
         if not workers:
             raise no_worker(f"no worker is left for model {name}")
-        return route(self.index, workers, prompt, salt, self._rng)
+        return route(self.index, workers, request, self.policy, self._rng)
 
 
 def limits_of(workers: Sequence[Live]) -> GetModelResponse:

@@ -1,14 +1,17 @@
 """From a prompt and the workers of its model to the worker that gets it: hashing, matching, choosing. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
 from trunkline.block_hash import prompt_hashes, root_hash
+from trunkline_router.policies import RoutingPolicy
 from trunkline_router.policy import RoutePlan, choose
 from trunkline_router.prefix_index import PrefixIndex, keys_of
-from trunkline_router.worker_state import WorkerState
+from trunkline_router.route_request import RouteRequest
+from trunkline_router.worker_state import InFlight, WorkerState
 
 W = TypeVar("W", bound=WorkerState)
 
@@ -17,14 +20,25 @@ W = TypeVar("W", bound=WorkerState)
 class Route(Generic[W]):
     """Where a request goes: the worker, the prompt's keys as that worker counts them, and why it was chosen."""
 
+    request: RouteRequest
     worker: W
     chain: list[int]
     plan: RoutePlan
+    policy: RoutingPolicy
+
+    @contextmanager
+    def in_flight(self) -> Iterator[InFlight]:
+        """Counts the request at its worker from dispatch to its end, whichever way it ends."""
+        self.policy.has_sent(self.request.session, self.worker.model.worker_id)
+        with self.worker.in_flight(self.request, self.plan, self.chain) as flight:
+            yield flight
 
 
-def route(index: PrefixIndex, workers: Sequence[W], prompt: Sequence[int], salt: bytes, rng: Random) -> Route[W]:
-    """Chooses among `workers`, at least one, all of which could answer."""
-    chains = _chains(workers, prompt, salt)
+def route(
+    index: PrefixIndex, workers: Sequence[W], request: RouteRequest, policy: RoutingPolicy, rng: Random
+) -> Route[W]:
+    """Chooses among `workers`, at least one, all of which could answer. Changes nothing: see Route.in_flight()."""
+    chains = _chains(workers, request.prompt, request.salt)
     matched: dict[int, int] = {}  # by a worker's bit: leading blocks that it holds
     for chain, among in chains.values():
         for count, bits in index.match(chain, among):
@@ -33,9 +47,10 @@ def route(index: PrefixIndex, workers: Sequence[W], prompt: Sequence[int], salt:
                 matched[bit] = count
                 bits ^= bit
     views = [worker.view(matched[worker.blocks.bit]) for worker in workers]
-    plan = choose(len(prompt), views, workers[0].model.block_size, rng)
+    plan = choose(len(request.prompt), views, workers[0].model.block_size, rng)
     chosen = workers[plan.chosen]
-    return Route(chosen, chains[chosen.model.fingerprint, chosen.model.block_size][0], plan)
+    chain = chains[chosen.model.fingerprint, chosen.model.block_size][0]
+    return Route(request, chosen, chain, plan, policy)
 
 
 def _chains(

@@ -1,6 +1,7 @@
 """Everything a router has with one worker: channel, model, cache events, session, load. Reconnects by itself."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
@@ -170,12 +171,15 @@ class WorkerLink:
             call = stub.WatchCache(WatchCacheRequest(stride=1))
             try:
                 async for item in call:
+                    now_s = time.monotonic()
                     if item.WhichOneof("item") == "load":
                         accepts = live.accepts
-                        live.load = item.load
+                        live.take_load(item.load, now_s)
                         if live.accepts != accepts:
                             self._on_change()
-                    elif not follower.take(item):
+                    elif follower.take(item):
+                        live.heard(now_s)
+                    else:
                         problem = "cache events have a gap"
                         break
                     if follower.synced:

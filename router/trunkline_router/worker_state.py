@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline_router.index import WorkerBlocks
-from trunkline_router.policy import WorkerView
+from trunkline_router.policy import RoutePlan, WorkerView
+from trunkline_router.route_request import RouteRequest
 
 
 class WorkerState:
@@ -18,6 +19,10 @@ class WorkerState:
         self.model = model
         self.blocks = blocks
         self.load = LoadSample()
+        self.slow_start_share = 1.0  # in (0, 1]: how much of a full share it takes while it is fresh; 1: all of it
+        # Credits of other routers: what they have sent there and it may not have reported yet.
+        self.foreign_tokens = 0
+        self.foreign_choices = 0
         # What this router has sent there and not heard the end of:
         self.open_choices = 0
         self.queued_tokens = 0  # uncached tokens of requests without a first output
@@ -25,6 +30,14 @@ class WorkerState:
     @property
     def accepts(self) -> bool:
         return not self.load.draining
+
+    def heard(self, now_s: float) -> None:
+        """Something came on the watch stream."""
+
+    def take_load(self, sample: LoadSample, now_s: float) -> None:
+        """What the worker says of its load."""
+        self.heard(now_s)
+        self.load = sample
 
     def view(self, matched_blocks: int) -> WorkerView:
         """For the policy. The sample lags behind and counts other routers' requests too: the larger number counts."""
@@ -36,9 +49,9 @@ class WorkerState:
         )
 
     @contextmanager
-    def in_flight(self, *, choices: int, uncached_tokens: int, chain: Sequence[int]) -> Iterator["InFlight"]:
+    def in_flight(self, request: RouteRequest, plan: RoutePlan, chain: Sequence[int]) -> Iterator["InFlight"]:
         """Counts a request here from dispatch to its end, whichever way it ends."""
-        flight = InFlight(self, choices, uncached_tokens, chain)
+        flight = InFlight(self, request.choices, len(request.prompt) - plan.matched_tokens, chain)
         try:
             yield flight
         finally:
@@ -57,8 +70,11 @@ class InFlight:
         worker.queued_tokens += uncached_tokens
         worker.blocks.expect(chain)
 
-    def has_started(self) -> None:
-        """Its prompt is computed, or never will be: it queues no longer."""
+    def has_started(self, cached_tokens: int | None = None) -> None:
+        """Its prompt is computed, or never will be: it queues no longer.
+
+        cached_tokens: of the prompt, found in the worker's cache; None: it was not said
+        """
         self._worker.queued_tokens -= self._queued
         self._queued = 0
 

@@ -24,6 +24,7 @@ from trunkline_router.cache_follower import CacheFollower, WatchBroken
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policy import WorkerView, choose
 from trunkline_router.prefix_index import SHIFT, PrefixIndex
+from trunkline_router.route_request import RouteRequest
 from trunkline_router.session import split_request
 from trunkline_router.worker_state import WorkerState
 
@@ -109,7 +110,8 @@ def test_pitfall_16_every_exit_path_gives_the_load_back(fails: bool) -> None:
     worker = live()
 
     def use() -> None:
-        with worker.in_flight(choices=3, uncached_tokens=70, chain=chain(4)) as flight:
+        plan = choose(70, [worker.view(0)], 16, Random(0))
+        with worker.in_flight(RouteRequest([1] * 70, choices=3), plan, chain(4)) as flight:
             assert worker.view(4) == WorkerView("w", 64, 70, 3)
             flight.has_started()
             flight.has_started()
@@ -129,7 +131,7 @@ def test_pitfall_16_every_exit_path_gives_the_load_back(fails: bool) -> None:
 def test_the_workers_own_sample_counts_where_it_is_larger() -> None:
     worker = live()
     worker.load = LoadSample(running=5, waiting=2, waiting_uncached_tokens=300)
-    with worker.in_flight(choices=1, uncached_tokens=10, chain=[]):
+    with worker.in_flight(RouteRequest([1] * 10), choose(10, [worker.view(0)], 16, Random(0)), []):
         assert worker.view(0) == WorkerView("w", 0, 300, 7)
 
 

@@ -1,0 +1,39 @@
+"""The routing policies that can be set, and what they remember from one request to the next."""
+
+from collections import OrderedDict
+from enum import StrEnum
+
+MOST_SESSIONS = 1 << 16
+
+
+class PolicyName(StrEnum):
+    """As in --policy."""
+
+    PREDICTED_TTFT = "predicted-ttft"
+    LEAST_LOAD = "least-load"
+    ROUND_ROBIN = "round-robin"
+    CONSISTENT_HASH = "consistent-hash"
+    SESSION_AFFINITY = "session-affinity"
+
+
+class RoutingPolicy:
+    """Read by route(), which changes nothing; changed by has_sent()."""
+
+    def __init__(self, name: PolicyName | str = PolicyName.PREDICTED_TTFT) -> None:
+        self.name = PolicyName(name)
+        self.turn = 0  # requests sent so far
+        self._holders: OrderedDict[str, str] = OrderedDict()  # session → worker's name, the latest last
+
+    def holder(self, session: str) -> str | None:
+        """The worker that had the session's last request."""
+        return self._holders.get(session) if session else None
+
+    def has_sent(self, session: str, worker_id: str) -> None:
+        """A request of this session (empty: of none) goes to this worker."""
+        self.turn += 1
+        if not session or self.name is not PolicyName.SESSION_AFFINITY:
+            return
+        self._holders[session] = worker_id
+        self._holders.move_to_end(session)
+        if len(self._holders) > MOST_SESSIONS:
+            self._holders.popitem(last=False)
