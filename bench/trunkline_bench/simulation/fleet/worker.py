@@ -65,7 +65,10 @@ class FleetWorker:
     @property
     def next_s(self) -> float:
         """When something happens here next; it has not happened yet."""
-        return min(self._next_s, self._submits[0][0]) if self._submits else self._next_s
+        if not self._submits:
+            return self._next_s
+        # What came while a step was collected is seen after it.
+        return min(self._next_s, max(self._submits[0][0], self.clock.now_s))
 
     def advance(self, until_s: float) -> None:
         """Lets everything happen that begins before a time. What has been begun is told of as it ends.
@@ -103,6 +106,8 @@ class FleetWorker:
                 wakes_s = engine.wakes_s()
                 times_s = [self._executor.next_done_s, *([] if wakes_s is None else [wakes_s])]
                 self._next_s = min((time_s for time_s in times_s if time_s > clock.now_s), default=NEVER_S)
+                if self._next_s == NEVER_S and not submits:
+                    raise RuntimeError(f"an engine is stuck at {clock.now_s:.3f} s: it has work and waits for nothing")
                 return
         self._next_s = clock.now_s
 
