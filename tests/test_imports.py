@@ -28,7 +28,7 @@ MAY: dict[str, set[str]] = {
     "trunkline_kernels": {"torch", "triton", "numpy"},
     "trunkline_worker": RUNTIME
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
-    "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "tokenizers", "jinja2", "redis"},
+    "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"},
     "trunkline_bench": {*OURS, "torch", "triton", "numpy", "matplotlib", "transformers", "safetensors", "grpc"},
     "trunkline_cli": CONTRACT | {"trunkline", "grpc_health", "huggingface_hub"},
 }
@@ -54,6 +54,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline_router.index": PURE | {"redis"},
     "trunkline_router.policy": PURE | {"redis"},
     "trunkline_router.route": PURE | {"redis"},
+    "trunkline_router.worker_state": PURE | {"redis"},
     "trunkline_router.main": {"torch", "trunkline_worker", "triton", "transformers"},
     "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router"},
 }

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -23,6 +24,8 @@ MAX_TRIES = 2
 # This many workers may turn a request away because they are full. It costs them little, but where all are full every
 # request would ask every worker, at the worst time.
 MAX_FULL = 4
+# Candidates in a request's trace: the chosen one and those that came next.
+MOST_TRACED = 8
 
 TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
 
@@ -122,18 +125,18 @@ def _prompt_info(prepared: Prepared, route: Route[Live]) -> PromptInfo:
 
 
 def _trace_route(span: Span, route: Route[Live]) -> None:
-    """What was weighed."""
-    span.set_attribute("trunkline.worker", route.worker.model.worker_id)
-    span.set_attribute("trunkline.route.matched_tokens", route.plan.matched_tokens)
-    for candidate in route.plan.candidates:
-        view = candidate.view
-        span.add_event(
-            "candidate",
-            {
-                "worker": view.worker_id,
-                "matched_tokens": view.matched_tokens,
-                "queued_tokens": view.queued_tokens,
-                "running": view.running,
-                "cost_tokens": candidate.cost_tokens,
-            },
-        )
+    """What was weighed, and why it came out so."""
+    if not span.is_recording():
+        return
+    plan = route.plan
+    span.set_attributes(
+        {
+            "trunkline.worker": plan.worker_id,
+            "trunkline.route.policy": plan.policy,
+            "trunkline.route.reason": plan.reason,
+            "trunkline.route.matched_tokens": plan.matched_tokens,
+            "trunkline.route.candidates": len(plan.workers.worker_ids),
+        }
+    )
+    for candidate in plan.best(MOST_TRACED):
+        span.add_event("candidate", asdict(candidate))

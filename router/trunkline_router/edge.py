@@ -3,7 +3,7 @@
 import secrets
 import string
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trunkline.status import invalid
@@ -18,6 +18,8 @@ from trunkline_router.tokenizer import PromptTokenizer
 from trunkline_router.worker_link import Live
 
 MAX_REQUEST_ID = 128
+SESSION_KEY = "x-trunkline-session"
+MAX_SESSION_BYTES = 256
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
@@ -46,7 +48,14 @@ class Prepared:
     def route_request(self, now_s: float) -> RouteRequest:
         """For the routing policy."""
         lane = self.scheduling.lane - Lane.LANE_INTERACTIVE
-        return RouteRequest(self.prompt, now_s, lane=lane, choices=self.choices, session=self.session)
+        return RouteRequest(
+            self.prompt,
+            now_s,
+            lane=lane,
+            choices=self.choices,
+            may_use_cache=not self.sampling.HasField("prompt_logprobs"),
+            session=self.session,
+        )
 
     def submits(self, timeout_ns: int | None, trace: tuple[str, str]) -> list[Submit]:
         """One per choice."""
@@ -87,6 +96,21 @@ def _can_be_logged(request_id: str) -> bool:
     return len(request_id) <= MAX_REQUEST_ID and REQUEST_ID_CHARACTERS.issuperset(request_id)
 
 
+def session_of(metadata: Iterable[tuple[str, str | bytes]] | None, tenant: str) -> str:
+    """What a call's requests belong together by, one tenant's never with another's; "" where it names no session.
+
+    Raises RequestRefused (INVALID_REQUEST).
+    """
+    named = [str(value) for key, value in metadata or () if key == SESSION_KEY]
+    if len(named) > 1:
+        raise invalid(SESSION_KEY, "is given more than once")
+    if not named or not named[0]:
+        return ""
+    if len(named[0]) > MAX_SESSION_BYTES or not (named[0].isascii() and named[0].isprintable()):
+        raise invalid(SESSION_KEY, f"must be at most {MAX_SESSION_BYTES} bytes of printable ASCII")
+    return f"{tenant}\0{named[0]}"
+
+
 async def prepare(
     request: GenerateRequest,
     request_id: str,
@@ -95,6 +119,7 @@ async def prepare(
     *,
     max_choices: int,
     scheduling: Scheduling,
+    session: str = "",
 ) -> Prepared:
     """Checks everything the client said; the cheap things first. Raises RequestRefused."""
     limits = limits_of(workers)
@@ -111,7 +136,7 @@ async def prepare(
     )
     check_prompt_logprobs(request.sampling, len(prompt))
     sampling = resolve_sampling(request.sampling, limits.default_sampling)
-    return Prepared(request_id, model, prompt, sampling, choices, scheduling)
+    return Prepared(request_id, model, prompt, sampling, choices, scheduling, session)
 
 
 async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse) -> list[int]:

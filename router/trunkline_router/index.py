@@ -1,63 +1,80 @@
 """What one worker's prefix cache holds: its part of the fleet's index."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from trunkline_router.prefix_index import PrefixIndex
+
+# Of the prompts sent to a worker of late these are remembered, to be counted on where its own reports are not.
+MOST_RECENT_PROMPTS = 256
+MOST_RECENT_BLOCKS = 1 << 14
 
 
 class WorkerBlocks:
     """Blocks that one worker holds, or is about to hold, by their keys: see prefix_index.py.
 
     Expected ones are the prompts of requests that this router has just sent there: a burst with one prefix stays
-    together although the worker has not reported its blocks yet. They count as long as their request runs.
+    together although the worker has not reported its blocks yet. They count as long as their request runs. While the
+    worker's reports do not count, recent prompts count too.
     """
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
-        self._slot = index.attach()
+        self.slot = index.attach()
         self._expected: Counter[int] = Counter()
+        self._recent: deque[Sequence[int]] = deque()
+        self._num_recent = 0  # blocks in them
+        self._by_dispatches = False
         self._closed = False
 
     def __len__(self) -> int:
-        return self._index.num_held[self._slot]
+        return self._index.num_held[self.slot]
 
     @property
     def bit(self) -> int:
         """The worker's bit in what the index answers."""
-        return 1 << self._slot
+        return 1 << self.slot
 
     def store(self, keys: Sequence[int]) -> None:
-        self._index.store(self._slot, keys)
+        self._index.store(self.slot, keys)
 
     def remove(self, keys: Sequence[int]) -> None:
-        self._index.remove(self._slot, keys)
+        self._index.remove(self.slot, keys)
+
+    def reported(self, chain: Sequence[int]) -> int:
+        """How many leading blocks of a chain the worker holds by its own account."""
+        return 0 if self._closed else self._index.reported(self.slot, chain)
 
     def clear(self) -> None:
         """Forgets what was reported, at once; it is freed bit by bit. What is expected stays expected."""
         if not len(self):
             return
-        old, self._slot = self._slot, self._index.attach()
+        old, self.slot = self.slot, self._index.attach()
         for key, count in self._expected.items():
             for _ in range(count):
                 self._index.stop_expecting(old, (key,))
-                self._index.expect(self._slot, (key,))
+                self._index.expect(self.slot, (key,))
+        if self._by_dispatches:
+            self._index.distrust(self.slot)
         self._index.detach(old)
 
     def close(self) -> None:
         """The worker is gone, and what it was expected to hold."""
         for key, count in self._expected.items():
             for _ in range(count):
-                self._index.stop_expecting(self._slot, (key,))
+                self._index.stop_expecting(self.slot, (key,))
         self._expected.clear()
+        self._recent.clear()
         self._closed = True
-        self._index.detach(self._slot)
+        self._index.detach(self.slot)
+
+    # What this router sends there
 
     def expect(self, keys: Sequence[int]) -> None:
         """Harmless after close(), when the slot may be another worker's."""
         if self._closed:
             return
-        self._index.expect(self._slot, keys)
+        self._index.expect(self.slot, keys)
         self._expected.update(keys)
 
     def stop_expecting(self, keys: Sequence[int]) -> None:
@@ -66,13 +83,43 @@ class WorkerBlocks:
             count = self._expected[key]
             if not count:
                 continue
-            self._index.stop_expecting(self._slot, (key,))
+            self._index.stop_expecting(self.slot, (key,))
             if count == 1:
                 del self._expected[key]
             else:
                 self._expected[key] = count - 1
 
+    def remember(self, chain: Sequence[int]) -> None:
+        """A prompt that was computed there."""
+        if self._closed:
+            return
+        self._recent.append(chain[:MOST_RECENT_BLOCKS])
+        self._num_recent += len(self._recent[-1])
+        if self._by_dispatches:
+            self.expect(self._recent[-1])
+        while self._num_recent > MOST_RECENT_BLOCKS or len(self._recent) > MOST_RECENT_PROMPTS:
+            oldest = self._recent.popleft()
+            self._num_recent -= len(oldest)
+            if self._by_dispatches:
+                self.stop_expecting(oldest)
+
+    def rely_on_reports(self) -> None:
+        """What the worker reports counts, and what is on its way there."""
+        if self._by_dispatches and not self._closed:
+            self._by_dispatches = False
+            self._index.trust(self.slot)
+            for chain in self._recent:
+                self.stop_expecting(chain)
+
+    def rely_on_dispatches(self) -> None:
+        """What this router sent there of late counts, and nothing that the worker reports."""
+        if not self._by_dispatches and not self._closed:
+            self._by_dispatches = True
+            self._index.distrust(self.slot)
+            for chain in self._recent:
+                self.expect(chain)
+
     @property
     def num_expected(self) -> int:
-        """Blocks that requests on their way will leave there."""
+        """Blocks that requests on their way will leave there, and recent ones while they count."""
         return len(self._expected)

@@ -7,7 +7,10 @@ from random import Random
 
 import uvloop
 
+from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.fleet_service import FleetService
+from trunkline_router.policies import RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
@@ -20,6 +23,7 @@ from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 
 SERVICE = "trunkline.v1.InferenceService"
+FLEET_SERVICE = "trunkline.v1.FleetService"
 
 EXIT_CANNOT_START = 2
 LAST_WORDS_S = 0.5  # for what the last requests have written to reach their clients
@@ -49,8 +53,8 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
     log = get_logger()
     signals = Signals()
     rng = Random()
-    pools = Pools(rng)
-    server = GrpcServer(settings.host, settings.port, services=[SERVICE])
+    pools = Pools(rng, RoutingPolicy(settings.policy))
+    server = GrpcServer(settings.host, settings.port, services=[SERVICE, FLEET_SERVICE])
     changed = asyncio.Event()
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
@@ -60,6 +64,8 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
     ]
     service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_InferenceServiceServicer_to_server(service, server.grpc)
+    fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
+    add_FleetServiceServicer_to_server(fleet, server.grpc)
     await server.start()
     log.info("router listening", port=server.port, workers=list(settings.workers))
 

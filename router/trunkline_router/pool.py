@@ -16,8 +16,8 @@ class Pools:
     """All workers, by the name of the model they serve."""
 
     def __init__(self, rng: Random, policy: RoutingPolicy | None = None) -> None:
-        self.policy = policy or RoutingPolicy()
         self.links: list[WorkerLink] = []
+        self.policy = policy or RoutingPolicy()
         self.index = PrefixIndex()
         self._rng = rng
         self._known: set[str] = set()  # names seen at least once: NO_WORKER rather than MODEL_NOT_FOUND
@@ -50,10 +50,19 @@ class Pools:
 
     def route(self, name: str, request: RouteRequest, usable: Callable[[Live], bool]) -> Route[Live]:
         """Chooses among the model's workers that are `usable`. Raises RequestRefused."""
+        return self._route(name, request, usable, self._rng)
+
+    def explain(self, name: str, request: RouteRequest, usable: Callable[[Live], bool]) -> Route[Live]:
+        """What route() would say now; what it says then is not changed by this. Raises RequestRefused."""
+        rng = Random()
+        rng.setstate(self._rng.getstate())
+        return self._route(name, request, usable, rng)
+
+    def _route(self, name: str, request: RouteRequest, usable: Callable[[Live], bool], rng: Random) -> Route[Live]:
         workers = [live for live in self.workers(name)[1] if usable(live)]
         if not workers:
             raise no_worker(f"no worker is left for model {name}")
-        return route(self.index, workers, request, self.policy, self._rng)
+        return route(self.index, workers, request, self.policy, rng)
 
 
 def limits_of(workers: Sequence[Live]) -> GetModelResponse:

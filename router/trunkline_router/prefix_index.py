@@ -34,6 +34,7 @@ class PrefixIndex:
         self._num_slots = 0
         self._retired: dict[int, int] = {}  # slots of workers that are gone → shards still to be swept
         self._cursor = 0  # the next shard to be swept
+        self._distrusted = 0  # bits of the workers whose reports do not count
         self.num_held: dict[int, int] = {}  # by slot: blocks
 
     def attach(self) -> int:
@@ -47,6 +48,7 @@ class PrefixIndex:
 
     def detach(self, slot: int) -> None:
         """A worker is gone, at once; what was known of it is swept out bit by bit, by whoever calls sweep()."""
+        self.trust(slot)
         if self.num_held.pop(slot):
             self._retired[slot] = SHARDS
         else:
@@ -106,6 +108,13 @@ class PrefixIndex:
                 self._free.append(slot)
         return bool(self._retired)
 
+    def distrust(self, slot: int) -> None:
+        """What a worker reports is kept, but does not count until trust(): only what is expected of it does."""
+        self._distrusted |= 1 << slot
+
+    def trust(self, slot: int) -> None:
+        self._distrusted &= ~(1 << slot)
+
     # What workers are about to hold: prompts of requests that have just been sent there
 
     def expect(self, slot: int, keys: Sequence[int]) -> None:
@@ -131,6 +140,24 @@ class PrefixIndex:
 
     # Who holds how much
 
+    @property
+    def num_slots(self) -> int:
+        """Slots are smaller than this."""
+        return self._num_slots
+
+    def reported(self, slot: int, chain: Sequence[int]) -> int:
+        """How many leading blocks of a chain a worker holds by its own account, whether it counts or not."""
+        bit, shards = 1 << slot, self._shards
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high) // 2
+            key = chain[middle]
+            if shards[key % SHARDS].get(key, 0) & bit:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def match(self, chain: Sequence[int], among: int) -> list[tuple[int, int]]:
         """How many leading blocks of a chain each worker holds: (count, bits of the workers with just that many).
 
@@ -140,7 +167,7 @@ class PrefixIndex:
         and only where they differ the search divides. Between the events of one step a cache can be not closed for a
         moment; then the answer is a hint that is off.
         """
-        shards, expected = self._shards, self._expected
+        shards, expected, trusted = self._shards, self._expected, among & ~self._distrusted
         found: list[tuple[int, int]] = []
         open_: list[tuple[int, int, int]] = [(0, len(chain), among)]
         while open_:
@@ -148,7 +175,7 @@ class PrefixIndex:
             while low < high and mask:
                 middle = (low + high) // 2
                 key = chain[middle]
-                holders = shards[key % SHARDS].get(key, 0)
+                holders = shards[key % SHARDS].get(key, 0) & trusted
                 if expected:
                     holders |= expected.get(key, 0)
                 holders &= mask

@@ -6,14 +6,23 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline_router.policies import RoutingPolicy
 from trunkline_router.policy import RoutePlan, choose
 from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.worker_facts import Column, worker_table
 from trunkline_router.worker_state import InFlight, WorkerState
 
 W = TypeVar("W", bound=WorkerState)
+
+# Prompts that share this many blocks begin alike, for a policy that goes by that.
+BEGINNING_BLOCKS = 16
+# More bits than this are faster found all at once.
+FEW_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,7 @@ class Route(Generic[W]):
     @contextmanager
     def in_flight(self) -> Iterator[InFlight]:
         """Counts the request at its worker from dispatch to its end, whichever way it ends."""
-        self.policy.has_sent(self.request.session, self.worker.model.worker_id)
+        self.policy.has_sent(self.request.session, self.worker.worker_id)
         with self.worker.in_flight(self.request, self.plan, self.chain) as flight:
             yield flight
 
@@ -38,32 +47,49 @@ def route(
     index: PrefixIndex, workers: Sequence[W], request: RouteRequest, policy: RoutingPolicy, rng: Random
 ) -> Route[W]:
     """Chooses among `workers`, at least one, all of which could answer. Changes nothing: see Route.in_flight()."""
-    chains = _chains(workers, request.prompt, request.salt)
-    matched: dict[int, int] = {}  # by a worker's bit: leading blocks that it holds
-    for chain, among in chains.values():
-        for count, bits in index.match(chain, among):
-            while bits:
-                bit = bits & -bits
-                matched[bit] = count
-                bits ^= bit
-    views = [worker.view(matched[worker.blocks.bit]) for worker in workers]
-    plan = choose(len(request.prompt), views, workers[0].model.block_size, rng)
+    kinds = {worker.kind for worker in workers}
+    chains = {kind: _chain(kind, request) for kind in kinds}
+    matched_tokens = np.zeros(len(workers))
+    for kind, chain in chains.items():
+        if len(kinds) == 1:
+            slots = np.array([worker.blocks.slot for worker in workers])
+            matched_tokens = _matched_tokens(index, chain, slots, kind[1], request)
+        else:
+            places = np.array([place for place, worker in enumerate(workers) if worker.kind == kind])
+            slots = np.array([workers[place].blocks.slot for place in places])
+            matched_tokens[places] = _matched_tokens(index, chain, slots, kind[1], request)
+    table = worker_table([worker.worker_id for worker in workers], matched_tokens, [w.row() for w in workers])
+    beginning = chains[workers[0].kind][:BEGINNING_BLOCKS]
+    plan = choose(request, table, beginning[-1] if beginning else 0, policy, rng)
     chosen = workers[plan.chosen]
-    chain = chains[chosen.model.fingerprint, chosen.model.block_size][0]
-    return Route(request, chosen, chain, plan, policy)
+    return Route(request, chosen, chains[chosen.kind], plan, policy)
 
 
-def _chains(
-    workers: Sequence[WorkerState], prompt: Sequence[int], salt: bytes
-) -> dict[tuple[str, int], tuple[list[int], int]]:
-    """The prompt's keys, and the bits of the workers that count them so: those with other weights or block sizes
-    hash otherwise."""
-    chains: dict[tuple[str, int], tuple[list[int], int]] = {}
-    for worker in workers:
-        kind = worker.model.fingerprint, worker.model.block_size
-        if kind not in chains:
-            hashes = prompt_hashes(root_hash(worker.model.fingerprint, salt=salt), prompt, worker.model.block_size)
-            chains[kind] = keys_of(b"".join(hashes)), 0
-        chain, among = chains[kind]
-        chains[kind] = chain, among | worker.blocks.bit
-    return chains
+def _chain(kind: tuple[str, int], request: RouteRequest) -> list[int]:
+    """The prompt's keys, as workers with these weights and this block size count them."""
+    fingerprint, block_size = kind
+    hashes = prompt_hashes(root_hash(fingerprint, salt=request.salt), request.prompt, block_size)
+    return keys_of(b"".join(hashes))
+
+
+def _matched_tokens(
+    index: PrefixIndex, chain: Sequence[int], slots: NDArray[np.int64], block_size: int, request: RouteRequest
+) -> Column:
+    """How many leading tokens of the prompt the workers in these slots need not compute."""
+    num_slots = index.num_slots
+    asked = np.zeros(num_slots, np.bool_)
+    asked[slots] = True
+    among = int.from_bytes(np.packbits(asked, bitorder="little").tobytes(), "little")
+    counts = np.zeros(num_slots)
+    for count, bits in index.match(chain, among):
+        if not count:
+            continue
+        if bits.bit_count() > FEW_BITS:
+            packed = np.frombuffer(bits.to_bytes((num_slots + 7) // 8, "little"), np.uint8)
+            counts[np.unpackbits(packed, count=num_slots, bitorder="little").view(np.bool_)] = count
+            continue
+        while bits:
+            bit = bits & -bits
+            counts[bit.bit_length() - 1] = count
+            bits ^= bit
+    return np.minimum(counts[slots] * block_size, request.most_reusable(block_size))

@@ -31,7 +31,7 @@ from trunkline.v1.inference_pb2 import (
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import dispatch
-from trunkline_router.edge import check_request_id, prepare, request_id_of
+from trunkline_router.edge import check_request_id, prepare, request_id_of, session_of
 from trunkline_router.pool import Pools, limits_of
 from trunkline_router.tenants import Tenants, tenant_of
 from trunkline_runtime.log import get_logger
@@ -93,6 +93,7 @@ class InferenceService(InferenceServiceServicer):
                         workers,
                         max_choices=self._max_choices,
                         scheduling=scheduling,
+                        session=session_of(context.invocation_metadata(), tenant),
                     )
                     facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
                     async with aclosing(

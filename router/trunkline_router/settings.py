@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trunkline_router.policies import PolicyName
 from trunkline_runtime.settings import setting
 
 
@@ -15,6 +16,11 @@ class RouterSettings:
     port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
+    policy: str = setting(
+        PolicyName.PREDICTED_TTFT.value,
+        help="how workers are chosen; all but the first are there for contrast",
+        choices=tuple(name.value for name in PolicyName),
+    )
     tenants: str = setting(
         "",
         help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {"weight": 1}}; '

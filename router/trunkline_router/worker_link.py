@@ -86,6 +86,8 @@ class WorkerLink:
     ) -> None:
         self.address = address
         self.live: Live | None = None
+        self.model: GetModelResponse | None = None  # of the last connection
+        self.problem = ""  # why there is none; empty while there is
         self._was_live = False  # in the present connection
         self._router_id = router_id
         self._tokenizers = tokenizers
@@ -117,7 +119,7 @@ class WorkerLink:
                     self._on_change()
             if was_live or problem != last_problem:  # one line per change, not per try
                 self._log.warning("worker not connected", address=self.address, problem=problem)
-            last_problem = problem
+            last_problem = self.problem = problem
             backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
             await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.0))
 
@@ -155,7 +157,7 @@ class WorkerLink:
     async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:
         for condition in conditions:
             await condition.wait()
-        self.live = live
+        self.live, self.model, self.problem = live, live.model, ""
         self._was_live = True
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip

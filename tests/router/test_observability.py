@@ -88,7 +88,14 @@ async def test_the_span_tells_what_was_weighed_and_what_came_of_it(exporter: InM
     }
     assert {name: span.attributes[f"trunkline.{name}"] for name in expected} == expected
     candidates = [event.attributes or {} for event in span.events if event.name == "candidate"]
-    assert {c["worker"]: c["cost_tokens"] for c in candidates} == {"a": 65, "b": 1}
+    assert [c["worker_id"] for c in candidates] == ["b", "a"], "the better one first"
+    assert [c["matched_tokens"] for c in candidates] == [64, 0]
+    # Of a fleet that says nothing of its steps a step is taken to last 1 ms, and a token in it 0.1 ms.
+    assert [c["prefill_s"] for c in candidates] == pytest.approx([1.1e-3, 7.5e-3])
+    assert span.attributes["trunkline.route.policy"] == "predicted-ttft"
+    assert span.attributes["trunkline.route.reason"] == (
+        "the first token is expected in 1.1 ms, sooner than anywhere else"
+    )
 
 
 async def test_one_line_per_request_tells_its_outcome(lines: list[dict[str, object]]) -> None:

@@ -1,6 +1,4 @@
-"""Index, policy, load accounting and the cache follower: pure, so tested without a worker."""
-
-from random import Random
+"""The index of one worker and the cache follower: pure, so tested without a worker."""
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +11,6 @@ from trunkline.v1.worker_pb2 import (
     CacheEvent,
     CacheEvents,
     CacheSnapshot,
-    GetModelResponse,
-    LoadSample,
     SessionRequest,
     Submit,
     WatchCacheResponse,
@@ -22,11 +18,8 @@ from trunkline.v1.worker_pb2 import (
 from trunkline_router import session
 from trunkline_router.cache_follower import CacheFollower, WatchBroken
 from trunkline_router.index import WorkerBlocks
-from trunkline_router.policy import WorkerView, choose
 from trunkline_router.prefix_index import SHIFT, PrefixIndex
-from trunkline_router.route_request import RouteRequest
 from trunkline_router.session import split_request
-from trunkline_router.worker_state import WorkerState
 
 
 def digest(n: int) -> bytes:
@@ -70,69 +63,6 @@ def test_expected_blocks_count_while_their_request_runs() -> None:
     assert prefix(blocks, chain(6)) == 4
     blocks.stop_expecting(chain(4))
     assert prefix(blocks, chain(6)) == 0
-
-
-def view(name: str, matched: int = 0, queued: int = 0, running: int = 0) -> WorkerView:
-    return WorkerView(name, matched, queued, running)
-
-
-def picks(views: list[WorkerView], prompt: int = 100) -> set[str]:
-    return {choose(prompt, views, 16, Random(seed)).worker_id for seed in range(50)}
-
-
-def test_the_holder_of_the_prefix_is_chosen() -> None:
-    assert picks([view("a"), view("b", matched=64), view("c", matched=32)]) == {"b"}
-
-
-def test_load_outweighs_a_short_prefix() -> None:
-    assert picks([view("a"), view("b", matched=32, queued=1000)]) == {"a"}
-    assert picks([view("a"), view("b", matched=32, running=20)]) == {"a"}
-    assert picks([view("a", running=1), view("b", matched=96, running=4)]) == {"b"}
-
-
-def test_equals_share() -> None:
-    assert picks([view("a"), view("b"), view("c", queued=10)]) == {"a", "b", "c"}
-
-
-def test_the_plan_tells_what_was_weighed() -> None:
-    plan = choose(100, [view("a", queued=7), view("b", matched=64, running=2)], 16, Random(0))
-    assert plan.worker_id == "b"
-    assert plan.matched_tokens == 64
-    assert {c.view.worker_id: c.cost_tokens for c in plan.candidates} == {"a": 107, "b": 68}
-
-
-def live() -> WorkerState:
-    return WorkerState(GetModelResponse(worker_id="w", block_size=16), blocks_of())
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_pitfall_16_every_exit_path_gives_the_load_back(fails: bool) -> None:
-    worker = live()
-
-    def use() -> None:
-        plan = choose(70, [worker.view(0)], 16, Random(0))
-        with worker.in_flight(RouteRequest([1] * 70, choices=3), plan, chain(4)) as flight:
-            assert worker.view(4) == WorkerView("w", 64, 70, 3)
-            flight.has_started()
-            flight.has_started()
-            assert worker.queued_tokens == 0
-            if fails:
-                raise RuntimeError("the client went away")
-
-    if fails:
-        with pytest.raises(RuntimeError):
-            use()
-    else:
-        use()
-    assert (worker.open_choices, worker.queued_tokens) == (0, 0)
-    assert prefix(worker.blocks, chain(4)) == 0
-
-
-def test_the_workers_own_sample_counts_where_it_is_larger() -> None:
-    worker = live()
-    worker.load = LoadSample(running=5, waiting=2, waiting_uncached_tokens=300)
-    with worker.in_flight(RouteRequest([1] * 10), choose(10, [worker.view(0)], 16, Random(0)), []):
-        assert worker.view(0) == WorkerView("w", 0, 300, 7)
 
 
 def stored(digests: list[bytes]) -> CacheEvent:

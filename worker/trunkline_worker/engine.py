@@ -21,6 +21,7 @@ from trunkline.v1.worker_pb2 import (
     CacheTier,
     GetStatsResponse,
     LoadSample,
+    StepCostModel,
     Submit,
 )
 from trunkline_worker.deadlines import too_late
@@ -88,6 +89,8 @@ class Engine:
         self._outputs: list[EngineOutput] = []  # refusals that are not told yet
         self._plan_at_s = 0.0  # when the next step is planned, while one is under way
         self._planning_s = 0.0  # time that planning takes, of late
+        self._cost_told: StepCostModel | None = None
+        self._fits_told = 0
         self._load_changed = False  # by an abort, which may be all that happens for a while
 
     @property
@@ -160,21 +163,34 @@ class Engine:
     def load(self) -> LoadSample:
         """How busy the engine is."""
         scheduler, blocks, waiting = self.scheduler, self.scheduler.blocks, self.scheduler.waiting
-        now_s = self._clock_s()
+        now_s, backlog = self._clock_s(), scheduler.prompt_backlog
         sample = LoadSample(
             running=len(scheduler.running),
             waiting=len(waiting),
-            waiting_uncached_tokens=waiting.total_tokens + waiting.preempted_tokens + scheduler.prompt_backlog,
+            waiting_uncached_tokens=waiting.total_tokens + sum(waiting.preempted_tokens) + sum(backlog),
             waiting_tokens=waiting.total_tokens,
             kv_live_blocks=blocks.num_live,
             kv_cached_blocks=blocks.num_cached,
             kv_free_blocks=blocks.num_available - blocks.num_cached,
             step_time_us=int(scheduler.stats.last.device_time_s * 1e6),
             waiting_by_lane=waiting.count,
+            uncached_tokens_by_lane=[waiting.uncached_tokens(lane) + backlog[lane] for lane in Lane],
+            step_cost=self._step_cost(),
+            running_kv_tokens=scheduler.running_kv_tokens if scheduler.running else 0,
         )
         if len(waiting):
             sample.retry_delay_ms_by_lane.extend(self._retry_delay_ms(lane, now_s) for lane in Lane)
         return sample
+
+    def _step_cost(self) -> StepCostModel | None:
+        """What has been learned of steps; None before there is something."""
+        cost = self.scheduler.cost
+        if cost.num_fits != self._fits_told:
+            self._fits_told = cost.num_fits
+            self._cost_told = StepCostModel(
+                fixed_s=cost.fixed_s, token_s=cost.token_s, kv_token_s=cost.kv_token_s, pair_s=cost.pair_s
+            )
+        return self._cost_told
 
     def stats(self) -> GetStatsResponse:
         """What has been done so far."""

@@ -25,6 +25,7 @@ from trunkline_worker.stats_log import log_stats
 from trunkline_worker.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 SERVICE = "trunkline.v1.WorkerService"
+PROTOCOL_VERSION = 1  # see GetModelResponse
 STOP_GRACE_S = 1.0  # after draining, for the last messages to leave
 
 EXIT_ENGINE_DIED = 1
@@ -76,6 +77,7 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         return 0
     model = starting.result()
     model.model, model.worker_id, model.epoch = settings.model_name, worker_id, epoch
+    model.protocol_version = PROTOCOL_VERSION
     model.tokenizer_digest = files.digest
     front = Front(model, files.tokenizer, mirror)
     front.connect(link)

@@ -50,6 +50,7 @@ class RunningSet:
         # Nothing that waits fits, and nothing has changed since that was found out.
         self._blocked = False
         self._guest_blocked = False
+        self.running_kv_tokens = 0  # context lengths of those that run, summed, as of the latest plan
         self._last_commit_s = float("nan")  # equal to nothing before the first one
 
     @property
@@ -89,6 +90,12 @@ class RunningSet:
             return False
         self._finished(sequence, Finish.STOP, now_s)
         return True
+
+    def _match(self, sequence: Sequence) -> int:
+        """How many leading blocks of a sequence that waits are cached."""
+        found = self.blocks.match(sequence)
+        self.waiting.has_matched(sequence, found * self.blocks.block_size)
+        return found
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepNews:
         """Takes in what a step computed. Results for sequences that are gone or were preempted are dropped.
@@ -165,6 +172,7 @@ class RunningSet:
         for j, time_s in enumerate(times_s):
             kv_tokens = load.decode_kv_tokens + j * len(plan.steps)
             self.cost.observe(StepLoad(load.num_tokens, kv_tokens, 0.0), time_s)
+        self.running_kv_tokens += len(times_s) * len(plan.steps)
         self._loads[plan.step_id] = StepLoad(
             load.num_tokens, load.decode_kv_tokens + len(times_s) * len(plan.steps), 0.0
         )

@@ -52,7 +52,7 @@ class Scheduler(RunningSet):
     def __init__(self, limits: SchedulerLimits, blocks: KVBlocks, stats: EngineStats) -> None:
         super().__init__(limits, blocks, stats)
         self.drain_rate = DrainRate()
-        self.prompt_backlog = 0  # tokens of running sequences' prompts that no step was given yet
+        self.prompt_backlog = [0 for _ in Lane]  # tokens of running sequences' prompts that no step was given yet
         self._gate = BatchGate(limits)
         self._step_id = 0
         self._guest: Sequence | None = None  # the latest one
@@ -240,7 +240,15 @@ class Scheduler(RunningSet):
                 may_admit = stopped is not Stopped.BY_ROOM_NOW and not guest_waits
         if blocked and len(self.waiting):
             self._blocked = not self._retiring and self._preemptions_left == MAX_PREEMPTIONS_PER_STEP
-        self.prompt_backlog = sum(s.num_unscheduled for s in self.running) if chunks or self._starts else 0
+        self._count_backlog(budget, has_prompts=bool(chunks or self._starts))
+
+    def _count_backlog(self, budget: StepBudget, *, has_prompts: bool) -> None:
+        """What the step leaves to be done for prompts, for load samples."""
+        self.running_kv_tokens, self.prompt_backlog = budget.decode_kv_tokens, [0 for _ in Lane]
+        if has_prompts:
+            self.running_kv_tokens = sum(len(sequence.token_ids) for sequence in self.running)
+            for sequence in self.running:
+                self.prompt_backlog[sequence.account.lane] += sequence.num_unscheduled
 
     def _chunk(self, sequence: Sequence, most: int, steps: list[SequenceStep], budget: StepBudget) -> None:
         num_new = budget.take_chunk(sequence, most)
@@ -264,7 +272,7 @@ class Scheduler(RunningSet):
             sequence = self._next(lane)
             if sequence is None:
                 break
-            if self._prefixes.covers_next(sequence, self.blocks.match(sequence)):
+            if self._prefixes.covers_next(sequence, self._match(sequence)):
                 self._defer(sequence)
                 deferred += 1
                 continue
@@ -355,7 +363,7 @@ class Scheduler(RunningSet):
             if since_s is None or since_s > aged_s:
                 continue
             following = self.waiting.next(lane)
-            if following and not self._prefixes.covers_next(following, self.blocks.match(following)):
+            if following and not self._prefixes.covers_next(following, self._match(following)):
                 return following
             # Otherwise somebody who runs is computing for it.
         return None
@@ -398,7 +406,7 @@ class Scheduler(RunningSet):
                 sequence = self.waiting.next(lane)
                 if sequence is None:
                     break  # on to the next lane
-                if self._prefixes.covers_next(sequence, self.blocks.match(sequence)):
+                if self._prefixes.covers_next(sequence, self._match(sequence)):
                     self.waiting.defer(sequence)
                     continue
                 if not self._fits(sequence):

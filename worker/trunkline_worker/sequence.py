@@ -49,6 +49,7 @@ class Sequence:
     num_published: int = 0  # leading blocks that carry an identity (or lost it to a collision)
     chain: Node | None = None  # node of the last published block
     found: list[Node] = field(default_factory=list)  # the longest cached prefix when it was last looked for
+    num_known_cached: int = 0  # while it waits: tokens in them, as its lane counts them
     num_announced: int = 0  # leading blocks that others were told would be computed: see shared_prefixes.py
     is_watched: bool = False  # while it waits, for its deadline
 

@@ -34,6 +34,7 @@ class StepCost:
         self._chunks: deque[tuple[NDArray[np.float64], float]] = deque(maxlen=KEPT_STEPS)
         self._seen = 0
         self._decode_steps = 0
+        self.num_fits = 0
         self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = 0.0
 
     @property
@@ -81,6 +82,7 @@ class StepCost:
 
     def _fit(self) -> None:
         """Non-negative least squares: what comes out negative is left out, and the rest fitted again."""
+        self.num_fits += 1
         samples = [*self._decodes, *self._chunks]
         times = np.array([time_s for _, time_s in samples])
         # Each row divided by its time: a relative error of a short step counts as much as one of a long step.

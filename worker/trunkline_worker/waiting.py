@@ -25,7 +25,8 @@ class Waiting:
         self.lanes = [Accounts(lane) for lane in Lane]
         self.num_tokens = [0 for _ in Lane]  # known tokens of those that never ran, by lane
         self.count = [0 for _ in Lane]  # of those that never ran
-        self.preempted_tokens = 0  # known tokens of those that were preempted
+        self.preempted_tokens = [0 for _ in Lane]  # known tokens of those that were preempted, by lane
+        self.matched_tokens = [0 for _ in Lane]  # of both, cached when they were last looked at: see has_matched()
         self.admitted_s = [0.0 for _ in Lane]  # when the last one of each lane left the queue
         self._due_s: list[list[float]] = [[] for _ in Lane]  # of those that never ran, in order
         self._members: dict[int, Sequence] = {}  # by id
@@ -48,6 +49,15 @@ class Waiting:
     def total_tokens(self) -> int:
         return sum(self.num_tokens)
 
+    def has_matched(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many leading tokens of a sequence that waits are cached."""
+        self.matched_tokens[sequence.lane] += num_tokens - sequence.num_known_cached
+        sequence.num_known_cached = num_tokens
+
+    def uncached_tokens(self, lane: Lane) -> int:
+        """Tokens that are to be computed for those who wait in a lane, as far as is known."""
+        return self.num_tokens[lane] + self.preempted_tokens[lane] - self.matched_tokens[lane]
+
     def put(self, sequence: Sequence, start_by_s: float | None = None) -> None:
         """A sequence that has never run.  start_by_s: after it its deadline is out of reach"""
         self._members[sequence.sequence_id] = sequence
@@ -69,7 +79,7 @@ class Waiting:
     def put_back(self, sequence: Sequence) -> None:
         """A sequence that was preempted."""
         self._members[sequence.sequence_id] = sequence
-        self.preempted_tokens += len(sequence.token_ids)
+        self.preempted_tokens[sequence.lane] += len(sequence.token_ids)
         self._returning[sequence.lane].put(0.0, sequence)
         if sequence.lane is not Lane.INTERACTIVE:
             self._by_age[sequence.lane].put(sequence.arrival_s, sequence)
@@ -78,13 +88,14 @@ class Waiting:
         """Takes a sequence out, wherever it stands."""
         del self._members[sequence.sequence_id]
         lane, account = sequence.lane, sequence.account
+        self.has_matched(sequence, 0)
         if lane is not Lane.INTERACTIVE:
             self._by_age[lane].left()
         if sequence.is_watched:
             sequence.is_watched = False
             self.by_deadline.left()
         if sequence.generation:
-            self.preempted_tokens -= len(sequence.token_ids)
+            self.preempted_tokens[lane] -= len(sequence.token_ids)
             self._returning[lane].left()
             return
         self.count[lane] -= 1
@@ -139,8 +150,11 @@ class Waiting:
         """Asserts that counts agree with members, and that nobody who waits holds blocks."""
         assert all(not s.block_table and not s.num_scheduled and not s.num_pending for s in self), "it holds blocks"
         assert not self._deferred, "somebody is still deferred"
-        assert self.preempted_tokens == sum(len(s.token_ids) for s in self if s.generation), "tokens miscounted"
         for lane in Lane:
+            everyone = [s for s in self if s.lane is lane]
+            preempted = sum(len(s.token_ids) for s in everyone if s.generation)
+            assert self.preempted_tokens[lane] == preempted, "tokens miscounted"
+            assert self.matched_tokens[lane] == sum(s.num_known_cached for s in everyone), "matches miscounted"
             self.lanes[lane].check_integrity()
             new = [s for s in self if s.lane is lane and not s.generation]
             assert self.count[lane] == len(new), "waiting sequences miscounted"

@@ -1,0 +1,98 @@
+"""FleetService: what operators ask a router."""
+
+import time
+from typing import Any
+
+import grpc
+
+from trunkline.v1 import fleet_pb2
+from trunkline.v1.fleet_pb2 import (
+    ExplainRouteRequest,
+    ExplainRouteResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+    RouteCandidate,
+    WorkerStatus,
+)
+from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
+from trunkline_router.edge import check_request_id, prepare, request_id_of, session_of
+from trunkline_router.policy import Candidate
+from trunkline_router.pool import Pools
+from trunkline_router.tenants import Tenants, tenant_of
+from trunkline_router.worker_link import WorkerLink
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class FleetService(FleetServiceServicer):
+    """Asks the same functions that requests go through, and changes nothing."""
+
+    def __init__(self, pools: Pools, *, max_choices: int, tenants: Tenants | None = None) -> None:
+        self._pools = pools
+        self._tenants = tenants or Tenants()
+        self._max_choices = max_choices
+
+    async def ExplainRoute(self, request: ExplainRouteRequest, context: Context) -> ExplainRouteResponse:
+        wanted = request.request
+        check_request_id(wanted)
+        metadata = context.invocation_metadata()
+        tenant = tenant_of(metadata)
+        model, workers = self._pools.workers(wanted.model)
+        prepared = await prepare(
+            wanted,
+            request_id_of(wanted),
+            model,
+            workers,
+            max_choices=self._max_choices,
+            scheduling=self._tenants.scheduling(tenant, wanted.lane),
+            session=session_of(metadata, tenant),
+        )
+        plan = self._pools.explain(
+            model, prepared.route_request(time.monotonic()), usable=lambda live: prepared.fits(live.model)
+        ).plan
+        return ExplainRouteResponse(
+            model=model,
+            policy=plan.policy,
+            prompt_tokens=len(prepared.prompt),
+            worker_id=plan.worker_id,
+            reason=plan.reason,
+            candidates=[_candidate(candidate) for candidate in plan.candidates],
+        )
+
+    async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
+        return ListWorkersResponse(workers=[worker_status(link) for link in self._pools.links])
+
+
+def worker_status(link: WorkerLink) -> WorkerStatus:
+    """Where a worker stands."""
+    status = WorkerStatus(address=link.address, state=fleet_pb2.WORKER_STATE_CONNECTING, problem=link.problem)
+    if link.model is not None:
+        status.worker_id, status.epoch, status.model = link.model.worker_id, link.model.epoch, link.model.model
+    live = link.live
+    if live is None:
+        return status
+    status.state = fleet_pb2.WORKER_STATE_READY if live.accepts else fleet_pb2.WORKER_STATE_DRAINING
+    status.load.CopyFrom(live.load)
+    status.open_choices = live.open_choices
+    status.indexed_blocks = len(live.blocks)
+    status.index_accuracy = live.accuracy.share
+    status.index_accuracy_requests = live.accuracy.num_requests
+    status.routed_by_load = live.routed_by_load
+    return status
+
+
+def _candidate(candidate: Candidate) -> RouteCandidate:
+    return RouteCandidate(
+        worker_id=candidate.worker_id,
+        matched_tokens=candidate.matched_tokens,
+        queued_tokens=candidate.queued_tokens,
+        running=candidate.running,
+        queue_s=candidate.queue_s,
+        prefill_s=candidate.prefill_s,
+        decode_s=candidate.decode_s,
+        kv_wait_s=candidate.kv_wait_s,
+        kv_penalty_s=candidate.kv_penalty_s,
+        slow_start_s=candidate.slow_start_s,
+        cost_s=candidate.cost_s,
+        routed_by_load=candidate.routed_by_load,
+    )
