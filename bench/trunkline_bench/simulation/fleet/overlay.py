@@ -25,10 +25,11 @@ class TooManyCopies(Exception):
     """There are not enough token ids to keep so many copies apart. One line."""
 
 
-def overlay(trace: list[TraceRequest], copies: float, duration_s: float) -> list[TraceRequest]:
+def overlay(trace: list[TraceRequest], copies: float, duration_s: float, ramp_s: float = 0.0) -> list[TraceRequest]:
     """Requests that arrive in [0, duration_s), in order. `trace` must not be empty; it goes round in laps.
 
     copies: how many times the trace's own load; need not be whole
+    ramp_s: until then copies set in one after the other, as a fleet whose caches are empty would be given load
     Raises TooManyCopies.
     """
     lap_s = lap_of(trace)
@@ -41,11 +42,12 @@ def overlay(trace: list[TraceRequest], copies: float, duration_s: float) -> list
     laid: list[TraceRequest] = []
     for copy in range(ceil(copies)):
         share = min(1.0, copies - copy)
+        begin_s = ramp_s * copy / copies
         phase_s = copy * PHASE_STEP % 1.0 * lap_s
         for index, request in enumerate(trace):
             for lap in range(laps):
                 arrival_s = request.arrival_s + lap * lap_s - phase_s
-                if not 0.0 <= arrival_s < duration_s:
+                if not begin_s <= arrival_s < duration_s:
                     continue
                 conversation = f"{copy}/{lap}/{request.conversation or f'alone {index}'}"
                 if _kept(conversation, share):

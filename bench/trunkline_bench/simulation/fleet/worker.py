@@ -19,7 +19,7 @@ class FleetStats(StatsOfAllTime):
 
     def __init__(self, now_s: float) -> None:
         super().__init__(now_s)
-        self.busy_s: list[float] = []  # by bins of BUSY_BIN_S: steps that ended in them
+        self.busy_s = [0.0]  # by bins of BUSY_BIN_S: steps that ended in them
 
     def step(self, counts: StepCounts, now_s: float) -> None:
         super().step(counts, now_s)
@@ -56,6 +56,11 @@ class FleetWorker:
         self._next_s = NEVER_S  # when the engine has something to do again, unless a submit comes first
         self._load: LoadSample | None = None  # not sent yet
         self._load_at_s = load_phase_s
+
+    @property
+    def busy_s(self) -> float:
+        """How long its device has computed so far."""
+        return self.stats.total.device_time_s
 
     def submit(self, at_s: float, submit: Submit, output_tokens: int) -> None:
         """Will be there at a time that is no earlier than any submit's before, nor than advance() has been told of."""
