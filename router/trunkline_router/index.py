@@ -1,5 +1,6 @@
 """What one worker's prefix cache holds: its part of the fleet's index."""
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
 
@@ -7,7 +8,7 @@ from trunkline_router.prefix_index import PrefixIndex
 
 # Of the prompts sent to a worker of late these are remembered, to be counted on where its own reports are not.
 MOST_RECENT_PROMPTS = 256
-MOST_RECENT_BLOCKS = 1 << 14
+MOST_RECENT_BLOCKS = 1 << 14  # of 8 bytes each
 
 
 class WorkerBlocks:
@@ -22,7 +23,7 @@ class WorkerBlocks:
         self._index = index
         self.slot = index.attach()
         self._expected: Counter[int] = Counter()
-        self._recent: deque[Sequence[int]] = deque()
+        self._recent: deque[array[int]] = deque()
         self._num_recent = 0  # blocks in them
         self._by_dispatches = False
         self._closed = False
@@ -93,7 +94,7 @@ class WorkerBlocks:
         """A prompt that was computed there."""
         if self._closed:
             return
-        self._recent.append(chain[:MOST_RECENT_BLOCKS])
+        self._recent.append(array("Q", chain[:MOST_RECENT_BLOCKS]))
         self._num_recent += len(self._recent[-1])
         if self._by_dispatches:
             self.expect(self._recent[-1])

@@ -120,7 +120,7 @@ def choose(
 def _soonest(request: RouteRequest, workers: WorkerTable, rng: Random) -> _Choice:
     """Of near-equals, those with the least to compute: a tie is no reason to compute a prefix once more. Of these, one
     is drawn: unrelated requests spread, and routers that know the same do not all choose the same."""
-    terms = predict(request, workers)
+    terms = predict(request, workers, rng.random())
     cost_s = terms.cost_s()
     best = int(cost_s.argmin())
     best_s = float(cost_s[best])

@@ -1,6 +1,6 @@
 """From a prompt and the workers of its model to the worker that gets it: hashing, matching, choosing. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -15,7 +15,7 @@ from trunkline_router.policy import RoutePlan, choose
 from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.worker_facts import Column, worker_table
-from trunkline_router.worker_state import InFlight, WorkerState
+from trunkline_router.worker_state import InFlight, Kind, WorkerState
 
 W = TypeVar("W", bound=WorkerState)
 
@@ -47,14 +47,30 @@ def route(
     index: PrefixIndex, workers: Sequence[W], request: RouteRequest, policy: RoutingPolicy, rng: Random
 ) -> Route[W]:
     """Chooses among `workers`, at least one, all of which could answer. Changes nothing: see Route.in_flight()."""
-    kinds = {worker.kind for worker in workers}
-    chains = {kind: _chain(kind, request) for kind in kinds}
-    matched_tokens = np.zeros(len(workers))
-    for kind, chain in chains.items():
-        if len(kinds) == 1:
-            slots = np.array([worker.blocks.slot for worker in workers])
-            matched_tokens = _matched_tokens(index, chain, slots, kind[1], request)
-        else:
+    return route_chains(index, workers, request, chains_of(workers, request), policy, rng)
+
+
+def chains_of(workers: Iterable[WorkerState], request: RouteRequest) -> dict[Kind, list[int]]:
+    """The prompt's keys, as workers with these weights and block sizes count them."""
+    return {kind: _chain(kind, request) for kind in {worker.kind for worker in workers}}
+
+
+def route_chains(
+    index: PrefixIndex,
+    workers: Sequence[W],
+    request: RouteRequest,
+    chains: Mapping[Kind, list[int]],
+    policy: RoutingPolicy,
+    rng: Random,
+) -> Route[W]:
+    """As route(), of a prompt that has been hashed."""
+    if len(chains) == 1:
+        ((kind, chain),) = chains.items()
+        slots = np.array([worker.blocks.slot for worker in workers])
+        matched_tokens = _matched_tokens(index, chain, slots, kind[1], request)
+    else:
+        matched_tokens = np.zeros(len(workers))
+        for kind, chain in chains.items():
             places = np.array([place for place, worker in enumerate(workers) if worker.kind == kind])
             slots = np.array([workers[place].blocks.slot for place in places])
             matched_tokens[places] = _matched_tokens(index, chain, slots, kind[1], request)
@@ -65,8 +81,7 @@ def route(
     return Route(request, chosen, chains[chosen.kind], plan, policy)
 
 
-def _chain(kind: tuple[str, int], request: RouteRequest) -> list[int]:
-    """The prompt's keys, as workers with these weights and this block size count them."""
+def _chain(kind: Kind, request: RouteRequest) -> list[int]:
     fingerprint, block_size = kind
     hashes = prompt_hashes(root_hash(fingerprint, salt=request.salt), request.prompt, block_size)
     return keys_of(b"".join(hashes))

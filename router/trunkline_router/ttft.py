@@ -47,8 +47,12 @@ class Terms:
 TERM_NAMES = tuple(field.name for field in fields(Terms))
 
 
-def predict(request: RouteRequest, workers: WorkerTable) -> Terms:
-    """The terms for each worker."""
+def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Terms:
+    """The terms for each worker.
+
+    draw: a random number in [0, 1): a worker whose slow-start share is at most this counts as so much slower for this
+    request, so that it has its full chance with that share of requests
+    """
     fixed_s, token_s, kv_token_s, pair_s = _step_costs(workers)
     lane = LANE_NAMES[request.lane]
     matched, choices = workers.matched_tokens, workers["choices"]
@@ -66,7 +70,7 @@ def predict(request: RouteRequest, workers: WorkerTable) -> Terms:
     # Half a step, because one is under way where something runs.
     decode_s = (own_steps + queue_steps) * decoding_s + 0.5 * (decoding_s + fixed_s) * (choices > 0)
 
-    wanted_blocks = (queued + uncached) / workers["block_size"] + 1.0
+    wanted_blocks = (np.minimum(queued, workers["waiting_tokens"]) + uncached) / workers["block_size"] + 1.0
     knows_pool = workers["total_blocks"] > 0
     turnover_s = REMAINING_TOKENS * (fixed_s + decoding_s)  # in which those that run now will have ended
     missing = np.maximum(wanted_blocks - workers["available_blocks"], 0.0) * knows_pool
@@ -82,7 +86,8 @@ def predict(request: RouteRequest, workers: WorkerTable) -> Terms:
     again = np.maximum(len(request.prompt), workers["decode_kv_tokens"] / np.maximum(choices, 1.0))
     kv_penalty_s = crowded * crowded * again * token_s
 
-    slow_start_s = (1.0 / workers["slow_start_share"] - 1.0) * (queue_s + prefill_s + decode_s)
+    start = workers["slow_start_share"]
+    slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= draw)
     return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s)
 
 

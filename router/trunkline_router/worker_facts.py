@@ -27,6 +27,7 @@ class WorkerFacts(NamedTuple):
     queued_interactive: float
     queued_standard: float
     queued_batch: float
+    waiting_tokens: float  # of prompts that have no blocks yet, whatever their lane
     queued_context: float  # (query, key) pairs of such a token, about
     choices: float  # running and waiting
     most_running: float  # choices

@@ -20,6 +20,8 @@ from trunkline_router.policy import RoutePlan
 from trunkline_router.route_request import NUM_LANES, RouteRequest
 from trunkline_router.worker_facts import ROW, WorkerFacts, hash_53
 
+Kind = tuple[str, int]  # fingerprint and block size: workers of one kind name blocks alike
+
 # Where a worker does not say what its running choices hold.
 ASSUMED_CONTEXT_TOKENS = 1024
 DEFAULT_STEP_TOKENS = 2048
@@ -34,7 +36,7 @@ class WorkerState:
         self.model = model
         self.blocks = blocks
         self.worker_id = model.worker_id
-        self.kind = (model.fingerprint, model.block_size)  # workers of one kind name blocks alike
+        self.kind: Kind = (model.fingerprint, model.block_size)
         self.accuracy = IndexAccuracy()
         self.routed_by_load = False
         # What this router has sent there and not heard the end of:
@@ -179,6 +181,7 @@ class WorkerState:
             queued_interactive=queued[0],
             queued_standard=queued[1],
             queued_batch=queued[2],
+            waiting_tokens=max(load.waiting_tokens, sum(young.tokens) + self._foreign_tokens),
             queued_context=self._context_tokens,
             choices=choices,
             most_running=model.max_running_requests or inf,

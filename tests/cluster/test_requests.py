@@ -163,6 +163,7 @@ def test_models_are_listed_with_their_limits(cluster: Cluster) -> None:
     assert description.fingerprint
     assert description.kv_blocks == 512
     assert description.deterministic
+    assert description.protocol_version == 1
 
 
 @pytest.mark.parametrize("file", [inference_pb2, fleet_pb2, worker_pb2], ids=["inference", "fleet", "worker"])

@@ -40,3 +40,11 @@ def test_length_prefixes_keep_fields_apart() -> None:
 def test_only_full_blocks_have_a_hash() -> None:
     root = root_hash("model")
     assert [len(prompt_hashes(root, list(range(n)), 16)) for n in (0, 1, 15, 16, 17, 31, 32)] == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_a_prompts_hashes_are_those_of_its_blocks_one_after_another() -> None:
+    parent = root_hash("model")
+    tokens = list(range(1000, 1050))
+    for index, digest in enumerate(prompt_hashes(parent, tokens, 8)):
+        parent = block_hash(parent, tokens[8 * index : 8 * index + 8])
+        assert digest == parent

@@ -11,8 +11,11 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.fleet_service import FleetService
+from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
@@ -26,11 +29,12 @@ PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test wait
 
 
 class Cluster:
-    """`stub` calls the router; `live(i)` is what the router knows of worker i."""
+    """`stub` and `fleet` call the router; `live(i)` is what the router knows of worker i."""
 
-    def __init__(self, links: list[WorkerLink], stub: Any, port: int) -> None:
+    def __init__(self, links: list[WorkerLink], stub: Any, fleet: Any, port: int) -> None:
         self.links = links
         self.stub = stub
+        self.fleet = fleet
         self.port = port
 
     def live(self, index: int) -> Live:
@@ -67,6 +71,7 @@ async def cluster(
     expected: tuple[bool, ...] | None = None,
     tenants: Tenants | None = None,
     render_limit_s: float = TIME_LIMIT_S,
+    policy: PolicyName = PolicyName.PREDICTED_TTFT,
 ) -> AsyncIterator[Cluster]:
     """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
 
@@ -80,18 +85,20 @@ async def cluster(
         renderers = RenderPool(render_limit_s)
         stack.push_async_callback(renderers.close)
         tokenizers = Tokenizers(renderers)
-        pools = Pools(rng)
+        pools = Pools(rng, RoutingPolicy(policy))
         links = [WorkerLink(worker.address, "router-1", tokenizers, pools.index, _ignore, rng) for worker in workers]
         pools.links = links
-        server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
+        server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
         service = InferenceService(pools, max_choices=max_choices, tenants=tenants)
         add_InferenceServiceServicer_to_server(service, server.grpc)
+        fleet = FleetService(pools, max_choices=max_choices, tenants=tenants)
+        add_FleetServiceServicer_to_server(fleet, server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
-        made = Cluster(links, InferenceServiceStub(channel), server.port)
+        made = Cluster(links, InferenceServiceStub(channel), FleetServiceStub(channel), server.port)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))

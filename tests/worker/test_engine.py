@@ -148,3 +148,40 @@ def test_load_and_events_tell_what_the_pool_holds(engine: Engine) -> None:
         step = engine.step()
     assert step is not None
     assert (step.load.kv_live_blocks, step.load.kv_cached_blocks, step.load.kv_free_blocks) == (0, 1, 15)
+
+
+def test_load_samples_tell_routers_what_waits_by_lane_and_what_a_step_takes() -> None:
+    engine = make_engine(kv_blocks=64, max_running_requests=1, max_step_tokens=8)
+    running = make_submit(1, PROMPT, max_tokens=3, ignore_eos=True)
+    waiting = [make_submit(n, [*PROMPT, *[n] * 10], max_tokens=2, ignore_eos=True) for n in (2, 3)]
+    for submit, lane in zip((running, *waiting), (2, 2, 3), strict=True):
+        submit.lane = lane  # type: ignore[assignment]
+    engine.accept(EngineRequest(submits=[running]))
+    assert engine.step() is not None
+    engine.accept(EngineRequest(submits=waiting))
+    step = engine.step()
+    assert step is not None
+    assert list(step.load.uncached_tokens_by_lane) == [0, (20 - 16) + 30, 30], "of the running prompt, what is left"
+    assert step.load.running_kv_tokens == 20
+    assert sum(step.load.uncached_tokens_by_lane) == step.load.waiting_uncached_tokens
+    assert not step.load.HasField("step_cost"), "nothing is known yet"
+    step = engine.step()
+    assert step is not None
+    assert list(step.load.uncached_tokens_by_lane) == [0, 30 - 16, 30 - 16], "what was looked for and found is left out"
+    while engine.has_work:
+        step = engine.step()
+    assert step is not None
+    assert (list(step.load.uncached_tokens_by_lane), step.load.running_kv_tokens) == ([0, 0, 0], 0)
+    engine.accept(EngineRequest(submits=[make_submit(5, PROMPT, max_tokens=400, ignore_eos=True)]))
+    while engine.has_work:
+        step = engine.step()
+    cost = engine.scheduler.cost
+    assert step is not None
+    assert cost.is_known
+    told = step.load.step_cost
+    assert (told.fixed_s, told.token_s, told.kv_token_s, told.pair_s) == (
+        cost.fixed_s,
+        cost.token_s,
+        cost.kv_token_s,
+        cost.pair_s,
+    )

@@ -248,7 +248,8 @@ class Scheduler(RunningSet):
         if has_prompts:
             self.running_kv_tokens = sum(len(sequence.token_ids) for sequence in self.running)
             for sequence in self.running:
-                self.prompt_backlog[sequence.account.lane] += sequence.num_unscheduled
+                behind = len(sequence.token_ids) - sequence.num_scheduled  # negative where a step runs ahead of a token
+                self.prompt_backlog[sequence.account.lane] += max(0, behind)
 
     def _chunk(self, sequence: Sequence, most: int, steps: list[SequenceStep], budget: StepBudget) -> None:
         num_new = budget.take_chunk(sequence, most)
