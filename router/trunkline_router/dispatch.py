@@ -1,127 +1,221 @@
 """A prepared request at the workers: which one computes it, and what happens where that one cannot."""
 
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from random import Random
 from typing import Any
 
 from opentelemetry.trace import Span
 
-from trunkline.status import NO_WORKER, OVERLOADED, RequestRefused, deadline_exceeded
+from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline_router.edge import Prepared
+from trunkline_router.failover import MAX_JITTER_S, FailoverLimits, Recovery
 from trunkline_router.pool import Pools
-from trunkline_router.request_stream import RequestStream
+from trunkline_router.quarantine import Quarantine, quarantined
+from trunkline_router.request_stream import BrokenOff, RequestStream
+from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
+from trunkline_router.suspicion import Cells, Suspicion
 from trunkline_router.worker_link import Live
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 
-# A request whose worker is lost before its first output is sent to this many workers in all.
-MAX_TRIES = 2
-# This many workers may turn a request away because they are full. It costs them little, but where all are full every
-# request would ask every worker, at the worst time.
-MAX_FULL = 4
 # Candidates in a request's trace: the chosen one and those that came next.
 MOST_TRACED = 8
 
 TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
 
 
-async def dispatch(
-    pools: Pools, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]
-) -> AsyncGenerator[GenerateResponse, None]:
-    """The request's responses. Until a worker has said anything of its output, another one may take it over.
+class Dispatcher:
+    """What requests of one router have in common."""
 
-    `facts` are filled in for the request's log line. Raises RequestRefused.
-    """
-    tried: list[Live] = []
-    refusals: list[RequestRefused] = []
-    while True:
-        try:
-            route = pools.route(
-                prepared.model,
-                prepared.route_request(time.monotonic()),
-                usable=lambda live: prepared.fits(live.model) and all(live is not other for other in tried),
-            )
-        except RequestRefused as refused:
-            raise (last_word(refusals) if refusals else refused) from None
-        tried.append(route.worker)
-        facts["worker"] = route.worker.model.worker_id
-        _trace_route(span, route)
-        stream = RequestStream(prepared.request_id, prepared.choices, _prompt_info(prepared, route))
-        try:
-            async with aclosing(_responses_of(route, prepared, stream, time_left, facts)) as responses:
-                async for response in responses:
-                    yield response
-        except RequestRefused as refused:
-            if stream.has_output or refused.reason not in (NO_WORKER, OVERLOADED):
-                raise
-            refusals.append(refused)
-            if not may_try_again(refusals):
-                raise last_word(refusals) from None
-            get_logger().warning("trying another worker", request_id=prepared.request_id, problem=refused.message)
-            continue
+    def __init__(
+        self,
+        pools: Pools,
+        clock_s: Callable[[], float],
+        rng: Random,
+        *,
+        limits: FailoverLimits | None = None,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        self.pools = pools
+        self.clock_s = clock_s
+        self.rng = rng
+        self.limits = limits or FailoverLimits()
+        self.quarantine = quarantine or Quarantine()
+        self.budget = RetryBudget(clock_s())
+        self.cells = Cells(on_free=pools.notify)
+
+    def dispatch(
+        self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
+        Raises RequestRefused."""
+        return _Dispatch(self, prepared, time_left, span, facts).responses()
+
+
+@dataclass(slots=True)
+class _Dispatch:
+    """One request."""
+
+    shared: Dispatcher
+    prepared: Prepared
+    time_left: TimeLeft
+    span: Span
+    facts: dict[str, Any]
+    recovery: Recovery = field(init=False)
+    suspicion: Suspicion = field(init=False)
+    stream: RequestStream = field(init=False)
+    failed: list[Live] = field(default_factory=list)  # where an attempt was lost
+    full: list[Live] = field(default_factory=list)  # where there was no room of late
+    fingerprint: str = ""  # of the weights that have begun the answer
+
+    def __post_init__(self) -> None:
+        self.recovery = Recovery(self.shared.limits)
+        self.suspicion = Suspicion()
+        prompt = PromptInfo(
+            model=self.prepared.model,
+            prompt_tokens=len(self.prepared.prompt),
+            seed=self.prepared.seed,
+            lane=self.prepared.scheduling.lane,
+        )
+        self.stream = RequestStream(self.prepared.request_id, self.prepared.choices, prompt)
+        self.stream.on_progress = self.suspicion.on_progress
+
+    async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
+        prepared, stream, facts = self.prepared, self.stream, self.facts
+        shared = self.shared
+        tenant = prepared.scheduling.tenant
+        shared.quarantine.check(tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s())
+        shared.budget.on_request()
+        while True:
+            route = await self._place()
+            try:
+                async with aclosing(self._attempt(route)) as responses:
+                    async for response in responses:
+                        yield response
+                break
+            except BrokenOff as broken:
+                self._note(route.worker, broken)
+            finally:
+                self.suspicion.leave()
         facts["cached_tokens"] = stream.cached_tokens
         facts["completion_tokens"] = stream.completion_tokens
         reasons = [FinishReason.Name(reason) for _, reason in sorted(stream.finish_reasons.items())]
         facts["outcome"] = ",".join(dict.fromkeys(r.removeprefix("FINISH_REASON_").lower() for r in reasons))
-        return
 
+    async def _place(self) -> Route[Live]:
+        """Chooses a worker, once there is one. Raises RequestRefused."""
+        shared = self.shared
+        if self.recovery.has_failed and not self.stream.has_output:
+            delay_s = shared.budget.take(shared.clock_s()) + shared.rng.uniform(0, MAX_JITTER_S)
+            await asyncio.sleep(self._within_deadline(delay_s))
+        while True:
+            changed = shared.pools.change()
+            try:
+                request = self.prepared.route_request(shared.clock_s(), self.stream.longest_output())
+                route = shared.pools.route(self.prepared.model, request, usable=self._is_usable)
+                break
+            except RequestRefused as nobody:
+                has_output = self.stream.has_output
+                wait_s = self.recovery.wait_s(shared.clock_s(), nobody, has_output=has_output)
+            try:
+                async with asyncio.timeout(self._within_deadline(wait_s)):
+                    await changed.wait()
+            except TimeoutError:
+                self.full.clear()  # by now they may have room
+        if self.suspicion.is_suspect:
+            self.suspicion.enter(shared.cells.enter(route.worker))
+        return route
 
-def may_try_again(refusals: Sequence[RequestRefused]) -> bool:
-    """Whether a request that these workers did not answer is worth another one's time."""
-    full = sum(refused.reason == OVERLOADED for refused in refusals)
-    return full < MAX_FULL and len(refusals) - full < MAX_TRIES
+    def _is_usable(self, live: Live) -> bool:
+        return (
+            self.prepared.fits(live.model, self.stream.num_output)
+            and all(live is not other for other in (*self.failed, *self.full))
+            and (not self.stream.has_output or live.model.fingerprint == self.fingerprint)
+            and (not self.suspicion.is_suspect or self.shared.cells.is_free(live))
+        )
 
+    def _within_deadline(self, wait_s: float) -> float:
+        """Raises RequestRefused where the deadline has passed."""
+        left_s = self.time_left()
+        if left_s is None:
+            return wait_s
+        if left_s <= 0:
+            raise deadline_exceeded()
+        return min(wait_s, left_s)
 
-def last_word(refusals: Sequence[RequestRefused]) -> RequestRefused:
-    """What a client is told of several workers' refusals: full ones will have room, the first one soonest."""
-    full = [refused for refused in refusals if refused.reason == OVERLOADED]
-    if not full:
-        return refusals[-1]
-    return min(full, key=lambda refused: refused.retry_delay_ms or float("inf"))
-
-
-async def _responses_of(
-    route: Route[Live], prepared: Prepared, stream: RequestStream, time_left: TimeLeft, facts: dict[str, Any]
-) -> AsyncGenerator[GenerateResponse, None]:
-    """The request's responses from one worker. Whichever way this ends, the worker is told and the load is settled."""
-    session = route.worker.session
-    left_s = time_left()
-    if left_s is not None and left_s <= 0:
-        raise deadline_exceeded()
-    timeout_ns = None if left_s is None else int(left_s * 1e9)
-    submits = prepared.submits(timeout_ns, current_trace_context())
-    with route.in_flight() as flight:
+    async def _attempt(self, route: Route[Live]) -> AsyncGenerator[GenerateResponse, None]:
+        """The responses from one worker. Whichever way this ends, the worker is told and the load is settled. Raises
+        BrokenOff where the worker gives up."""
+        worker, stream, prepared, shared = route.worker, self.stream, self.prepared, self.shared
+        left_s = self._within_deadline(float("inf"))
+        unfinished = list(stream.unfinished())
+        submits = prepared.submits(
+            unfinished,
+            timeout_ns=None if left_s == float("inf") else int(left_s * 1e9),
+            trace=current_trace_context(),
+            prompt_known=stream.prompt_known,
+            suspect=self.suspicion.is_suspect,
+        )
+        if not stream.has_output:
+            self.fingerprint = worker.model.fingerprint
+        self.facts["worker"] = worker.model.worker_id
+        _trace_route(self.span, route)
+        stream.begin(worker.model.worker_id)
+        first = not stream.prompt_known
         handles: list[int] = []
+        worker.breaker.on_dispatch()
+        with route.in_flight() as flight:
 
-        def let_go() -> None:
-            # This generator stands still until the client reads on; should it never do so, nothing waits for that.
-            session.abort(handles)
-            flight.end()
-            facts["outcome"] = OVERLOADED
+            def let_go() -> None:
+                # This generator stands still until the client reads on; should it never do so, nothing waits for that.
+                worker.session.abort(handles)
+                flight.end()
+                self.suspicion.leave()
+                self.facts["outcome"] = "OVERLOADED"
 
-        stream.on_overflow = let_go
-        handles += session.submit(submits, [stream.put] * prepared.choices)
-        try:
-            while (response := await stream.take()) is not None:
-                flight.has_started(stream.cached_tokens)
-                yield response
-        finally:
-            session.abort(handles)
+            stream.on_overflow = let_go
+            handles += worker.session.submit(submits, [stream.put] * len(submits))
+            try:
+                while (response := await stream.take()) is not None:
+                    flight.has_started(stream.cached_tokens if first else None)
+                    worker.breaker.on_success(shared.clock_s())
+                    yield response
+            finally:
+                worker.breaker.on_no_outcome()
+                worker.session.abort(handles)
 
-
-def _prompt_info(prepared: Prepared, route: Route[Live]) -> PromptInfo:
-    return PromptInfo(
-        model=prepared.model,
-        worker_id=route.worker.model.worker_id,
-        prompt_tokens=len(prepared.prompt),
-        seed=prepared.seed,
-        lane=prepared.scheduling.lane,
-    )
+    def _note(self, worker: Live, broken: BrokenOff) -> None:
+        """An attempt broke off. Raises RequestRefused where it was the last one."""
+        shared, prepared, stream, refused = self.shared, self.prepared, self.stream, broken.refused
+        now_s = shared.clock_s()
+        worker.breaker.on_refusal(refused.reason, now_s)
+        if broken.suspect and self.suspicion.on_death(sole_suspect=broken.sole_suspect):
+            tenant = prepared.scheduling.tenant
+            shared.quarantine.convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
+            get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant)
+            raise quarantined()
+        self.recovery.on_refusal(
+            refused, num_tokens=stream.completion_tokens, has_output=stream.has_output, can_resume=stream.can_resume
+        )
+        if not stream.has_output:
+            problem = "trying another worker"
+        else:
+            problem = "going on at another worker"
+            stream.resumptions += 1
+        (self.full if refused.reason == OVERLOADED else self.failed).append(worker)
+        facts: dict[str, str | int] = {
+            "worker": worker.model.worker_id,
+            "problem": refused.message,
+            "tokens": stream.completion_tokens,
+        }
+        self.span.add_event(problem, facts)
+        get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)
 
 
 def _trace_route(span: Span, route: Route[Live]) -> None:

@@ -3,6 +3,7 @@
 import secrets
 import string
 import uuid
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
 from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
+from trunkline_router.ledger import Ledger
 from trunkline_router.pool import limits_of
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.tenants import Scheduling
@@ -30,7 +32,7 @@ class Prepared:
 
     request_id: str
     model: str
-    prompt: list[int]
+    prompt: "array[int]"  # four bytes per token: it is kept to the request's end
     sampling: SamplingParams  # every default filled in, seed included
     choices: int
     scheduling: Scheduling
@@ -40,16 +42,17 @@ class Prepared:
     def seed(self) -> int:
         return self.sampling.seed
 
-    def fits(self, model: GetModelResponse) -> bool:
-        """Whether a worker with these limits can answer it. Workers of one model may differ in memory."""
-        wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else 1
+    def fits(self, model: GetModelResponse, num_output: int = 0) -> bool:
+        """Whether a worker with these limits can answer it, or go on after that much output. Workers of one model may
+        differ in memory."""
+        wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else num_output + 1
         return len(self.prompt) + wanted <= min(model.context_length, model.kv_token_capacity)
 
-    def route_request(self, now_s: float) -> RouteRequest:
-        """For the routing policy."""
+    def route_request(self, now_s: float, output: "array[int] | None" = None) -> RouteRequest:
+        """For the routing policy; `output`: what it has said already."""
         lane = self.scheduling.lane - Lane.LANE_INTERACTIVE
         return RouteRequest(
-            self.prompt,
+            self.prompt if output is None else self.prompt + output,
             now_s,
             lane=lane,
             choices=self.choices,
@@ -57,22 +60,32 @@ class Prepared:
             session=self.session,
         )
 
-    def submits(self, timeout_ns: int | None, trace: tuple[str, str]) -> list[Submit]:
-        """One per choice."""
+    def submits(
+        self,
+        choices: Iterable[tuple[int, Ledger]],
+        *,
+        timeout_ns: int | None,
+        trace: tuple[str, str],
+        prompt_known: bool = False,
+        suspect: bool = False,
+    ) -> list[Submit]:
+        """One per choice, going on where its ledger ends. `prompt_known`: what is to be told of the prompt was told."""
         submits = []
-        for choice in range(self.choices):
+        for choice, ledger in choices:
             submit = Submit(
                 request_id=self.request_id,
                 choice=choice,
                 prompt_token_ids=self.prompt,
                 sampling=self.sampling,
+                resume=ledger.resume(),
                 traceparent=trace[0],
                 tracestate=trace[1],
                 lane=self.scheduling.lane,
                 tenant=self.scheduling.tenant,
                 tenant_weight=self.scheduling.weight,
+                suspect=suspect,
             )
-            if choice > 0:
+            if choice > 0 or prompt_known:
                 submit.sampling.ClearField("prompt_logprobs")  # the same for every choice: computed once
             if timeout_ns is not None:
                 submit.timeout.FromNanoseconds(timeout_ns)
@@ -136,7 +149,7 @@ async def prepare(
     )
     check_prompt_logprobs(request.sampling, len(prompt))
     sampling = resolve_sampling(request.sampling, limits.default_sampling)
-    return Prepared(request_id, model, prompt, sampling, choices, scheduling, session)
+    return Prepared(request_id, model, array("i", prompt), sampling, choices, scheduling, session)
 
 
 async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse) -> list[int]:

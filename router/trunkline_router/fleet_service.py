@@ -71,7 +71,14 @@ def worker_status(link: WorkerLink) -> WorkerStatus:
     live = link.live
     if live is None:
         return status
-    status.state = fleet_pb2.WORKER_STATE_READY if live.accepts else fleet_pb2.WORKER_STATE_DRAINING
+    if live.is_hung:
+        status.state, status.problem = fleet_pb2.WORKER_STATE_HUNG, "it has work, and says nothing"
+    elif live.load.draining:
+        status.state = fleet_pb2.WORKER_STATE_DRAINING
+    elif not link.breaker.is_closed:
+        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, "requests failed there of late"
+    else:
+        status.state = fleet_pb2.WORKER_STATE_READY
     status.load.CopyFrom(live.load)
     status.open_choices = live.open_choices
     status.indexed_blocks = len(live.blocks)

@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import sys
+import time
 from random import Random
 
 import uvloop
 
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.dispatch import Dispatcher
+from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
 from trunkline_router.policies import RoutingPolicy
 from trunkline_router.pool import Pools
@@ -16,7 +19,7 @@ from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
-from trunkline_router.worker_link import Tokenizers, WorkerLink
+from trunkline_router.worker_link import LinkLimits, Tokenizers, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
@@ -55,14 +58,15 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
     rng = Random()
     pools = Pools(rng, RoutingPolicy(settings.policy))
     server = GrpcServer(settings.host, settings.port, services=[SERVICE, FLEET_SERVICE])
-    changed = asyncio.Event()
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
+    limits = LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s)
     pools.links = [
-        WorkerLink(address, router_id, tokenizers, pools.index, changed.set, rng)
+        WorkerLink(address, router_id, tokenizers, pools.index, pools.notify, rng, limits=limits)
         for address in dict.fromkeys(settings.workers)
     ]
-    service = InferenceService(pools, max_choices=settings.max_choices, tenants=tenants)
+    dispatcher = Dispatcher(pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions))
+    service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
@@ -72,9 +76,9 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
     async def follow_readiness() -> None:
         """Ready while at least one worker is."""
         while True:
-            await changed.wait()
-            changed.clear()
+            changed = pools.change()
             await server.set_ready(bool(pools.models()))
+            await changed.wait()
 
     following = asyncio.create_task(follow_readiness())
     tasks = [following, *(asyncio.create_task(link.run()) for link in pools.links)]

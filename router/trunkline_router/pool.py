@@ -1,5 +1,6 @@
 """The workers of each model, and what a request needs to know of its model."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -20,7 +21,17 @@ class Pools:
         self.policy = policy or RoutingPolicy()
         self.index = PrefixIndex()
         self._rng = rng
+        self._change = asyncio.Event()
         self._known: set[str] = set()  # names seen at least once: NO_WORKER rather than MODEL_NOT_FOUND
+
+    def change(self) -> asyncio.Event:
+        """Set when a worker comes, goes, or has room again: to be asked for before looking, then waited for."""
+        return self._change
+
+    def notify(self) -> None:
+        """Something changed."""
+        self._change.set()
+        self._change = asyncio.Event()
 
     def models(self) -> dict[str, list[Live]]:
         """Workers that accept requests, by model name."""
@@ -62,6 +73,8 @@ class Pools:
         workers = [live for live in self.workers(name)[1] if usable(live)]
         if not workers:
             raise no_worker(f"no worker is left for model {name}")
+        # Where all of them have failed of late, any may have recovered: better than refusing.
+        workers = [live for live in workers if live.breaker.allows(request.now_s)] or workers
         return route(self.index, workers, request, self.policy, rng)
 
 

@@ -1,19 +1,38 @@
-"""One request's news, on their way from the session to the client.
+"""One request's news, on their way from its workers to the client.
 
-News that the client has not taken yet merge into one response, so a slow client never holds the session back. What
+News that the client has not taken yet merge into one response, so a slow client never holds a session back. What
 merges is bounded: a client that falls too far behind its output loses its request, before others lose their memory.
+
+A worker that breaks off ends an attempt, not the stream: what it has said is in the ledgers, and the next attempt goes
+on from there.
 """
 
 import asyncio
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline_router.ledger import TOKEN_BYTES, Ledger, OutOfOrder
 
 MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
+MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.
 COME_BACK_MS = 1000
+
+
+class BrokenOff(Exception):
+    """A worker ended an attempt before its answer was complete. `refused` says why, in the error table's words.
+
+    `suspect`, `sole_suspect`: see SequenceOutput; of any of the request's choices.
+    """
+
+    def __init__(self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False) -> None:
+        super().__init__(refused.message)
+        self.refused = refused
+        self.suspect = suspect
+        self.sole_suspect = sole_suspect
 
 
 class _Unsent:
@@ -58,21 +77,29 @@ class RequestStream:
     """`prompt` is filled in by the first choice's report; until it is there, nothing goes out.
 
     `on_overflow` is called when the client has let too much wait: the request ends then, and the worker should know
-    at once, not only when the client reads on.
+    at once, not only when the client reads on. `on_progress` is called with an attempt's first output.
     """
 
-    def __init__(self, request_id: str, choices: int, prompt: PromptInfo) -> None:
+    def __init__(
+        self, request_id: str, choices: int, prompt: PromptInfo, *, max_ledger_bytes: int = MAX_LEDGER_BYTES
+    ) -> None:
         self._request_id = request_id
         self._running = choices
         self._prompt = prompt
-        self._prompt_known = False
         self._prompt_sent = False
         self._chunks: dict[int, _Unsent] = {}  # by choice
         self._waiting_bytes = 0
-        self._error: RequestRefused | None = None
+        self._refused: RequestRefused | None = None
+        self._broken: BrokenOff | None = None
         self._wake = asyncio.Event()
-        self.has_output = False  # whether any news has come: from then on the request belongs to its worker
+        self._ledgers = [Ledger() for _ in range(choices)]
+        self._most_ledger_tokens = max_ledger_bytes // TOKEN_BYTES
+        self._in_progress = False  # the present attempt has said something
+        self.prompt_known = False
+        self.can_resume = True
+        self.resumptions = 0
         self.on_overflow: Callable[[], None] = lambda: None
+        self.on_progress: Callable[[], None] = lambda: None
         self.completion_tokens = 0
         self.finish_reasons: dict[int, FinishReason.ValueType] = {}
 
@@ -80,28 +107,66 @@ class RequestStream:
     def cached_tokens(self) -> int:
         return self._prompt.cached_tokens
 
+    @property
+    def has_output(self) -> bool:
+        """Whether any news has come: from then on only an equal worker may go on."""
+        return self.prompt_known or any(ledger.num_tokens or ledger.finished for ledger in self._ledgers)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the longest unfinished choice: what a worker must have room for beside the prompt."""
+        return max((ledger.num_tokens for ledger in self._ledgers if not ledger.finished), default=0)
+
+    def longest_output(self) -> "array[int] | None":
+        """The longest unfinished choice; None where there is nothing yet."""
+        longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
+        return longest.tokens or None
+
+    def begin(self, worker_id: str) -> None:
+        """Another attempt begins, at this worker."""
+        if not self._prompt_sent:
+            self._prompt.worker_id = worker_id
+        self._broken = None
+        self._in_progress = False
+
+    def unfinished(self) -> Iterator[tuple[int, Ledger]]:
+        """The choices that an attempt has to bring to their end."""
+        return ((choice, ledger) for choice, ledger in enumerate(self._ledgers) if not ledger.finished)
+
     def put(self, output: SequenceOutput) -> None:
         """News of one choice."""
-        if self._error is not None:
+        if self._refused is not None:
             return
         if output.HasField("error"):
-            self._error = RequestRefused.from_proto(output.error)
-        else:
-            self.has_output = True
-            if output.chunk.index == 0 and not self._prompt_known:
-                self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
-            self._take_chunk(output.chunk)
+            self._break_off(RequestRefused.from_proto(output.error), output.suspect, output.sole_suspect)
+            return
+        if self._broken is not None:
+            return  # of a choice whose sibling broke off: the next attempt computes it again
+        try:
+            self._ledgers[output.chunk.index].add(output.chunk)
+        except (OutOfOrder, IndexError) as error:
+            self._break_off(no_worker(f"the worker lost its place: {error}"), suspect=False, sole_suspect=False)
+            return
+        if output.chunk.index == 0 and not self.prompt_known:
+            self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
+        self._take_chunk(output.chunk)
+        if not self._in_progress:
+            self._in_progress = True
+            self.on_progress()
         self._wake.set()
 
     async def take(self) -> GenerateResponse | None:
-        """Everything new in one response; None after the last one. Raises RequestRefused if a choice broke off."""
-        while not (self._error or (self._chunks and self._prompt_known)):
+        """Everything new in one response; None after the last one. Raises BrokenOff where a worker gave up, when all
+        that it had said is taken; RequestRefused where the request is over."""
+        while not (self._chunks and self.prompt_known):
+            if self._refused is not None:
+                raise self._refused
+            if self._broken is not None:
+                raise self._broken
             if not self._running and not self._chunks:
                 return None
             self._wake.clear()
             await self._wake.wait()
-        if self._error is not None:
-            raise self._error
         response = GenerateResponse(
             request_id=self._request_id, chunks=[unsent.merged() for unsent in self._chunks.values()]
         )
@@ -116,17 +181,30 @@ class RequestStream:
                     prompt_tokens=self._prompt.prompt_tokens,
                     cached_tokens=self._prompt.cached_tokens,
                     completion_tokens=self.completion_tokens,
+                    resumptions=self.resumptions,
                 )
             )
         return response
 
+    def _break_off(self, refused: RequestRefused, suspect: bool, sole_suspect: bool) -> None:
+        """The attempt is over. Of several choices' errors the first is told; any of them may be under suspicion."""
+        if self._broken is None:
+            self._broken = BrokenOff(refused)
+        self._broken.suspect |= suspect
+        self._broken.sole_suspect |= sole_suspect
+        self._wake.set()
+
     def _take_prompt(self, report: PromptReport) -> None:
-        self._prompt_known = True
+        self.prompt_known = True
         self._prompt.cached_tokens = report.cached_tokens
         self._prompt.logprobs.extend(report.logprobs)
 
     def _take_chunk(self, chunk: OutputChunk) -> None:
         self.completion_tokens += len(chunk.token_ids)
+        if self.can_resume and self.completion_tokens > self._most_ledger_tokens:
+            self.can_resume = False
+            for ledger in self._ledgers:
+                ledger.forget()
         if chunk.finish_reason:
             self._running -= 1
             self.finish_reasons[chunk.index] = chunk.finish_reason
@@ -137,7 +215,7 @@ class RequestStream:
         self._waiting_bytes += waiting.extend(chunk)
         if self._waiting_bytes > MAX_WAITING_BYTES:
             self._chunks = {}
-            self._error = RequestRefused(
+            self._refused = RequestRefused(
                 CODE_RESOURCE_EXHAUSTED,
                 OVERLOADED,
                 f"the client reads too slowly: more than {MAX_WAITING_BYTES} bytes of output waited for it",

@@ -30,9 +30,9 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import validate_token_ids
-from trunkline_router.dispatch import dispatch
+from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import check_request_id, prepare, request_id_of, session_of
-from trunkline_router.pool import Pools, limits_of
+from trunkline_router.pool import limits_of
 from trunkline_router.tenants import Tenants, tenant_of
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import request_span, trace_context_of
@@ -41,8 +41,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceService(InferenceServiceServicer):
-    def __init__(self, pools: Pools, *, max_choices: int, tenants: Tenants | None = None) -> None:
-        self._pools = pools
+    def __init__(self, dispatcher: Dispatcher, *, max_choices: int, tenants: Tenants | None = None) -> None:
+        self._dispatcher = dispatcher
+        self._pools = dispatcher.pools
         self._tenants = tenants or Tenants()
         self._max_choices = max_choices
         self._running = 0
@@ -97,7 +98,7 @@ class InferenceService(InferenceServiceServicer):
                     )
                     facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
                     async with aclosing(
-                        dispatch(self._pools, prepared, context.time_remaining, span, facts)
+                        self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
                     ) as responses:
                         async for response in responses:
                             yield response

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES // 4  # of submits in one message
 
+LOST = "the worker was lost while it computed this request"
+
 Sink = Callable[[SequenceOutput], None]
 
 
@@ -27,6 +29,7 @@ class WorkerSession:
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
         self._broken = False
+        self.num_messages = 0  # that came from the worker
 
     @property
     def num_open(self) -> int:
@@ -41,7 +44,7 @@ class WorkerSession:
             submit.handle = self._next_handle
             handles.append(submit.handle)
             if self._broken:
-                sink(_lost(submit.handle))
+                sink(_lost(submit.handle, LOST))
                 continue
             self._sinks[submit.handle] = sink
             self._pending.submits.append(submit)
@@ -55,6 +58,12 @@ class WorkerSession:
                 self._pending.abort_handles.append(handle)
                 self._wake.set()
 
+    def give_up(self, why: str) -> None:
+        """Nothing more is expected of what is open: it ends with UNAVAILABLE, and the worker should drop it."""
+        self._pending.abort_handles.extend(self._sinks)
+        self._wake.set()
+        self._end_all(why)
+
     async def run(
         self, stub: "WorkerServiceAsyncStub", router_id: str, on_open: Callable[[SessionWelcome], None]
     ) -> None:
@@ -63,6 +72,7 @@ class WorkerSession:
         writing = asyncio.create_task(self._write(call, router_id))
         try:
             async for response in call:
+                self.num_messages += 1
                 if response.HasField("welcome"):
                     on_open(response.welcome)
                 for output in response.outputs:
@@ -92,9 +102,12 @@ class WorkerSession:
 
     def _break(self) -> None:
         self._broken = True
+        self._end_all(LOST)
+
+    def _end_all(self, why: str) -> None:
         sinks, self._sinks = self._sinks, {}
         for handle, sink in sinks.items():
-            sink(_lost(handle))
+            sink(_lost(handle, why))
 
 
 def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
@@ -113,7 +126,5 @@ def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
         yield part
 
 
-def _lost(handle: int) -> SequenceOutput:
-    return SequenceOutput(
-        handle=handle, error=no_worker("the worker was lost while it computed this request").to_proto()
-    )
+def _lost(handle: int, why: str) -> SequenceOutput:
+    return SequenceOutput(handle=handle, error=no_worker(why).to_proto())

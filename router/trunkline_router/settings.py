@@ -27,6 +27,18 @@ class RouterSettings:
         "lane is the highest one that the tenant may use, * is everybody else. The metadata x-trunkline-tenant is "
         "taken at its word: keep the router on a trusted network",
     )
+    max_resumptions: int = setting(
+        8, help="how often a request may go on at another worker when its own is lost; 0: never", minimum=0, maximum=64
+    )
+    inter_token_timeout_s: float = setting(
+        10.0,
+        help="a worker that has work and says nothing for so long is taken for hung: its requests go on elsewhere",
+        minimum=0.1,
+        maximum=3600.0,
+    )
+    slow_start_s: float = setting(
+        10.0, help="time in which a worker that has just come gets up to its full share of requests", minimum=0.0
+    )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
 
 

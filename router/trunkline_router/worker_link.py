@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,13 @@ from trunkline.v1.worker_pb2 import (
     WatchCacheRequest,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline_router.breaker import Breaker
 from trunkline_router.cache_follower import CacheFollower, WatchBroken
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.session import WorkerSession
+from trunkline_router.signs_of_life import SignsOfLife
 from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
 from trunkline_router.worker_state import WorkerState
 from trunkline_runtime.channel import open_channel
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 UNARY_TIMEOUT_S = 10.0  # GetModel and the tokenizer's files, from a worker that says it is up
+LEAST_SHARE = 0.1  # of a worker that has this moment come
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
 
 
@@ -65,11 +69,32 @@ class Live(WorkerState):
     another one."""
 
     def __init__(
-        self, model: GetModelResponse, blocks: WorkerBlocks, tokenizer: PromptTokenizer, session: WorkerSession
+        self,
+        model: GetModelResponse,
+        blocks: WorkerBlocks,
+        tokenizer: PromptTokenizer,
+        session: WorkerSession,
+        breaker: Breaker,
     ) -> None:
         super().__init__(model, blocks)
         self.tokenizer = tokenizer
         self.session = session
+        self.breaker = breaker  # the worker's, whichever its connection
+        self.is_hung = False
+        self.num_watched = 0  # items of its watch stream
+
+    @property
+    def accepts(self) -> bool:
+        return not (self.load.draining or self.is_hung)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """inter_token_timeout_s: a worker that has work of this router and says nothing for so long is taken for hung.
+    slow_start_s: time in which a worker that has just come, or come back, gets up to its full share of requests."""
+
+    inter_token_timeout_s: float = 10.0
+    slow_start_s: float = 10.0
 
 
 class WorkerLink:
@@ -83,11 +108,18 @@ class WorkerLink:
         index: PrefixIndex,
         on_change: Callable[[], None],
         rng: Random,
+        *,
+        limits: LinkLimits | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
         self.live: Live | None = None
         self.model: GetModelResponse | None = None  # of the last connection
-        self.problem = ""  # why there is none; empty while there is
+        self.problem = "not connected yet"  # in one line; empty while it is connected
+        self.breaker = Breaker()
+        self._limits = limits or LinkLimits()
+        self._clock_s = clock_s
+        self._connected_s = 0.0
         self._was_live = False  # in the present connection
         self._router_id = router_id
         self._tokenizers = tokenizers
@@ -116,6 +148,8 @@ class WorkerLink:
             finally:
                 was_live, self._was_live = self._was_live, False
                 if was_live:
+                    now_s = self._clock_s()
+                    self.breaker.on_lost(now_s, now_s - self._connected_s)
                     self._on_change()
             if was_live or problem != last_problem:  # one line per change, not per try
                 self._log.warning("worker not connected", address=self.address, problem=problem)
@@ -129,7 +163,7 @@ class WorkerLink:
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         check_model(model)
         tokenizer = await self._tokenizers.of(model, stub)
-        live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession())
+        live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession(), self.breaker)
         opened, synced = asyncio.Event(), asyncio.Event()
 
         def on_open(welcome: SessionWelcome) -> None:
@@ -140,16 +174,17 @@ class WorkerLink:
         session = asyncio.create_task(live.session.run(stub, self._router_id, on_open))
         watch = asyncio.create_task(self._watch(stub, live, synced))
         ready = asyncio.create_task(self._announce(live, opened, synced))
+        looking = asyncio.create_task(self._look_after(live))
         try:
-            done, _ = await asyncio.wait({session, watch}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({session, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if not task.cancelled():  # a stream that broke while it was written to
                     task.result()
         finally:
             self.live = None  # before anything else runs: nobody may choose a worker that is gone
-            for task in (session, watch, ready):
+            for task in (session, watch, ready, looking):
                 task.cancel()
-            await asyncio.gather(session, watch, ready, return_exceptions=True)
+            await asyncio.gather(session, watch, ready, looking, return_exceptions=True)
             live.blocks.close()
             for _ in iter(self._index.sweep, False):
                 await asyncio.sleep(0)
@@ -159,9 +194,33 @@ class WorkerLink:
             await condition.wait()
         self.live, self.model, self.problem = live, live.model, ""
         self._was_live = True
+        self._connected_s = self._clock_s()
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip
         self._on_change()
+
+    async def _look_after(self, live: Live) -> None:
+        """Notices a worker that hangs, and that it is back; lets it start slowly."""
+        signs = SignsOfLife(self._limits.inter_token_timeout_s)
+        news_when_hung = 0
+        started_s = self._clock_s()
+        while True:
+            await asyncio.sleep(signs.check_interval_s)
+            now_s = self._clock_s()
+            live.slow_start_share = slow_start_share(now_s - started_s, self._limits.slow_start_s)
+            news = live.session.num_messages + live.num_watched
+            if live.is_hung and news != news_when_hung:
+                live.is_hung = False
+                started_s = now_s
+                self._log.info("worker is back", address=self.address)
+                self._on_change()
+            elif signs.is_silent(now_s, news=news, has_work=live.session.num_open > 0) and not live.is_hung:
+                live.is_hung = True
+                news_when_hung = news
+                why = f"the worker has said nothing for {signs.timeout_s:g} s"
+                self._log.error("worker hangs", address=self.address, choices=live.session.num_open)
+                self._on_change()
+                live.session.give_up(why)
 
     async def _watch(self, stub: "WorkerServiceAsyncStub", live: Live, synced: asyncio.Event) -> None:
         """Follows the worker's cache. A gap or a broken stream starts a new subscription, while requests go on and
@@ -173,7 +232,8 @@ class WorkerLink:
             call = stub.WatchCache(WatchCacheRequest(stride=1))
             try:
                 async for item in call:
-                    now_s = time.monotonic()
+                    now_s = self._clock_s()
+                    live.num_watched += 1
                     if item.WhichOneof("item") == "load":
                         accepts = live.accepts
                         live.take_load(item.load, now_s)
@@ -193,6 +253,13 @@ class WorkerLink:
             # Where the whole worker is gone, its session has ended too and this task is cancelled here.
             await asyncio.sleep(BACKOFF_FIRST_S * self._rng.uniform(0.5, 1.0))
             self._log.warning("subscribing anew", address=self.address, problem=problem)
+
+
+def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:
+    """How much of its full share a worker takes; from LEAST_SHARE to 1."""
+    if connected_for_s >= slow_start_s:
+        return 1.0
+    return LEAST_SHARE + (1 - LEAST_SHARE) * connected_for_s / slow_start_s
 
 
 def check_model(model: GetModelResponse) -> None:

@@ -1,6 +1,7 @@
 """A router in this process before fake workers, and a client's view of it: all over real gRPC on free ports."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
@@ -14,13 +15,15 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.dispatch import Dispatcher
+from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
 from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.tenants import Tenants
-from trunkline_router.worker_link import Live, Tokenizers, WorkerLink
+from trunkline_router.worker_link import LinkLimits, Live, Tokenizers, WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 
@@ -71,6 +74,9 @@ async def cluster(
     expected: tuple[bool, ...] | None = None,
     tenants: Tenants | None = None,
     render_limit_s: float = TIME_LIMIT_S,
+    link_limits: LinkLimits | None = None,
+    failover: FailoverLimits | None = None,
+    clock_s: Callable[[], float] = time.monotonic,
     policy: PolicyName = PolicyName.PREDICTED_TTFT,
 ) -> AsyncIterator[Cluster]:
     """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
@@ -86,10 +92,14 @@ async def cluster(
         stack.push_async_callback(renderers.close)
         tokenizers = Tokenizers(renderers)
         pools = Pools(rng, RoutingPolicy(policy))
-        links = [WorkerLink(worker.address, "router-1", tokenizers, pools.index, _ignore, rng) for worker in workers]
+        links = [
+            WorkerLink(worker.address, "router-1", tokenizers, pools.index, pools.notify, rng, limits=link_limits)
+            for worker in workers
+        ]
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
-        service = InferenceService(pools, max_choices=max_choices, tenants=tenants)
+        dispatcher = Dispatcher(pools, clock_s, rng, limits=failover)
+        service = InferenceService(dispatcher, max_choices=max_choices, tenants=tenants)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         fleet = FleetService(pools, max_choices=max_choices, tenants=tenants)
         add_FleetServiceServicer_to_server(fleet, server.grpc)
@@ -103,10 +113,6 @@ async def cluster(
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))
         made.assert_idle()
-
-
-def _ignore() -> None:
-    """Whoever asks for readiness here looks at the links."""
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

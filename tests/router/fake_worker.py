@@ -44,6 +44,7 @@ class FakeChoice:
     cached_tokens: int
     sent: int = 0
     text_bytes: int = 0
+    reported: bool = False  # its prompt
 
     def tokens(self, count: int, *, finish: bool = False, text: str | None = None) -> None:
         """Sends `count` tokens as one step's news."""
@@ -57,7 +58,8 @@ class FakeChoice:
             finish_reason=FinishReason.FINISH_REASON_LENGTH if finish else FinishReason.FINISH_REASON_UNSPECIFIED,
         )
         output = SequenceOutput(handle=self.submit.handle, chunk=chunk)
-        if self.sent == 0:
+        if not self.reported:
+            self.reported = True
             prompt = self.submit.prompt_token_ids
             output.prompt.CopyFrom(PromptReport(prompt_tokens=len(prompt), cached_tokens=self.cached_tokens))
             self.worker.cache_prompt(prompt)
@@ -67,9 +69,11 @@ class FakeChoice:
             self.worker.forget(self)
         self.session.put_nowait(SessionResponse(outputs=[output]))
 
-    def fail(self, refused: RequestRefused) -> None:
+    def fail(self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False) -> None:
         self.worker.forget(self)
-        output = SequenceOutput(handle=self.submit.handle, error=refused.to_proto())
+        output = SequenceOutput(
+            handle=self.submit.handle, error=refused.to_proto(), suspect=suspect, sole_suspect=sole_suspect
+        )
         self.session.put_nowait(SessionResponse(outputs=[output]))
 
 
@@ -148,6 +152,10 @@ class FakeWorker(WorkerServiceServicer):
         """The next event follows a gap."""
         self.sequence += 1
 
+    def end_sessions(self) -> None:
+        for session in self._sessions:
+            session.put_nowait(END)
+
     def end_watches(self) -> None:
         for watch in self._watches:
             watch.put_nowait(END)
@@ -200,6 +208,7 @@ class FakeWorker(WorkerServiceServicer):
             held += 1
         cached_tokens = min(held * self.block_size, len(submit.prompt_token_ids) - 1)
         choice = FakeChoice(self, outbox, submit, cached_tokens)
+        choice.sent, choice.text_bytes = len(submit.resume.output_token_ids), submit.resume.text_bytes_sent
         self._running[id(outbox), submit.handle] = choice
         if self.answer is None:
             self.arrived.put_nowait(choice)

@@ -8,11 +8,12 @@ import pytest
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.relay import Relay
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
+from trunkline.status import INVALID_REQUEST, OVERLOADED, invalid
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_router import request_stream
+from trunkline_router.failover import FailoverLimits
 from trunkline_runtime.channel import open_channel
 
 PROMPT = list(range(10, 30))
@@ -98,11 +99,10 @@ async def test_the_choices_of_a_request_that_fails_in_one_choice_are_all_ended()
         choices = [await worker.arrived.get() for _ in range(3)]
         choices[0].tokens(1)
         await call.read()
-        choices[1].fail(RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=500))
+        choices[1].fail(invalid("sampling", "makes no sense after all"))
         refused = await refusal(call)
         await until(lambda: worker.num_running == 0)
-        assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, OVERLOADED)
-        assert refused.retry_s == 0.5
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, INVALID_REQUEST)
         assert sorted(submit.choice for submit in worker.aborted) == [0, 2]
 
 
@@ -227,9 +227,9 @@ async def test_a_slow_client_that_gives_up_frees_its_work_on_the_worker(caplog: 
     assert not caplog.records, "the request's generator was closed in another context than its own"
 
 
-async def test_a_worker_that_dies_ends_its_streams_at_once_with_unavailable() -> None:
+async def test_without_failover_a_worker_that_dies_ends_its_streams_at_once_with_unavailable() -> None:
     worker = FakeWorker("a", answer=None)
-    async with cluster(worker) as router:
+    async with cluster(worker, failover=FailoverLimits(max_resumptions=0)) as router:
         call = router.generate(PROMPT)
         (await worker.arrived.get()).tokens(1)
         await call.read()

@@ -15,6 +15,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.failover import FailoverLimits
 from trunkline_router.tenants import Tenant, Tenants
 
 TRACE_ID, CALLER_SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -108,7 +109,7 @@ async def test_one_line_per_request_tells_its_outcome(lines: list[dict[str, obje
 
 async def test_a_refusal_a_cancel_and_a_lost_worker_are_told_apart(lines: list[dict[str, object]]) -> None:
     worker = FakeWorker("a", answer=None)
-    async with cluster(worker) as router:
+    async with cluster(worker, failover=FailoverLimits(max_resumptions=0)) as router:
         await refusal(router.generate([1], n=0, request_id="refused"))
         call = router.generate([1], request_id="cancelled")
         await worker.arrived.get()

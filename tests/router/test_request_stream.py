@@ -9,7 +9,7 @@ from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport,
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router import request_stream
-from trunkline_router.request_stream import RequestStream
+from trunkline_router.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
 REPORT = PromptReport(prompt_tokens=9, cached_tokens=4)
@@ -109,9 +109,74 @@ async def test_the_usage_stands_on_the_last_response_only() -> None:
 async def test_the_first_error_counts() -> None:
     news = stream(choices=2)
     news.put(SequenceOutput(handle=1, error=no_worker("first").to_proto()))
-    news.put(SequenceOutput(handle=2, error=no_worker("second").to_proto()))
-    with pytest.raises(RequestRefused, match="first"):
+    news.put(SequenceOutput(handle=2, error=no_worker("second").to_proto(), suspect=True))
+    with pytest.raises(BrokenOff, match="first") as caught:
         await news.take()
+    assert caught.value.suspect, "whichever choice was in the step"
+
+
+async def test_what_came_before_a_break_is_handed_out_first() -> None:
+    news = stream()
+    news.put(output())
+    news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
+    response = await news.take()
+    assert response is not None
+    assert list(response.chunks[0].token_ids) == [100, 101]
+    with pytest.raises(BrokenOff, match="lost"):
+        await news.take()
+
+
+async def test_the_next_attempt_goes_on_where_the_ledger_ends() -> None:
+    news = stream(choices=2)
+    news.put(output())
+    news.put(output(index=1, finish_reason=STOP))
+    news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
+    await news.take()
+    news.begin("other")
+    ((choice, ledger),) = news.unfinished()
+    resume = ledger.resume()
+    assert resume is not None
+    assert (choice, list(resume.output_token_ids), resume.text_bytes_sent) == (0, [100, 101], 2)
+    news.put(output(first=2, text="cd", offset=2, finish_reason=STOP))
+    response = await news.take()
+    assert response is not None
+    assert (response.chunks[0].first_token_index, response.usage.completion_tokens) == (2, 6)
+
+
+@pytest.mark.parametrize(("first", "offset"), [(0, 0), (1, 2), (4, 2), (2, 1), (2, 3)])
+async def test_a_worker_that_repeats_or_leaves_out_output_is_broken_off_and_nothing_of_it_is_told(
+    first: int, offset: int
+) -> None:
+    news = stream()
+    news.put(output())
+    await news.take()
+    news.put(output(first=first, offset=offset))
+    with pytest.raises(BrokenOff, match="lost its place"):
+        await news.take()
+    assert news.completion_tokens == 2
+
+
+async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
+    news = RequestStream("r", 1, PromptInfo(), max_ledger_bytes=12)
+    news.put(output())
+    assert news.can_resume
+    news.put(output(first=2, text="cd", offset=2))
+    assert not news.can_resume
+    response = await news.take()
+    assert response is not None
+    assert len(response.chunks[0].token_ids) == 4, "which does not touch the answer"
+
+
+async def test_progress_is_told_once_per_attempt() -> None:
+    news, told = stream(), list[bool]()
+    news.on_progress = lambda: told.append(True)
+    news.put(output())
+    news.put(output(first=2, offset=2))
+    assert len(told) == 1
+    news.put(SequenceOutput(error=no_worker("lost").to_proto()))
+    news.begin("other")
+    news.put(output(first=4, offset=4))
+    assert len(told) == 2
 
 
 async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_taken_does_not_count(
@@ -121,20 +186,23 @@ async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_take
     news = stream(choices=2)
     gave_up: list[bool] = []
     news.on_overflow = lambda: gave_up.append(True)
+
+    def put(step: int, index: int = 0, size: int = 200) -> None:
+        news.put(output(index=index, first=2 * step, text="x" * size, offset=200 * step))
+
     for step in range(50):  # 20 kB in all, taken as they come
-        news.put(output(first=2 * step, text="x" * 200))
-        news.put(output(index=1, first=2 * step, text="x" * 200))
+        put(step)
+        put(step, index=1)
         await news.take()
     for step in range(50, 52):
-        news.put(output(first=2 * step, text="x" * 200))
-        news.put(output(index=1, first=2 * step, text="x" * 200))
+        put(step)
+        put(step, index=1)
     assert not gave_up
-    news.put(output(index=1, first=104, text="x" * 200))
+    put(52, index=1)
     assert gave_up == [True]
     with pytest.raises(RequestRefused, match="reads too slowly") as caught:
         await news.take()
     assert caught.value.reason == "OVERLOADED"
     assert news.has_output, "and so it is not tried elsewhere"
-    news.put(output(first=104, text="x" * 2000))
-    news.put(output(first=106, text="x" * 2000))
+    put(52, size=2000)
     assert gave_up == [True]

@@ -77,6 +77,7 @@ class Engine:
         self.executor = executor
         self.limits = limits
         self.next_arrival_s = float("inf")  # nothing is accepted before it: known in simulation only
+        self.before_launch: Callable[[list[int]], None] | None = None  # told the handles in a step: see FlightRecorder
         self._repeating = repeating
         self._price_per_hour = price_per_hour
         self._clock_s = clock_s
@@ -125,6 +126,8 @@ class Engine:
         plan = self.scheduler.schedule(started_s)
         if plan is not None:
             plan = self._repeated(plan)
+            if self.before_launch is not None:
+                self.before_launch([step.sequence_id for step in plan.steps])
             self.executor.launch(plan)
             self._in_flight.append(plan)
             self._host_s.append(self._clock_s() - started_s)

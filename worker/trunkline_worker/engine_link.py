@@ -14,6 +14,7 @@ from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineResponse, Engine
 from trunkline.status import no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.log import get_logger
+from trunkline_worker.flight_recorder import FlightRecorder
 from trunkline_worker.frames import FrameReader, frame
 from trunkline_worker.settings import EngineSettings
 
@@ -62,13 +63,19 @@ class EngineLink:
         started_s = time.monotonic()
         ours, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
-        arguments = ["--socket-fd", str(theirs.fileno()), "--settings", settings.to_json()]
+        self._recorder, record = FlightRecorder.create()
+        arguments = ["--socket-fd", str(theirs.fileno()), "--recorder-fd", str(record.fileno())]
+        arguments += ["--settings", settings.to_json()]
         # A process group of its own: a Ctrl-C at the terminal reaches the front, which decides.
         # The spawn itself takes a millisecond, and nothing is served yet.
         self._process = subprocess.Popen(  # noqa: ASYNC220
-            [*self._command, *arguments], pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL
+            [*self._command, *arguments],
+            pass_fds=[theirs.fileno(), record.fileno()],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
         )
         theirs.close()
+        record.close()
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=RECEIVE_BYTES)
         self._frames = FrameReader()
         while True:
@@ -83,6 +90,10 @@ class EngineLink:
                     self._reading = asyncio.create_task(self._read_steps())
                     response.ready.model.start_up_s = time.monotonic() - started_s
                     return response.ready.model
+
+    def in_flight(self) -> set[int]:
+        """Handles in the steps that were under way when the engine died."""
+        return self._recorder.in_flight()
 
     def submit(self, submit: Submit) -> None:
         """Work for the engine; sent with everything else of this turn of the event loop."""

@@ -27,6 +27,7 @@ from trunkline.engine.v1.engine_pb2 import (
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.engine import Engine, ModelLimits
+from trunkline_worker.flight_recorder import FlightRecorder
 from trunkline_worker.frames import FrameReader, frame
 from trunkline_worker.kv_budget import OutOfMemory, check_block_count, free_bytes, kv_block_count
 from trunkline_worker.largest_step import activation_bytes
@@ -204,6 +205,7 @@ def idle_s(engine: Engine) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trunkline's engine process; started by trunkline-worker.")
     parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--recorder-fd", type=int, required=True)
     parser.add_argument("--settings", required=True, help="EngineSettings as JSON")
     arguments = parser.parse_args()
     # The terminal's Ctrl-C reaches the whole process group; when to stop is the front's decision alone.
@@ -211,7 +213,7 @@ def main() -> None:
     die_with_front()
     link = FrontLink(socket.socket(fileno=arguments.socket_fd))
     try:
-        start(EngineSettings.from_json(arguments.settings), link)
+        start(EngineSettings.from_json(arguments.settings), link, FlightRecorder.open(arguments.recorder_fd))
     except ConnectionError:
         sys.exit(0)  # the front is gone
 
@@ -226,7 +228,7 @@ def die_with_front() -> None:
             sys.exit(0)
 
 
-def start(settings: EngineSettings, link: FrontLink) -> None:
+def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -> None:
     """Loads, reports, runs."""
 
     reached = "starting"
@@ -257,6 +259,7 @@ def start(settings: EngineSettings, link: FrontLink) -> None:
         message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
         link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
+    engine.before_launch = recorder.launch
     link.send(EngineResponse(ready=EngineReady(model=description)))
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not look at it again and again

@@ -44,6 +44,8 @@ class Choice:
     span: Span
     started_s: float
     num_prompt: int
+    suspect: bool  # it was submitted as one
+    has_spoken: bool = False
     deadline: asyncio.TimerHandle | None = None
 
 
@@ -119,6 +121,7 @@ class Front:
             ),
             started_s=time.monotonic(),
             num_prompt=len(submit.prompt_token_ids),
+            suspect=submit.suspect,
         )
         if submit.HasField("timeout"):
             after_s = submit.timeout.ToNanoseconds() / 1e9
@@ -175,6 +178,7 @@ class Front:
         if choice.stream.finished and not output.finish_reason:
             assert self._link is not None
             self._link.finish(choice.handle)  # a stop string: the engine does not know
+        choice.has_spoken = True
         choice.deliver(result)
         if result.HasField("error"):
             self._end(choice, result.error.reason)
@@ -198,10 +202,18 @@ class Front:
 
     def on_engine_death(self, reason: str) -> None:
         """Every stream ends at once."""
-        self._log.error("engine died", reason=reason, choices=len(self._choices))
+        in_flight = set() if self._link is None else self._link.in_flight()
+        flying = [choice for choice in self._choices.values() if choice.handle in in_flight]
+        # A suspect that has said something here has survived a step here.
+        suspects = {choice.request_id for choice in flying if choice.suspect and not choice.has_spoken}
+        self._log.error("engine died", reason=reason, choices=len(self._choices), in_step=len(flying),
+                        suspects=sorted(suspects))  # fmt: skip
         self.dead.set()
+        refused = no_worker("the worker's engine ended while it computed this request")
         for choice in list(self._choices.values()):
-            self._break_off(choice, no_worker("the worker's engine ended while it computed this request"))
+            suspect = choice.handle in in_flight
+            sole = suspect and choice.suspect and suspects <= {choice.request_id}
+            self._break_off(choice, refused, suspect=suspect, sole_suspect=sole)
 
     async def drain(self, timeout_s: float) -> Drained:
         """Admits nothing more, waits for what runs, and cuts off what is left. May be called again."""
@@ -221,12 +233,17 @@ class Front:
         load.draining = self.draining
         self.mirror.set_load(load)
 
-    def _break_off(self, choice: Choice, refused: RequestRefused) -> None:
-        """Ends a choice with an error."""
+    def _break_off(
+        self, choice: Choice, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False
+    ) -> None:
+        """Ends a choice with an error; for the suspicions see SequenceOutput."""
         if choice.handle not in self._choices:
             return
         self._abort_in_engine(choice)
-        choice.deliver(SequenceOutput(handle=choice.caller_handle, error=refused.to_proto()))
+        error = refused.to_proto()
+        choice.deliver(
+            SequenceOutput(handle=choice.caller_handle, error=error, suspect=suspect, sole_suspect=sole_suspect)
+        )
         self._end(choice, refused.reason)
 
     def _abort_in_engine(self, choice: Choice) -> None:

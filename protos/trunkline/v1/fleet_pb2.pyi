@@ -37,6 +37,8 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     """It finishes what it has and takes nothing new."""
     WORKER_STATE_BROKEN: _WorkerState.ValueType  # 4
     """Connected, but it failed too often of late: nothing is sent there until a trial succeeds."""
+    WORKER_STATE_HUNG: _WorkerState.ValueType  # 5
+    """Connected, but it has work and says nothing: its requests went on elsewhere, and it gets none until it speaks."""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
     """Where a worker stands with this router."""
@@ -51,6 +53,8 @@ WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
 """It finishes what it has and takes nothing new."""
 WORKER_STATE_BROKEN: WorkerState.ValueType  # 4
 """Connected, but it failed too often of late: nothing is sent there until a trial succeeds."""
+WORKER_STATE_HUNG: WorkerState.ValueType  # 5
+"""Connected, but it has work and says nothing: its requests went on elsewhere, and it gets none until it speaks."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final

@@ -60,6 +60,7 @@ class Submit(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
+    SUSPECT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Names the choice on this session; chosen by the caller, unique among its unfinished ones."""
     request_id: _builtins.str
@@ -78,6 +79,8 @@ class Submit(_message.Message):
     """Who is served: tenants of one lane share a worker fairly. At most 128 bytes; empty is a tenant like any other."""
     tenant_weight: _builtins.float
     """The tenant's share relative to others. Range [0.001, 1000]; 0 (absent) means 1."""
+    suspect: _builtins.bool
+    """The request was in a step when a worker's engine died. The worker remembers it, should its own die as well."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt. At least one token, each in [0, vocabulary size)."""
@@ -110,10 +113,11 @@ class Submit(_message.Message):
         lane: _generation_pb2.Lane.ValueType = ...,
         tenant: _builtins.str = ...,
         tenant_weight: _builtins.float = ...,
+        suspect: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "choice", b"choice", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "choice", b"choice", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "suspect", b"suspect", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,7 +217,6 @@ class SessionResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
-    ADMITTED_HANDLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___SessionWelcome:
         """First message only."""
@@ -222,22 +225,15 @@ class SessionResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]:
         """The news of one step, or of several where the caller reads slowly."""
 
-    @_builtins.property
-    def admitted_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Handles that wait no longer: from now on steps compute them. Told before the first of these steps is done where
-        the worker's device computes beside its host.
-        """
-
     def __init__(
         self,
         *,
         welcome: Global___SessionWelcome | None = ...,
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
-        admitted_handles: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "outputs", b"outputs", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,10 +276,15 @@ class SequenceOutput(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
+    SOLE_SUSPECT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The submit's handle."""
     suspect: _builtins.bool
     """With `error`: the worker's engine died, and a step that computed this choice was under way. It may be the reason."""
+    sole_suspect: _builtins.bool
+    """With `suspect`: it was submitted as a suspect, and no other request in that step was that had not survived a step
+    here already.
+    """
     @_builtins.property
     def chunk(self) -> _generation_pb2.OutputChunk:
         """New tokens and text. `chunk.finish_reason` set, or `error` set: the handle is done."""
@@ -304,10 +305,11 @@ class SequenceOutput(_message.Message):
         prompt: _generation_pb2.PromptReport | None = ...,
         error: _generation_pb2.RequestError | None = ...,
         suspect: _builtins.bool = ...,
+        sole_suspect: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "handle", b"handle", "prompt", b"prompt", "suspect", b"suspect"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "handle", b"handle", "prompt", b"prompt", "sole_suspect", b"sole_suspect", "suspect", b"suspect"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -847,7 +849,7 @@ class GetModelResponse(_message.Message):
     the KV pool, compiling and capturing on a GPU.
     """
     protocol_version: _builtins.int
-    """What of this protocol the worker speaks. 0: before admitted_handles, suspect, and the step cost in load samples.
+    """What of this protocol the worker speaks. 0: before suspects, and the step cost in load samples.
     1: with them.
     """
     @_builtins.property

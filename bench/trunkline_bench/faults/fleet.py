@@ -1,0 +1,286 @@
+"""A fleet of real processes to which accidents happen: workers behind proxies, routers before them."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from trunkline.client import Client
+from trunkline.v1.worker_pb2 import DrainRequest, LoadSample, WatchCacheRequest
+from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline_bench.faults.proxy import Proxy
+
+START_S = 60.0
+STOP_S = 10.0
+LOG_LINES = 400  # kept of each process, for a failure's message
+
+
+class FleetError(Exception):
+    """The fleet does not do what it should. One line, and what the process printed last."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """A console script of ours, and what it prints."""
+
+    def __init__(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.name = name
+        self._command = (str(Path(sys.executable).with_name(name)), *arguments)
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.lines: list[str] = []
+        self._printed = asyncio.Condition()
+
+    async def start(self) -> None:
+        self.lines.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            env=self._environment,
+        )
+        self._reading = asyncio.create_task(self._read(self._process))
+
+    async def wait_for(self, text: str) -> None:
+        """Until a line with this text was printed. Raises FleetError."""
+
+        def found() -> bool:
+            return any(text in line for line in self.lines)
+
+        try:
+            async with asyncio.timeout(START_S), self._printed:
+                await self._printed.wait_for(found)
+        except TimeoutError:
+            raise FleetError(f"{self.name} never printed {text!r}:\n" + "\n".join(self.lines[-20:])) from None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def ended(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL for the whole group where that does not help."""
+        if self._process is None:
+            return
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await self._process.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            async with self._printed:
+                self.lines.append(line.decode(errors="replace").rstrip())
+                del self.lines[:-LOG_LINES]
+                self._printed.notify_all()
+
+
+class Worker:
+    """A worker that is started again whenever it ends, as the launcher or Kubernetes would, and its link."""
+
+    def __init__(self, model: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.proxy = Proxy(self.port)
+        self.starts = 0
+        flags = (f"--model={model}", f"--port={self.port}", "--threads=1", "--device=cpu", "--stats-interval-s=0")
+        self.process = Process("trunkline-worker", *flags, *arguments, environment=environment)
+        self._keeping: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        await self.proxy.start()
+        await self.process.start()
+        await self.process.wait_for("worker ready")
+        self.starts = 1
+        self._channel = grpc.aio.insecure_channel(self.worker_id, options=(("grpc.max_reconnect_backoff_ms", 500),))
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close()
+        if self.process.is_running:
+            self.resume()
+            await self.process.stop()
+        await self.proxy.stop()
+
+    @property
+    def stub(self) -> Any:
+        assert self._channel is not None
+        return WorkerServiceStub(self._channel)
+
+    def engine_pid(self) -> int:
+        """The front's only child."""
+        pid = self.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(child)
+
+    def kill_engine(self) -> None:
+        os.kill(self.engine_pid(), signal.SIGKILL)
+
+    def kill_front(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    def hang_engine(self) -> None:
+        os.kill(self.engine_pid(), signal.SIGSTOP)
+
+    def hang_front(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Ends a hang of either; harmless otherwise."""
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(self.engine_pid(), signal.SIGCONT)
+        with contextlib.suppress(OSError):
+            os.kill(self.process.pid, signal.SIGCONT)
+
+    async def drain(self, timeout_s: float) -> tuple[int, int]:
+        """Choices that finished by themselves, and that were handed over."""
+        request = DrainRequest()
+        request.timeout.FromNanoseconds(int(timeout_s * 1e9))
+        answer = await self.stub.Drain(request)
+        return answer.finished, answer.aborted
+
+    async def restart(self) -> None:
+        """As in a rolling restart: SIGTERM, and it is started again; returns when it is ready."""
+        starts = self.starts
+        os.kill(self.process.pid, signal.SIGTERM)
+        await until(lambda: self.starts > starts, f"{self.worker_id} is back")
+
+    async def load(self) -> LoadSample:
+        """The newest load sample."""
+        call = self.stub.WatchCache(WatchCacheRequest(), timeout=START_S, wait_for_ready=True)
+        try:
+            async for item in call:
+                if item.WhichOneof("item") == "load":
+                    return LoadSample.FromString(item.load.SerializeToString())
+        finally:
+            call.cancel()
+        raise FleetError(f"{self.worker_id} says nothing of its load")
+
+    async def _keep(self) -> None:
+        while True:
+            await self.process.ended()
+            await self.process.start()
+            await self.process.wait_for("worker ready")
+            self.starts += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """`routers[i]` is called by `clients[i]`."""
+
+    workers: list[Worker]
+    routers: list[Process]
+    clients: list[Client]
+
+    async def all_ready(self) -> None:
+        """Every worker serves, as every router sees it."""
+        for client in self.clients:
+            async with asyncio.timeout(START_S):
+                while True:
+                    models = await client.list_models()
+                    if sum(model.ready_workers for model in models) == len(self.workers):
+                        break
+                    await asyncio.sleep(0.02)
+
+    async def nothing_live(self) -> None:
+        """No worker holds KV for any request. Raises FleetError where that does not come about."""
+        for worker in self.workers:
+            async with asyncio.timeout(START_S):
+                while True:
+                    load = await worker.load()
+                    if not (load.kv_live_blocks or load.running or load.waiting):
+                        break
+                    await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running_fleet(
+    model: Path,
+    *arguments: str,
+    workers: int = 3,
+    routers: int = 1,
+    router_arguments: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> AsyncIterator[Fleet]:
+    """Starts everything, and stops everything. `arguments` and `environment` are for the workers."""
+    async with contextlib.AsyncExitStack() as stack:
+        made = [Worker(model, *arguments, environment=environment) for _ in range(workers)]
+        for worker in made:
+            stack.push_async_callback(worker.stop)
+        await asyncio.gather(*(worker.start() for worker in made))
+        addresses = ",".join(f"127.0.0.1:{worker.proxy.port}" for worker in made)
+        processes, clients = [], []
+        for number in range(routers):
+            port = free_port()
+            router = Process(
+                "trunkline-router",
+                f"--workers={addresses}",
+                f"--port={port}",
+                f"--router-id=router-{number}",
+                *router_arguments,
+            )
+            stack.push_async_callback(router.stop)
+            await router.start()
+            await router.wait_for("router listening")
+            processes.append(router)
+            clients.append(await stack.enter_async_context(Client(f"127.0.0.1:{port}")))
+        for client in clients:
+            await client.ready(START_S)
+        fleet = Fleet(made, processes, clients)
+        await fleet.all_ready()
+        yield fleet
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Polls what another process does. Raises FleetError."""
+    try:
+        async with asyncio.timeout(START_S):
+            while not condition():  # noqa: ASYNC110  # what is waited for has no event of its own
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise FleetError(f"never: {what}") from None

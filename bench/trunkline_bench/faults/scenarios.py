@@ -1,0 +1,162 @@
+"""Accidents: what happens to a fleet while its streams run."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from trunkline_bench.faults.fleet import Fleet, Worker
+from trunkline_bench.faults.streams import Order, Record, Streams
+
+STRIKE_SHARE = 0.25  # of all tokens have come when the accident happens
+
+Accident = Callable[[Fleet, Worker], Awaitable[None]]
+
+
+async def kill_engine(fleet: Fleet, victim: Worker) -> None:
+    victim.kill_engine()
+
+
+async def kill_front(fleet: Fleet, victim: Worker) -> None:
+    victim.kill_front()
+
+
+async def hang_engine(fleet: Fleet, victim: Worker) -> None:
+    victim.hang_engine()
+
+
+async def hang_front(fleet: Fleet, victim: Worker) -> None:
+    victim.hang_front()
+
+
+async def reset_link(fleet: Fleet, victim: Worker) -> None:
+    victim.proxy.reset()
+
+
+async def stall_link(fleet: Fleet, victim: Worker) -> None:
+    victim.proxy.stall()
+
+
+async def drain(fleet: Fleet, victim: Worker) -> None:
+    await victim.drain(0.2)
+
+
+async def rolling_restart(fleet: Fleet, victim: Worker) -> None:
+    for worker in fleet.workers:
+        await worker.restart()
+        await fleet.all_ready()
+
+
+async def recover(fleet: Fleet, victim: Worker) -> None:
+    """Ends what an accident has left, so that the next one finds a whole fleet."""
+    victim.proxy.heal()
+    victim.resume()
+    if (await victim.load()).draining:
+        await victim.restart()
+    await fleet.all_ready()
+
+
+ACCIDENTS: dict[str, Accident] = {
+    "kill -9 of an engine": kill_engine,
+    "kill -9 of a front": kill_front,
+    "engine stopped (SIGSTOP), continued later": hang_engine,
+    "front stopped (SIGSTOP), continued later": hang_front,
+    "link reset": reset_link,
+    "link stalled, healed later": stall_link,
+    "drain that hands over after 0.2 s": drain,
+    "rolling restart of every worker": rolling_restart,
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What an accident did to the streams."""
+
+    records: Sequence[Record]
+    resumed: int  # streams that went on elsewhere
+    tokens: int
+    errors: list[str]
+    differing: list[int] = field(default_factory=list)  # streams that are not what they were without it
+    seams: list[str] = field(default_factory=list)  # tokens lost or repeated
+    recovery_s: list[float] = field(default_factory=list)  # longest silence of each resumed stream
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.errors or self.differing or self.seams)
+
+    def recovery(self) -> str:
+        if not self.recovery_s:
+            return "—"
+        return f"{median(self.recovery_s):.2f} / {max(self.recovery_s):.2f} s"
+
+
+async def poisoned(
+    fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record], poison: Order
+) -> tuple[Outcome, Record, int]:
+    """All streams beside one request of which engines die. Returns what became of them, of it, and how many workers
+    were lost, the request being asked a second time included."""
+    starts = sum(worker.starts for worker in fleet.workers)
+    struck_s = time.monotonic()
+    *records, sick = await Streams().run(fleet.clients, [*wanted, poison])
+    (again,) = await Streams().run(fleet.clients, [poison])
+    sick.asked_again = again.error
+    await fleet.all_ready()
+    await fleet.nothing_live()
+    return compare(records, expected, struck_s), sick, sum(worker.starts for worker in fleet.workers) - starts
+
+
+async def router_killed(fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record]) -> tuple[Outcome, list[int]]:
+    """One of two routers is killed under load; a stream that ends with an error is asked anew at the next one. Returns
+    what became of the streams, and which of them saw the error."""
+    strike = asyncio.Event()
+    enough = sum(len(tokens) for record in expected for tokens in record.token_ids.values()) * STRIKE_SHARE
+    streams = Streams(lambda total: strike.set() if total >= enough else None)
+    running = asyncio.create_task(streams.run(fleet.clients, wanted, retries=1))
+    await strike.wait()
+    struck_s = time.monotonic()
+    fleet.routers[0].kill()
+    records = await running
+    await fleet.nothing_live()
+    asked_again = [number for number, record in enumerate(records) if record.asked_again]
+    return compare(records, expected, struck_s), asked_again
+
+
+async def undisturbed(fleet: Fleet, wanted: Sequence[Order]) -> list[Record]:
+    return await Streams().run(fleet.clients, wanted)
+
+
+async def struck(fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record], accident: Accident) -> Outcome:
+    """All streams, and the accident in the midst of them. The fleet is whole again afterwards."""
+    enough = sum(len(tokens) for record in expected for tokens in record.token_ids.values()) * STRIKE_SHARE
+    strike = asyncio.Event()
+
+    def on_token(total: int) -> None:
+        if total >= enough:
+            strike.set()
+
+    streams = Streams(on_token)
+    running = asyncio.create_task(streams.run(fleet.clients, wanted))
+    await strike.wait()
+    loads = [(await worker.load()).running for worker in fleet.workers]
+    victim = fleet.workers[loads.index(max(loads))]
+    struck_s = time.monotonic()
+    await accident(fleet, victim)
+    records = await running
+    await recover(fleet, victim)
+    await fleet.nothing_live()
+    return compare(records, expected, struck_s)
+
+
+def compare(records: Sequence[Record], expected: Sequence[Record], struck_s: float) -> Outcome:
+    pairs = list(zip(records, expected, strict=True))
+    resumed = [record for record in records if record.resumptions]
+    return Outcome(
+        records=records,
+        resumed=len(resumed),
+        tokens=sum(len(tokens) for record in records for tokens in record.token_ids.values()),
+        errors=[record.error for record in records if record.error],
+        differing=[number for number, (got, want) in enumerate(pairs) if got.outcome() != want.outcome()],
+        seams=[seam for record in records for seam in record.seams],
+        recovery_s=[record.longest_gap_s(struck_s) for record in resumed],
+    )

@@ -1,0 +1,129 @@
+"""Many streams at once, of every kind, with a record of each that can be compared to the bit."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trunkline.client import Client
+from trunkline.errors import TrunklineError
+
+VOCABULARY = 2000  # of the demo model, special tokens left out
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one stream asks for."""
+
+    prompt: list[int]
+    options: dict[str, Any]
+
+    @property
+    def is_greedy(self) -> bool:
+        return not self.options.get("temperature")
+
+
+@dataclass(slots=True)
+class Record:
+    """What one stream got, per choice; the times are no part of a comparison."""
+
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    text: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    tops: dict[int, list[list[float]]] = field(default_factory=dict)  # the likeliest tokens' log-probabilities
+    finish: dict[int, str] = field(default_factory=dict)
+    seams: list[str] = field(default_factory=list)  # offsets that do not follow one another
+    error: str = ""
+    asked_again: str = ""  # the error after which the client asked once more
+    resumptions: int = 0
+    arrivals_s: list[float] = field(default_factory=list)
+    worker_id: str = ""
+
+    def outcome(self) -> tuple[Any, ...]:
+        """What must not depend on accidents."""
+        return self.token_ids, self.text, self.logprobs, self.finish, self.error
+
+    def longest_gap_s(self, since_s: float) -> float:
+        """The longest time without news that ended after `since_s`."""
+        pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
+        return max((after - before for before, after in pairs if after > since_s), default=0.0)
+
+
+def orders(count: int, *, tokens: tuple[int, int], seed: int = 7) -> list[Order]:
+    """Greedy and sampled by turns; some with stop strings, log-probabilities, penalties, several choices."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        prompt = [draw.randrange(3, VOCABULARY) for _ in range(draw.randint(5, 60))]
+        options: dict[str, Any] = {"max_tokens": draw.randint(*tokens), "ignore_eos": True, "seed": number}
+        options["temperature"] = 0.0 if number % 2 else 0.9
+        if number % 2 == 0 and number % 4:
+            options |= {"top_p": 0.9, "top_k": 50}
+        if number % 5 == 0:
+            options["logprobs"] = 2
+        if number % 7 == 0:
+            options |= {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+        if number % 6 == 0:
+            options["stop"] = ["zzzz", " and then he said it"]
+        if number % 9 == 0:
+            options |= {"n": 2, "temperature": 0.8}
+        if number % 11 == 0:
+            options["prompt_logprobs"] = 0
+        made.append(Order(prompt, options))
+    return made
+
+
+class Streams:
+    """A run of all orders at once. `on_token` is told how many tokens have come in all."""
+
+    def __init__(self, on_token: Callable[[int], None] = lambda total: None) -> None:
+        self._on_token = on_token
+        self.total_tokens = 0
+
+    async def run(self, clients: Sequence[Client], wanted: Sequence[Order], *, retries: int = 0) -> list[Record]:
+        """Each order at a client, by turns; `retries`: how often a stream that ends with an error is asked anew, at the
+        next client."""
+
+        async def one(number: int, order: Order) -> Record:
+            record = await self._stream(clients[number % len(clients)], order)
+            for again in range(1, retries + 1):
+                if not record.error:
+                    break
+                first, record = record, await self._stream(clients[(number + again) % len(clients)], order)
+                record.asked_again = first.error
+            return record
+
+        return list(await asyncio.gather(*(one(number, order) for number, order in enumerate(wanted))))
+
+    async def _stream(self, client: Client, order: Order) -> Record:
+        record = Record()
+        text_bytes: dict[int, int] = {}
+        try:
+            async for piece in client.generate(order.prompt, timeout_s=120.0, **order.options):
+                record.arrivals_s.append(time.monotonic())
+                chunk = next(chunk for chunk in piece.response.chunks if chunk.index == piece.index)
+                tokens = record.token_ids.setdefault(piece.index, [])
+                if chunk.first_token_index != len(tokens) or chunk.text_offset != text_bytes.get(piece.index, 0):
+                    record.seams.append(f"choice {piece.index}: token {chunk.first_token_index} after {len(tokens)}")
+                tokens += piece.token_ids
+                record.text[piece.index] = record.text.get(piece.index, "") + piece.text
+                text_bytes[piece.index] = text_bytes.get(piece.index, 0) + len(piece.text.encode())
+                record.logprobs.setdefault(piece.index, []).extend(
+                    (entry.chosen.token_id, entry.chosen.logprob) for entry in piece.logprobs
+                )
+                record.tops.setdefault(piece.index, []).extend(
+                    [top.logprob for top in entry.top] for entry in piece.logprobs
+                )
+                if piece.finish_reason:
+                    record.finish[piece.index] = piece.finish_reason
+                if piece.response.HasField("prompt"):
+                    record.worker_id = piece.response.prompt.worker_id
+                if piece.response.HasField("usage"):
+                    record.resumptions = piece.response.usage.resumptions
+                self.total_tokens += len(piece.token_ids)
+                self._on_token(self.total_tokens)
+        except TrunklineError as error:
+            record.error = type(error).__name__
+        return record

@@ -1,0 +1,29 @@
+"""Whether a worker that has work to do still does it. Pure: the time is told."""
+
+
+class SignsOfLife:
+    """Steps make news: outputs for some request, or a load sample. A worker that has work and makes none for
+    `timeout_s` is taken for hung: its engine is, or its front, or the link to it.
+
+    Only time that this side was awake for counts: checks that come late say nothing about the other one.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.check_interval_s = min(1.0, timeout_s / 4)
+        self.timeout_s = timeout_s
+        self._silent_s = 0.0
+        self._checked_s: float | None = None
+        self._news = 0
+        self._had_work = False
+
+    def is_silent(self, now_s: float, *, news: int, has_work: bool) -> bool:
+        """To be asked every check_interval_s. `news`: how many messages have come in all."""
+        passed_s = 0.0 if self._checked_s is None else now_s - self._checked_s
+        self._checked_s = now_s
+        had_work, self._had_work = self._had_work, has_work
+        if news != self._news or not (has_work and had_work):
+            self._news = news
+            self._silent_s = 0.0
+            return False
+        self._silent_s += min(passed_s, 2 * self.check_interval_s)
+        return self._silent_s >= self.timeout_s

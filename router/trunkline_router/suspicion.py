@@ -1,0 +1,73 @@
+"""Which of a dead worker's requests may have killed it, and how that is found out.
+
+Only requests in the steps under way can be the reason: the suspects. Each of them goes on at a worker where no other
+suspect is (a cell), until it has survived a step. If that engine dies too, the suspect is convicted: it is the only one
+that was in both. One that comes under suspicion again keeps its cell to its end.
+"""
+
+from collections.abc import Callable, Hashable
+
+
+class Cells:
+    """Which workers have a suspect of this router. `on_free` is called when one of them has none any more."""
+
+    def __init__(self, on_free: Callable[[], None]) -> None:
+        self._on_free = on_free
+        self._taken: set[Hashable] = set()
+
+    def is_free(self, worker: Hashable) -> bool:
+        """Whether a suspect may go to this worker."""
+        return worker not in self._taken
+
+    def enter(self, worker: Hashable) -> "Cell":
+        assert worker not in self._taken, "two suspects at one worker"
+        self._taken.add(worker)
+        return Cell(self, worker)
+
+    def leave(self, worker: Hashable) -> None:
+        self._taken.discard(worker)
+        self._on_free()
+
+
+class Cell:
+    """A suspect's time at a worker. Ends are harmless when repeated."""
+
+    def __init__(self, cells: Cells, worker: Hashable) -> None:
+        self._cells = cells
+        self._worker = worker
+        self.is_held = True
+
+    def leave(self) -> None:
+        if self.is_held:
+            self.is_held = False
+            self._cells.leave(self._worker)
+
+
+class Suspicion:
+    """One request's history."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self._cell: Cell | None = None
+        self.is_suspect = False  # it must go to a worker without another suspect
+
+    def enter(self, cell: Cell) -> None:
+        self._cell = cell
+
+    def leave(self) -> None:
+        """Its attempt is over."""
+        if self._cell is not None:
+            self._cell.leave()
+
+    def on_progress(self) -> None:
+        """It has survived a step, which clears a first suspicion."""
+        if self.is_suspect and self._deaths == 1:
+            self.is_suspect = False
+            self.leave()
+
+    def on_death(self, *, sole_suspect: bool) -> bool:
+        """It was in a step of an engine that died; whether that convicts it."""
+        isolated = self._cell is not None and self._cell.is_held
+        self._deaths += 1
+        self.is_suspect = True
+        return isolated and sole_suspect
