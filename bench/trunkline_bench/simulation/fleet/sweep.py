@@ -20,11 +20,11 @@ from trunkline_bench.simulation import report
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fleet.fleet import Fleet, TtftGoal, simulate
 from trunkline_bench.simulation.fleet.main import copies_per_worker
-from trunkline_bench.simulation.fleet.overlay import overlay
+from trunkline_bench.simulation.fleet.overlay import lap_of, overlay
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import summary
 from trunkline_bench.simulation.replay import Worker
-from trunkline_bench.simulation.traces import read_trace
+from trunkline_bench.simulation.traces import TraceRequest, read_trace
 from trunkline_worker.limits import SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
@@ -86,7 +86,7 @@ def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
     )
     spec = Worker(PROFILE, PROFILE.kv_blocks(workload.block_size), workload.block_size, limits)
     trace = read_trace(traces / workload.file)
-    copies = point.load * point.workers * copies_per_worker(spec, trace)
+    copies = point.load * point.workers * _copies_per_worker(workload, spec, trace, folder)
     requests = overlay(trace, copies, RAMP_S + point.duration_s, RAMP_S)
     fleet = Fleet(
         point.workers, spec, point.policy, routers=point.routers, credit_sync_s=point.credit_sync_ms / 1e3 or None
@@ -111,6 +111,18 @@ def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
         flush=True,
     )
     return result
+
+
+def _copies_per_worker(workload: Workload, spec: Worker, trace: list[TraceRequest], folder: Path) -> float:
+    """The same for every run: kept in a file."""
+    path = folder / f"capacity-{workload.name}.json"
+    if path.exists():
+        return float(json.loads(path.read_text())["copies_per_worker"])
+    copies = copies_per_worker(spec, trace)
+    requests_per_s = copies * len(trace) / lap_of(trace)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"copies_per_worker": copies, "requests_per_s": requests_per_s}) + "\n")
+    return copies
 
 
 def highest_load(point: Point, run: Callable[[Point], dict[str, Any]]) -> float:
