@@ -14,7 +14,7 @@ from random import Random
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.status import CONTEXT_LENGTH_EXCEEDED
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
-from trunkline_bench.simulation.fleet.ideal import SharedCache, idle_prefill_s
+from trunkline_bench.simulation.fleet.ideal import FleetSizedCache, SharedCache, idle_prefill_s
 from trunkline_bench.simulation.fleet.router import EPOCH, FleetRouter, cache_news
 from trunkline_bench.simulation.fleet.worker import FleetWorker
 from trunkline_bench.simulation.replay import FINGERPRINT, Worker, submit_of
@@ -52,7 +52,8 @@ class FleetOutcome:
     cached_tokens: int = 0
     predicted_tokens: int = 0  # cached ones, as the router thought when it chose
     ideal_tokens: int = 0  # that a cache of infinite size, shared by all workers, would have had
-    idle_ttft_s: float = 0.0  # what an idle worker with these would need
+    fitting_tokens: int = 0  # that one of the fleet's size would have had
+    idle_ttft_s: float = 0.0  # what an idle worker with the ideal ones would need
     refused: str = ""  # the reason
 
     @property
@@ -139,6 +140,7 @@ class _Simulation:
             for number in range(fleet.workers)
         ]  # fmt: skip
         self._ideal = SharedCache()
+        self._fitting = FleetSizedCache(fleet.workers * spec.num_blocks)
         self._told = [router.credits() for router in self.routers]
         self._waiting: dict[int, float] = {}  # requests without a first token, with their arrivals
         self._late = 0
@@ -198,6 +200,7 @@ class _Simulation:
         outcome.worker = place
         outcome.predicted_tokens = found.plan.matched_tokens
         outcome.ideal_tokens = self._ideal.take(found.chain, len(prompt), fleet.spec.block_size)
+        outcome.fitting_tokens = self._fitting.take(found.chain, len(prompt), fleet.spec.block_size)
         outcome.idle_ttft_s = 2 * fleet.network_s + idle_prefill_s(
             fleet.spec.cost, len(prompt), outcome.ideal_tokens, fleet.spec.limits.max_step_tokens
         )

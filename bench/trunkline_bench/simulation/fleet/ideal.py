@@ -1,6 +1,7 @@
 """What could be had at best: the hits of a cache that is shared by all workers and never forgets, on idle workers."""
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from trunkline_bench.simulation.simulated_executor import StepCost
@@ -18,6 +19,26 @@ class SharedCache:
         held = self._held
         found = bisect_left(chain, True, key=lambda key: key not in held)
         held.update(chain[found:])
+        return min(found, (num_tokens - 1) // block_size) * block_size
+
+
+class FleetSizedCache:
+    """The same, but with no more room than all pools of the fleet have, and forgetting what was used least lately: about
+    what the best routing could make of them if nothing but prefixes were kept there."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._held: OrderedDict[int, None] = OrderedDict()  # keys of blocks, the latest used last
+
+    def take(self, chain: Sequence[int], num_tokens: int, block_size: int) -> int:
+        """Tokens of a prompt that are found, before it is added."""
+        held = self._held
+        found = next((place for place, key in enumerate(chain) if key not in held), len(chain))
+        for key in reversed(chain):  # the head outlives the tail
+            held[key] = None
+            held.move_to_end(key)
+        while len(held) > self._num_blocks:
+            held.popitem(last=False)
         return min(found, (num_tokens - 1) // block_size) * block_size
 
 

@@ -75,8 +75,8 @@ class FleetRouter:
         return found
 
     def credits(self) -> list[tuple[int, int]]:
-        """What this router has sent to each worker and not heard the end of: (uncached tokens, choices)."""
-        return [(worker.queued_tokens, worker.open_choices) for worker in self.workers]
+        """What this router has sent to each worker and it may not have reported: (uncached tokens, choices)."""
+        return [(worker.unreported_tokens, worker.unreported_choices) for worker in self.workers]
 
     def take_foreign(self, others: Sequence[list[tuple[int, int]]]) -> None:
         """The credits of all other routers, as they were when they told them."""

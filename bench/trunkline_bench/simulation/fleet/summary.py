@@ -12,7 +12,7 @@ from trunkline_worker.histogram import Histogram
 from trunkline_worker.lanes import Lane
 
 COLUMNS = (
-    "hit rate (of ideal)", "TTFT p50 / p90 / p99, s", "delay p99, s", "ITL p50 / p99, ms", "output tok/s", "busy",
+    "hit rate (of ideal, of what fits)", "TTFT p50 / p90 / p99, s", "delay p99, s", "ITL p50 / p99, ms", "output tok/s", "busy",
     "CV of busy time", "CV of prefill", "refused", "preemptions",
 )  # fmt: skip
 
@@ -40,6 +40,7 @@ class Summary:
     requests_per_s: float
     hit_rate: float
     ideal_hit_rate: float
+    fitting_hit_rate: float  # of one cache as large as all pools together: the ideal where capacity is short
     predicted_hit_rate: float  # as the routers thought when they chose
     ttft_s: tuple[float, float, float]  # p50, p90, p99
     delay_p99_s: float  # of the time to the first token, what is not the prompt's own: see FleetOutcome
@@ -78,6 +79,7 @@ def summary(run: FleetRun) -> Summary:
         requests_per_s=len(counted) / span_s,
         hit_rate=_share(sum(outcome.cached_tokens for outcome in counted), prompts),
         ideal_hit_rate=_share(sum(outcome.ideal_tokens for outcome in counted), prompts),
+        fitting_hit_rate=_share(sum(outcome.fitting_tokens for outcome in counted), prompts),
         predicted_hit_rate=_share(sum(outcome.predicted_tokens for outcome in counted), prompts),
         ttft_s=(percentile(ttfts, 0.5), percentile(ttfts, 0.9), percentile(ttfts, 0.99)),
         delay_p99_s=percentile(delays, 0.99),
@@ -96,7 +98,8 @@ def summary(run: FleetRun) -> Summary:
 def row(figures: Summary) -> list[str]:
     """In the order of COLUMNS."""
     return [
-        f"{figures.hit_rate:.1%} ({_share(figures.hit_rate, figures.ideal_hit_rate):.0%})",
+        f"{figures.hit_rate:.1%} ({_share(figures.hit_rate, figures.ideal_hit_rate):.0%}, "
+        f"{_share(figures.hit_rate, figures.fitting_hit_rate):.0%})",
         " / ".join(f"{time_s:.3g}" for time_s in figures.ttft_s),
         f"{figures.delay_p99_s:.3g}",
         " / ".join(f"{time_s * 1e3:.0f}" for time_s in figures.itl_s),
