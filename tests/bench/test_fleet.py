@@ -66,9 +66,7 @@ def test_every_request_ends_once_and_in_the_end_routers_know_what_workers_hold(p
         assert [(state.open_choices, state.queued_tokens) for state in router.workers] == [(0, 0)] * 3
         for state, worker in zip(router.workers, run.workers, strict=True):
             held = set(keys_of(b"".join(worker.engine.scheduler.blocks.tree.nodes)))
-            known = {
-                key for shard in router.index._shards for key, mask in shard.items() if mask & state.blocks.bit
-            }
+            known = {key for shard in router.index._shards for key, mask in shard.items() if mask & state.blocks.bit}
             assert known == held
             assert state.blocks.num_expected == 0
     for worker in run.workers:

@@ -169,10 +169,13 @@ class _Simulation:
                     run.given_up = True
                     break
         run.busy_s = [
-            worker.busy_s - before for worker, before in zip(self.workers, before_s or [0.0] * fleet.workers, strict=True)
+            worker.busy_s - before
+            for worker, before in zip(self.workers, before_s or [0.0] * fleet.workers, strict=True)
         ]
         now_s = end_s
-        while not run.given_up and any(worker.engine.has_work or worker.next_s < float("inf") for worker in self.workers):
+        while not run.given_up and any(
+            worker.engine.has_work or worker.next_s < float("inf") for worker in self.workers
+        ):
             now_s += CHECK_EVERY_S
             self._advance(now_s)
             run.given_up = self._is_missed(now_s)
@@ -262,7 +265,5 @@ class _Simulation:
     def _is_missed(self, now_s: float) -> bool:
         if self._goal is None:
             return False
-        late = self._late + sum(
-            self._is_late(handle, arrival_s, now_s) for handle, arrival_s in self._waiting.items()
-        )
+        late = self._late + sum(self._is_late(handle, arrival_s, now_s) for handle, arrival_s in self._waiting.items())
         return late > self._goal.allowed(self._num_counted)

@@ -1,7 +1,6 @@
 """`make bench-fleet`: policies side by side at several loads, and the highest load that each one carries.
 
-Every run is a process of its own and leaves a file; what is there already is not run again. Results:
-bench/results/fleet.
+Every run is a process of its own and leaves a file; what is there already is not run again.
 """
 
 import argparse
@@ -9,6 +8,7 @@ import gc
 import json
 import multiprocessing
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +28,6 @@ from trunkline_bench.simulation.traces import TraceRequest, read_trace
 from trunkline_worker.limits import SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
-RAMP_S = 60.0
 GOAL_S = 2.0
 LEAST_LOAD, MOST_LOAD = 0.05, 1.6  # between which the highest load is looked for
 STEPS_OF_SEARCH = 5  # a quotient of 1.25 or so is told apart in the end
@@ -44,11 +43,12 @@ class Workload:
     # Of Mooncake's prompts one in a hundred has over 85,000 tokens, which an idle H200 computes in seven seconds:
     # there the goal is for what is added to that.
     idle_share: float
+    ramp_s: float  # longer than most conversations of the agents, and than a prefix of Mooncake's stays cached
 
 
 WORKLOADS = (
-    Workload("mooncake", "mooncake_conversation.jsonl", 256, 1.0),
-    Workload("agent", "lmcache_miniswe.jsonl.gz", 64, 0.0),
+    Workload("mooncake", "mooncake_conversation.jsonl", 256, 1.0, 60.0),
+    Workload("agent", "lmcache_miniswe.jsonl.gz", 64, 0.0, 30.0),
 )
 
 
@@ -87,12 +87,12 @@ def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
     spec = Worker(PROFILE, PROFILE.kv_blocks(workload.block_size), workload.block_size, limits)
     trace = read_trace(traces / workload.file)
     copies = point.load * point.workers * _copies_per_worker(workload, spec, trace, folder)
-    requests = overlay(trace, copies, RAMP_S + point.duration_s, RAMP_S)
+    requests = overlay(trace, copies, workload.ramp_s + point.duration_s, workload.ramp_s)
     fleet = Fleet(
         point.workers, spec, point.policy, routers=point.routers, credit_sync_s=point.credit_sync_ms / 1e3 or None
     )
     goal = TtftGoal(GOAL_S, idle_share=workload.idle_share) if point.is_search else None
-    figures = summary(simulate(fleet, requests, from_s=RAMP_S, goal=goal))
+    figures = summary(simulate(fleet, requests, from_s=workload.ramp_s, goal=goal))
     delay_s = figures.delay_p99_s if workload.idle_share else figures.ttft_s[2]
     result = asdict(point) | figures.to_json() | {
         "copies": copies,
@@ -143,6 +143,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--output", type=Path, default=Path("bench/results/fleet"))
+    parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "trunkline-fleet",
+                        help="where single runs leave their figures")  # fmt: skip
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--workloads", nargs="+", choices=[workload.name for workload in WORKLOADS],
                         default=[workload.name for workload in WORKLOADS])  # fmt: skip
@@ -168,7 +170,7 @@ def search(point: Point, traces: Path, folder: Path) -> tuple[Point, float]:
 
 def main() -> int:
     arguments = parse(sys.argv[1:])
-    runs = arguments.output / "runs"
+    runs = arguments.runs
     points = [replace(point, load=load) for load in arguments.loads for point in searches(arguments)]
     with ProcessPoolExecutor(
         arguments.processes, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1
@@ -180,7 +182,7 @@ def main() -> int:
             done.result()
     from trunkline_bench.simulation.fleet import sweep_report  # matplotlib is wanted here only
 
-    sweep_report.write(runs, arguments.output, report.facts("make bench-fleet"))
+    sweep_report.write(runs, arguments.output, report.facts(" ".join(["make bench-fleet", *sys.argv[1:]])))
     return 0
 
 
