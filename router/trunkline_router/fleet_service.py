@@ -60,10 +60,11 @@ class FleetService(FleetServiceServicer):
         )
 
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
-        return ListWorkersResponse(workers=[worker_status(link) for link in self._pools.links])
+        now_s = time.monotonic()
+        return ListWorkersResponse(workers=[worker_status(link, now_s) for link in self._pools.links])
 
 
-def worker_status(link: WorkerLink) -> WorkerStatus:
+def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
     """Where a worker stands."""
     status = WorkerStatus(address=link.address, state=fleet_pb2.WORKER_STATE_CONNECTING, problem=link.problem)
     if link.model is not None:
@@ -78,13 +79,13 @@ def worker_status(link: WorkerLink) -> WorkerStatus:
     elif not link.breaker.is_closed:
         status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, "requests failed there of late"
     else:
-        status.state = fleet_pb2.WORKER_STATE_READY
+        status.state, status.problem = fleet_pb2.WORKER_STATE_READY, live.distrust(now_s)
     status.load.CopyFrom(live.load)
     status.open_choices = live.open_choices
     status.indexed_blocks = len(live.blocks)
     status.index_accuracy = live.accuracy.share
     status.index_accuracy_requests = live.accuracy.num_requests
-    status.routed_by_load = live.routed_by_load
+    status.routed_by_load = bool(live.distrust(now_s))
     return status
 
 

@@ -16,7 +16,7 @@ from trunkline_router.ttft import LANE_NAMES, TERM_NAMES, Terms, block_s, predic
 from trunkline_router.worker_facts import Column, WorkerTable, hash_53
 
 # Predicted times within this share of the best, or within the time of one block, are equals.
-NEAR_SHARE = 0.05
+NEAR_SHARE = 0.02
 # A worker takes no request for its place on the hash ring while it has more than its even share of choices by this
 # factor, and none for its sessions by that one.
 HASH_LOAD_BOUND = 1.25

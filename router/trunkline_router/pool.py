@@ -37,8 +37,8 @@ class Pools:
         """Workers that accept requests, by model name."""
         found: dict[str, list[Live]] = {}
         for link in self.links:
-            if link.live is not None and link.live.accepts:
-                found.setdefault(link.live.model.model, []).append(link.live)
+            if (live := link.live) is not None and live.accepts:
+                found.setdefault(live.model_name, []).append(live)
         self._known.update(found)
         return found
 

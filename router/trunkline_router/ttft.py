@@ -32,6 +32,7 @@ MOST_CROWDED = 2.0  # in multiples of what lies between ROOMY_SHARE and full
 # little, which makes it busier still. On the agent trace at full load the fleet collapses with 0, and is best from 0.05
 # to 0.2; Mooncake's is best at 0.05 and loses from 1 on (bench/results/fleet).
 OTHERS_SHARE = 0.05
+LEAST_START_SHARE = 0.01  # of a fresh worker: it is never slower than a hundred times what it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Terms:
     again = np.maximum(len(request.prompt), workers["decode_kv_tokens"] / np.maximum(choices, 1.0))
     kv_penalty_s = crowded * crowded * again * token_s
 
-    start = workers["slow_start_share"]
+    start = np.maximum(workers["slow_start_share"], LEAST_START_SHARE)
     slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= draw)
     others_s = OTHERS_SHARE * choices * prefill_s
     return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s, others_s)

@@ -87,6 +87,14 @@ class Live(WorkerState):
     def accepts(self) -> bool:
         return not (self.load.draining or self.is_hung)
 
+    def on_turn(self) -> None:
+        log = get_logger()
+        if self.routed_by_load:
+            log.warning("worker routed by load: its events are stale, or its index was wrong too often",
+                        worker=self.worker_id, index_accuracy=round(self.accuracy.share, 3))  # fmt: skip
+        else:
+            log.info("worker's cache events count again", worker=self.worker_id)
+
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:

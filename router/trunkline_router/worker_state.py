@@ -35,7 +35,9 @@ class WorkerState:
     def __init__(self, model: GetModelResponse, blocks: WorkerBlocks) -> None:
         self.model = model
         self.blocks = blocks
-        self.worker_id = model.worker_id
+        # Asked for every worker in every decision: read once.
+        self.worker_id, self.model_name = model.worker_id, model.model
+        self.most_tokens = min(model.context_length, model.kv_token_capacity)  # of prompt and output together
         self.kind: Kind = (model.fingerprint, model.block_size)
         self.accuracy = IndexAccuracy()
         self.routed_by_load = False
@@ -127,6 +129,14 @@ class WorkerState:
         finally:
             flight.end()
 
+    def distrust(self, now_s: float) -> str:
+        """Why its reports of its cache do not count now, in one line; empty where they do."""
+        if self.is_stale(now_s):
+            return "routed by load: it has work, and its events have stopped coming"
+        if self.accuracy.is_low:
+            return f"routed by load: of what its index promised of late, {self.accuracy.share:.0%} was cached"
+        return "routed by load until it is heard of" if self.routed_by_load else ""
+
     def is_stale(self, now_s: float) -> bool:
         """Whether its events have stopped coming although it has work."""
         has_work = self.open_choices > 0 or self._load.running + self._load.waiting > 0
@@ -142,6 +152,10 @@ class WorkerState:
             self.blocks.rely_on_dispatches()
         else:
             self.blocks.rely_on_reports()
+        self.on_turn()
+
+    def on_turn(self) -> None:
+        """`routed_by_load` has changed: for those who tell people."""
 
     # For the policy
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_the_gaps_between_turns_stay() -> None:
     gaps = {
         round(later.arrival_s - earlier.arrival_s, 9)
         for turns in by_conversation(laid).values()
-        for earlier, later in zip(turns, turns[1:], strict=False)
+        for earlier, later in pairwise(turns)
     }
     assert gaps == {1.0}
     assert [request.arrival_s for request in laid] == sorted(request.arrival_s for request in laid)

@@ -4,6 +4,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
@@ -125,9 +126,13 @@ async def test_a_worker_whose_index_is_wrong_is_seen_to_be_routed_by_load() -> N
     async with cluster(worker) as router:
         for _ in range(20):
             worker.cached.clear()  # without telling
-            await router.answer([*PROMPT, 1])
+            with capture_logs() as lines:
+                await router.answer([*PROMPT, 1])
+        (line,) = (line for line in lines if line["event"].startswith("worker routed by load"))
+        assert (line["worker"], line["index_accuracy"]) == ("a", 0.0)
         (status,) = (await router.fleet.ListWorkers(ListWorkersRequest())).workers
         assert (status.index_accuracy, status.index_accuracy_requests, status.routed_by_load) == (0.0, 20, True)
+        assert status.problem == "routed by load: of what its index promised of late, 0% was cached"
         (candidate,) = (await explain(router, [*PROMPT, 1])).candidates
         assert candidate.routed_by_load
         router.live(0).blocks.rely_on_reports()  # what is remembered is no trace of a request

@@ -168,14 +168,10 @@ class _Simulation:
                 if self._is_missed(now_s):
                     run.given_up = True
                     break
-        run.busy_s = [
-            worker.busy_s - before
-            for worker, before in zip(self.workers, before_s or [0.0] * fleet.workers, strict=True)
-        ]
+        before_s = before_s or [0.0] * fleet.workers
+        run.busy_s = [worker.busy_s - before for worker, before in zip(self.workers, before_s, strict=True)]
         now_s = end_s
-        while not run.given_up and any(
-            worker.engine.has_work or worker.next_s < float("inf") for worker in self.workers
-        ):
+        while not run.given_up and any(worker.has_work for worker in self.workers):
             now_s += CHECK_EVERY_S
             self._advance(now_s)
             run.given_up = self._is_missed(now_s)

@@ -23,8 +23,9 @@ class SharedCache:
 
 
 class FleetSizedCache:
-    """The same, but with no more room than all pools of the fleet have, and forgetting what was used least lately: about
-    what the best routing could make of them if nothing but prefixes were kept there."""
+    """The same, but with no more room than all pools of the fleet have, and forgetting what was used least lately.
+
+    About what the best routing could make of them if nothing but prefixes were kept there."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks

@@ -1,4 +1,4 @@
-"""More load of the same kind: copies of a trace laid over one another, each at another phase and with prompts of its own.
+"""More load of the same kind: copies of a trace laid over one another, at other phases and with prompts of their own.
 
 Squeezing time instead would shorten the gaps between the turns of a conversation, which are what decides whether its
 prefix is still cached. What is left out to reach a load in between is whole conversations, never single turns. A

@@ -12,8 +12,8 @@ from trunkline_worker.histogram import Histogram
 from trunkline_worker.lanes import Lane
 
 COLUMNS = (
-    "hit rate (of ideal, of what fits)", "TTFT p50 / p90 / p99, s", "delay p99, s", "ITL p50 / p99, ms", "output tok/s", "busy",
-    "CV of busy time", "CV of prefill", "refused", "preemptions",
+    "hit rate (of ideal, of what fits)", "TTFT p50 / p90 / p99, s", "delay p99, s", "ITL p50 / p99, ms",
+    "output tok/s", "busy", "CV of busy time", "CV of prefill", "refused", "preemptions",
 )  # fmt: skip
 
 

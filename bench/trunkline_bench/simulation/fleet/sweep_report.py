@@ -15,16 +15,16 @@ DRAWN_LOAD = 0.8
 
 METHOD = """\
 One virtual time, the router's real index, policy and credits, and for each worker the real engine loop before a device
-that takes what the profile h200-8b says. Load is copies of the trace at other phases with prompts of their own; 100 % is
-what workers could carry at best: one that never waits for requests, with an endless pool that never forgets a prefix,
-and as many requests at once as the real pool holds of mean length. Load ramps up first (Mooncake 60 s, agent 30 s), which
-is not counted. `ideal`: hits of a cache without bounds that all workers share, on the same requests; `what fits`: the
-same with no more room than all pools together, least recently used out first. `delay`: time to the first token less what
-an idle worker with the ideal prefix would need. Busy time says little where something always decodes, so the variation
-over workers of computed prompt tokens stands beside it.
+that takes what the profile h200-8b says. Load is copies of the trace at other phases with prompts of their own; 100 %
+is what workers could carry at best: one that never waits for requests, with an endless pool that never forgets a
+prefix, and as many requests at once as the real pool holds of mean length. Load ramps up first, which is not counted.
+`ideal`: hits of a cache without bounds that all workers share, on the same requests; `what fits`: the same with no more
+room than all pools together, least recently used out first. `delay`: time to the first token less what an idle worker
+with the ideal prefix would need. Busy time says little where something always decodes, so the variation over workers of
+computed prompt tokens stands beside it.
 
-`uncached-tokens` is Trunkline's first policy (tokens to compute, and 16 for each running choice), `sglang-cache-aware` is
-what the SGLang gateway's cache_aware does with its defaults, on the exact index.
+`uncached-tokens` is Trunkline's first policy (tokens to compute, and 16 for each running choice), `sglang-cache-aware`
+is what the SGLang gateway's cache_aware does with its defaults, on the exact index.
 """
 
 
@@ -35,13 +35,13 @@ def write(runs_folder: Path, output: Path, facts: str) -> None:
     ]
     output.mkdir(parents=True, exist_ok=True)
     took_s = sum(run["took_s"] for run in runs)
-    parts = ["# Policies before a simulated fleet", "", facts + f"- {len(runs)} runs, {took_s / 60:.0f} minutes of them",
-             "", METHOD]  # fmt: skip
+    facts += f"- {len(runs)} runs, which took {took_s / 60:.0f} minutes"
+    parts = ["# Policies before a simulated fleet", "", facts, "", METHOD]
     for path in sorted(runs_folder.glob("capacity-*.json")):
         found = json.loads(path.read_text())
         parts.append(
-            f"{path.stem.removeprefix('capacity-')}: 100 % is {found['requests_per_s']:.3g} requests/s for each worker, "
-            f"{found['copies_per_worker']:.3g} copies of the trace.\n"
+            f"{path.stem.removeprefix('capacity-')}: 100 % is {found['requests_per_s']:.3g} requests/s for each "
+            f"worker, {found['copies_per_worker']:.3g} copies of the trace.\n"
         )
     parts += _highest(runs)
     for workload, workers in sorted({(run["workload"], run["workers"]) for run in runs if not run["is_search"]}):

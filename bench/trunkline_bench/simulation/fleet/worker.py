@@ -58,6 +58,11 @@ class FleetWorker:
         self._load_at_s = load_phase_s
 
     @property
+    def has_work(self) -> bool:
+        """Whether anything is left to happen here."""
+        return bool(self._submits) or self.engine.has_work
+
+    @property
     def busy_s(self) -> float:
         """How long its device has computed so far."""
         return self.stats.total.device_time_s
