@@ -67,7 +67,7 @@ def test_policies_stand_side_by_side_in_a_table_in_json_and_in_plots(
 ) -> None:
     output = tmp_path / "out"
     policies = ["predicted-ttft", "round-robin", "sglang-cache-aware"]
-    assert command("--trace", trace, "--workers", 3, "--load", 0.05, "--duration-s", 10, "--ramp-s", 5,
+    assert command("--trace", trace, "--workers", 3, "--copies", 2, "--duration-s", 10, "--ramp-s", 2,
                    "--policy", ",".join(policies), "--routers", 2, "--output", output) == 0  # fmt: skip
     table = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0].strip("| ") for line in table[2:5]] == policies
