@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,7 @@ def main() -> int:
     with ProcessPoolExecutor(
         arguments.processes, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1
     ) as pool:
-        running = [pool.submit(run_point, point, arguments.traces, runs) for point in points]
+        running: list[Future[Any]] = [pool.submit(run_point, point, arguments.traces, runs) for point in points]
         if arguments.search:
             running += [pool.submit(search, point, arguments.traces, runs) for point in searches(arguments)]
         for done in running:
