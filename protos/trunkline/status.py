@@ -37,16 +37,20 @@ class RequestRefused(Exception):
     """A request ends with this row of the error table instead of an answer.
 
     `code` is a number of google.rpc.Code, `reason` one of the constants above, `message` a sentence for a person,
-    `field` the offending field (INVALID_ARGUMENT), `retry_delay_ms` when to come back (0: does not apply).
+    `field` the offending field (INVALID_ARGUMENT), `retry_delay_ms` when to come back (0: does not apply), `quota`
+    whose quota and which is used up (QUOTA_EXCEEDED: a router's word, workers know of none).
     """
 
-    def __init__(self, code: int, reason: str, message: str, *, field: str = "", retry_delay_ms: int = 0) -> None:
+    def __init__(
+        self, code: int, reason: str, message: str, *, field: str = "", retry_delay_ms: int = 0, quota: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
         self.message = message
         self.field = field
         self.retry_delay_ms = retry_delay_ms
+        self.quota = quota
 
     def to_proto(self) -> RequestError:
         return RequestError(

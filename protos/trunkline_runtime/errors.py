@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyProto
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status.rpc_status import to_status
 
@@ -23,7 +23,7 @@ MAX_MESSAGE_CHARACTERS = 400
 
 
 def rich_status(refused: RequestRefused) -> Status:
-    """A google.rpc.Status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
+    """A google.rpc.Status with ErrorInfo, and BadRequest, QuotaFailure and RetryInfo where they apply."""
     message = refused.message
     if len(message) > MAX_MESSAGE_CHARACTERS:
         message = message[:MAX_MESSAGE_CHARACTERS] + "…"
@@ -31,6 +31,8 @@ def rich_status(refused: RequestRefused) -> Status:
     if refused.field:
         violation = BadRequest.FieldViolation(field=refused.field, description=message)
         details.append(BadRequest(field_violations=[violation]))
+    if refused.quota:
+        details.append(QuotaFailure(violations=[QuotaFailure.Violation(subject=refused.quota, description=message)]))
     if refused.retry_delay_ms:
         delay = Duration()
         delay.FromMilliseconds(refused.retry_delay_ms)

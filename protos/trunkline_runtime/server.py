@@ -24,33 +24,82 @@ class PortInUse(Exception):
 
 def check_port_is_free(host: str, port: int) -> None:
     """Raises PortInUse. For a look before a slow start; bind() itself decides."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound: {error.strerror}"
-            raise PortInUse(f"port {port} on {host} {reason}; choose another with --port") from None
+            raise _port_problem(host, port, error) from None
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """A socket that reserves the port for servers with `shared_port` of this user, and takes no connections itself.
+
+    Port 0 picks a free one. Raises PortInUse.
+    """
+    try:
+        return _hold(host, port, reuse=0)
+    except PortInUse:
+        # Connections that the last server closed may still stand in TIME_WAIT, which only a socket that asks for reuse
+        # may ignore. Not at once: two that ask for it may both have a port on which nobody listens yet.
+        return _hold(host, port, reuse=1)
+
+
+def _hold(host: str, port: int, *, reuse: int) -> socket.socket:
+    holder = socket.socket(_family(host), socket.SOCK_STREAM)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        holder.bind((host, port))  # alone, or not at all: nobody is asked to share yet
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as error:
+        holder.close()
+        raise _port_problem(host, port, error) from None
+    return holder
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _port_problem(host: str, port: int, error: OSError) -> PortInUse:
+    reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound: {error.strerror}"
+    return PortInUse(f"port {port} on {host} {reason}; choose another with --port")
 
 
 class GrpcServer:
-    """Services are added to `.grpc`; health and reflection come by themselves. `services` are full names."""
+    """Services are added to `.grpc`; health and reflection come by themselves. `services` are full names.
 
-    def __init__(self, host: str, port: int, *, services: Sequence[str]) -> None:
+    shared_port: other processes listen there too, and the kernel deals connections out; somebody holds it for them all
+    (hold_port).
+    max_connection_age_s: a connection that is about this old takes no further calls, and the client opens another one;
+    calls that run on it run on. None: never.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        services: Sequence[str],
+        shared_port: bool = False,
+        max_connection_age_s: float | None = None,
+    ) -> None:
         self._host = host
         self._wanted_port = port
         self._services = tuple(services)
+        self._shared_port = shared_port
         self.port = 0  # the bound one, once started
         self.grpc = grpc.aio.server(
             interceptors=(ErrorInterceptor(),),
             options=(
                 *MESSAGE_OPTIONS,
-                ("grpc.so_reuseport", 0),  # a taken port must fail, not be shared in silence
+                ("grpc.so_reuseport", int(shared_port)),  # a taken port must fail, not be shared in silence
                 ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS * 2),
+                *([("grpc.max_connection_age_ms", int(max_connection_age_s * 1e3))] if max_connection_age_s else []),
             ),
         )
         self._health = health.aio.HealthServicer()
@@ -60,7 +109,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Binds and serves: alive, not ready. Raises PortInUse."""
-        if self._wanted_port:
+        if self._wanted_port and not self._shared_port:
             check_port_is_free(self._host, self._wanted_port)
         host = f"[{self._host}]" if ":" in self._host else self._host
         try:

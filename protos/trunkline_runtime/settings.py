@@ -1,16 +1,18 @@
-"""Typed settings: a frozen dataclass filled from flags, then the environment, then defaults. Fails loudly.
+"""Typed settings: a frozen dataclass filled from flags, the environment, a file, defaults, in this order. Fails loudly.
 
+The file is JSON, `--config FILE`: an object with the fields' names, values of their types; null stands for the default.
 A field's metadata may hold `help`, `minimum`, `maximum` and `choices`. Fields that are dataclasses themselves are
 flattened: their fields are flags like any other.
 """
 
 import argparse
+import json
 import os
 import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 ENVIRONMENT_PREFIX = "TRUNKLINE_"
@@ -39,16 +41,80 @@ def load_settings(cls: type[T], argv: Sequence[str], *, prog: str, description: 
 def parse_settings(
     cls: type[T], argv: Sequence[str], environment: Mapping[str, str], *, prog: str, description: str = ""
 ) -> T:
-    """Settings from flags, environment and defaults. Raises SettingError."""
+    """Settings from flags, environment, file and defaults. Raises SettingError."""
     parser = _Parser(prog=prog, description=description, allow_abbrev=False)
-    for item, hint in _flat_fields(cls):
+    parser.add_argument(
+        "--config", metavar="FILE", help="JSON file with settings, named as the flags are but with _; flags win over it"
+    )
+    for item, hint in flat_fields(cls):
         flag = "--" + item.name.replace("_", "-")
-        if _base_type(hint) is bool:
+        if base_type(hint) is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=_help(item))
         else:
-            parser.add_argument(flag, default=None, metavar=_base_type(hint).__name__.upper(), help=_help(item))
+            parser.add_argument(flag, default=None, metavar=base_type(hint).__name__.upper(), help=_help(item))
     given = vars(parser.parse_args(argv))
-    return _build(cls, given, environment)
+    path = given.pop("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
+    sources = _Sources(given, environment, path or "", _read_file(path, cls) if path else {})
+    return _build(cls, sources)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Where values come from."""
+
+    flags: Mapping[str, Any]
+    environment: Mapping[str, str]
+    path: str
+    file: Mapping[str, Any]
+
+    def value_of(self, item: Field[Any], hint: Any) -> Any:
+        """None where nobody says anything. Raises SettingError."""
+        raw = self.flags.get(item.name)
+        if raw is None:
+            raw = self.environment.get(ENVIRONMENT_PREFIX + item.name.upper())
+        if raw is not None:
+            return _convert(item, hint, raw)
+        value = self.file.get(item.name)
+        if value is None:
+            return None
+        base, shown = base_type(hint), f"{self.path}: {item.name}={json.dumps(value)}"
+        if not _has_json_type(value, base):
+            raise SettingError(f"{shown} is not {_kind(base)}; allowed: {_allowed(item, base)}")
+        return _checked(item, base, tuple(value) if base is tuple else base(value), shown)
+
+
+def _read_file(path: str, cls: type) -> dict[str, Any]:
+    """Raises SettingError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = json.load(file, object_pairs_hook=_without_repetition)
+    except OSError as error:
+        raise SettingError(f"--config={path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
+        raise SettingError(f"--config={path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise SettingError(f"--config={path} is not a JSON object")
+    unknown = sorted(values.keys() - {item.name for item, _ in flat_fields(cls)})
+    if unknown:
+        raise SettingError(f"--config={path}: there is no setting {', '.join(unknown)}")
+    return values
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two entries with one name JSON would let the last one win, in silence."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} stands there twice")
+    return made
+
+
+def _has_json_type(value: Any, base: type) -> bool:
+    if base is tuple:
+        return isinstance(value, list) and all(isinstance(part, str) for part in value)
+    if isinstance(value, bool) or base is bool:
+        return isinstance(value, bool) and base is bool
+    return isinstance(value, (int, float) if base is float else base)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,27 +122,25 @@ class _Parser(argparse.ArgumentParser):
         raise SettingError(message)
 
 
-def _build(cls: type[T], given: Mapping[str, Any], environment: Mapping[str, str]) -> T:
+def _build(cls: type[T], sources: _Sources) -> T:
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for item in fields(cls):  # type: ignore[arg-type]
         hint = hints[item.name]
         if is_dataclass(hint):
-            values[item.name] = _build(typing.cast("type[Any]", hint), given, environment)
+            values[item.name] = _build(typing.cast("type[Any]", hint), sources)
             continue
-        raw = given.get(item.name)
-        if raw is None:
-            raw = environment.get(ENVIRONMENT_PREFIX + item.name.upper())
-        if raw is not None:
-            values[item.name] = _convert(item, hint, raw)
+        value = sources.value_of(item, hint)
+        if value is not None:
+            values[item.name] = value
         elif item.default is MISSING:
             raise SettingError(f"--{item.name.replace('_', '-')} is missing: {item.metadata.get('help', '')}")
     return cls(**values)
 
 
 def _convert(item: Field[Any], hint: Any, raw: Any) -> Any:
-    flag = "--" + item.name.replace("_", "-")
-    base = _base_type(hint)
+    shown = f"--{item.name.replace('_', '-')}={raw}"
+    base = base_type(hint)
     value: Any
     try:
         if base is bool:
@@ -86,11 +150,15 @@ def _convert(item: Field[Any], hint: Any, raw: Any) -> Any:
         else:
             value = base(raw)
     except (ValueError, KeyError):
-        raise SettingError(f"{flag}={raw} is not {_kind(base)}; allowed: {_allowed(item, base)}") from None
+        raise SettingError(f"{shown} is not {_kind(base)}; allowed: {_allowed(item, base)}") from None
+    return _checked(item, base, value, shown)
+
+
+def _checked(item: Field[Any], base: type, value: Any, shown: str) -> Any:
     least, most, choices = (item.metadata.get(name) for name in ("minimum", "maximum", "choices"))
     fits = (least is None or value >= least) and (most is None or value <= most) and value == value  # NaN is not
     if not fits or (choices is not None and value not in choices):
-        raise SettingError(f"{flag}={raw} is out of range; allowed: {_allowed(item, base)}")
+        raise SettingError(f"{shown} is out of range; allowed: {_allowed(item, base)}")
     return value
 
 
@@ -106,7 +174,7 @@ def _allowed(item: Field[Any], base: type) -> str:
 
 
 def _kind(base: type) -> str:
-    return {int: "a whole number", float: "a number", bool: "true or false"}.get(base, "text")
+    return {int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of texts"}.get(base, "text")
 
 
 def _help(item: Field[Any]) -> str:
@@ -114,16 +182,17 @@ def _help(item: Field[Any]) -> str:
     return f"{item.metadata.get('help', '')} ({default})".replace("%", "%%")
 
 
-def _flat_fields(cls: type) -> Iterator[tuple[Field[Any], Any]]:
+def flat_fields(cls: type) -> Iterator[tuple[Field[Any], Any]]:
+    """Every setting with its type, those of the dataclasses within included."""
     hints = typing.get_type_hints(cls)
     for item in fields(cls):
         if is_dataclass(hints[item.name]):
-            yield from _flat_fields(hints[item.name])
+            yield from flat_fields(hints[item.name])
         else:
             yield item, hints[item.name]
 
 
-def _base_type(hint: Any) -> type:
+def base_type(hint: Any) -> type:
     """`int` of `int | None`, `tuple` of `tuple[str, ...]`."""
     if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))

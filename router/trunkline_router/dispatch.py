@@ -134,8 +134,9 @@ class _Dispatch:
 
     def _is_usable(self, live: Live) -> bool:
         return (
-            self.prepared.fits(live.model, self.stream.num_output)
-            and all(live is not other for other in (*self.failed, *self.full))
+            self.prepared.fits(live.most_tokens, self.stream.num_output)
+            and live not in self.failed
+            and live not in self.full
             and (not self.stream.has_output or live.model.fingerprint == self.fingerprint)
             and (not self.suspicion.is_suspect or self.shared.cells.is_free(live))
         )

@@ -42,11 +42,11 @@ class Prepared:
     def seed(self) -> int:
         return self.sampling.seed
 
-    def fits(self, model: GetModelResponse, num_output: int = 0) -> bool:
-        """Whether a worker with these limits can answer it, or go on after that much output. Workers of one model may
-        differ in memory."""
+    def fits(self, most_tokens: int, num_output: int = 0) -> bool:
+        """Whether a worker that takes so many tokens can answer it, or go on after that much output. Workers of one
+        model may differ in memory."""
         wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else num_output + 1
-        return len(self.prompt) + wanted <= min(model.context_length, model.kv_token_capacity)
+        return len(self.prompt) + wanted <= most_tokens
 
     def route_request(self, now_s: float, output: "array[int] | None" = None) -> RouteRequest:
         """For the routing policy; `output`: what it has said already."""

@@ -48,7 +48,7 @@ class FleetService(FleetServiceServicer):
             session=session_of(metadata, tenant),
         )
         plan = self._pools.explain(
-            model, prepared.route_request(time.monotonic()), usable=lambda live: prepared.fits(live.model)
+            model, prepared.route_request(time.monotonic()), usable=lambda live: prepared.fits(live.most_tokens)
         ).plan
         return ExplainRouteResponse(
             model=model,

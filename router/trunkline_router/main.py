@@ -4,20 +4,25 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Callable, Sequence
 from random import Random
 
 import uvloop
 
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.discovery import Membership, sources_of
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
 from trunkline_router.policies import RoutingPolicy
 from trunkline_router.pool import Pools
+from trunkline_router.processes import EXIT_CANNOT_START, supervise
+from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
-from trunkline_router.settings import RouterSettings, address_problem
+from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
+from trunkline_router.shared_state.fleet import PoolFleet, conviction_key, shared_state
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.worker_link import LinkLimits, Tokenizers, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
@@ -28,50 +33,91 @@ from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 SERVICE = "trunkline.v1.InferenceService"
 FLEET_SERVICE = "trunkline.v1.FleetService"
 
-EXIT_CANNOT_START = 2
 LAST_WORDS_S = 0.5  # for what the last requests have written to reach their clients
 
 
 def main() -> None:
-    settings = load_settings(RouterSettings, sys.argv[1:], prog="trunkline-router", description=__doc__ or "")
-    problem = address_problem(settings.workers)
+    settings = router_settings(sys.argv[1:])
+    sys.exit(supervise(settings, sys.argv[1:]) if settings.processes > 1 else run(settings))
+
+
+def router_settings(arguments: Sequence[str]) -> RouterSettings:
+    """Exits with status 2 and one line on standard error where they make no sense."""
+    settings = load_settings(RouterSettings, arguments, prog="trunkline-router", description=__doc__ or "")
+    problem = address_problem(settings.workers) or sharing_problem(settings.redis_url, settings.key_prefix)
     if problem is not None:
         print(f"trunkline-router: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
-    router_id = settings.router_id or f"{settings.host}:{settings.port}"
-    configure_logging("router", router=router_id)
+    return settings
+
+
+def run(settings: RouterSettings, on_listening: Callable[[], None] | None = None) -> int:
+    """Serves until a signal; returns the exit status.
+
+    on_listening: this is one of several processes that serve the port together; called once it listens
+    """
+    configure_logging("router", router=settings.name)
     configure_tracing("trunkline-router")
     status = 0
     try:
-        uvloop.run(serve(settings, router_id, read_tenants(settings.tenants)))
+        tenants = read_tenants(settings.tenants)
+        if settings.processes > 1 and not settings.redis_url and tenants.have_quotas:
+            raise TenantsError("--tenants has quotas, which several processes can only keep together with --redis-url")
+        uvloop.run(serve(settings, tenants, on_listening))
     except (PortInUse, TenantsError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
     shutdown_tracing()
-    sys.exit(status)
+    return status
 
 
-async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> None:
+async def serve(settings: RouterSettings, tenants: Tenants, on_listening: Callable[[], None] | None = None) -> None:
     """Serves until a signal. Raises PortInUse."""
     log = get_logger()
     signals = Signals()
     rng = Random()
     pools = Pools(rng, RoutingPolicy(settings.policy))
-    server = GrpcServer(settings.host, settings.port, services=[SERVICE, FLEET_SERVICE])
+    server = GrpcServer(
+        settings.host,
+        settings.port,
+        services=[SERVICE, FLEET_SERVICE],
+        shared_port=on_listening is not None,
+        max_connection_age_s=settings.max_connection_age_s,
+    )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
     limits = LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s)
-    pools.links = [
-        WorkerLink(address, router_id, tokenizers, pools.index, pools.notify, rng, limits=limits)
-        for address in dict.fromkeys(settings.workers)
-    ]
-    dispatcher = Dispatcher(pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions))
-    service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants)
+    members = Membership(
+        pools.links,
+        connect=lambda address: WorkerLink(
+            address, settings.name, tokenizers, pools.index, pools.notify, rng, limits=limits
+        ),
+    )
+    quarantine = Quarantine(
+        conviction_key(settings.redis_url, settings.key_prefix), lambda fingerprint: shared.convict(fingerprint)
+    )
+    neighbours = PoolFleet(pools, lambda fingerprint: quarantine.learn(fingerprint, time.monotonic()))
+    shared = shared_state(
+        settings.redis_url,
+        settings.key_prefix,
+        settings.name,
+        neighbours,
+        rng,
+        quota_when_down=settings.quota_when_down,
+    )
+    sources = [*sources_of(settings.workers, rng), *([neighbours.leased()] if settings.redis_url else [])]
+    dispatcher = Dispatcher(
+        pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions), quarantine=quarantine
+    )
+    await shared.start()
+    service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants, shared=shared)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
     await server.start()
     log.info("router listening", port=server.port, workers=list(settings.workers))
+    if on_listening is not None:
+        on_listening()
 
     async def follow_readiness() -> None:
         """Ready while at least one worker is."""
@@ -81,12 +127,13 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
             await changed.wait()
 
     following = asyncio.create_task(follow_readiness())
-    tasks = [following, *(asyncio.create_task(link.run()) for link in pools.links)]
+    sharing = asyncio.create_task(shared.run())
+    tasks = [following, sharing, asyncio.create_task(members.run(sources))]
     stopped = asyncio.create_task(signals.stop.wait())
     try:
         done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # only a bug ends a link or the readiness loop: then it is raised here
+            task.result()  # only a bug ends the links or the readiness loop: then it is raised here
         log.info("router stopping")
         following.cancel()  # from here on it is not ready, whatever its workers do
         await server.set_ready(False)
@@ -100,6 +147,7 @@ async def serve(settings: RouterSettings, router_id: str, tenants: Tenants) -> N
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
         await server.stop(0)
+        await shared.close()
         await renderers.close()
         log.info("router stopped")
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from random import Random
 from typing import Any
 
 import grpc
@@ -31,9 +32,13 @@ from trunkline.v1.inference_pb2 import (
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher
-from trunkline_router.edge import check_request_id, prepare, request_id_of, session_of
+from trunkline_router.edge import Prepared, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.pool import limits_of
+from trunkline_router.shared_state.fleet import PoolFleet, shared_state
+from trunkline_router.shared_state.reservation import Reservation
+from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants, tenant_of
+from trunkline_router.worker_link import Live
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import request_span, trace_context_of
 
@@ -41,9 +46,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceService(InferenceServiceServicer):
-    def __init__(self, dispatcher: Dispatcher, *, max_choices: int, tenants: Tenants | None = None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        max_choices: int,
+        tenants: Tenants | None = None,
+        shared: SharedState | None = None,
+    ) -> None:
         self._dispatcher = dispatcher
         self._pools = dispatcher.pools
+        self._shared = shared or shared_state("", "", "", PoolFleet(self._pools), Random())
         self._tenants = tenants or Tenants()
         self._max_choices = max_choices
         self._running = 0
@@ -93,15 +106,17 @@ class InferenceService(InferenceServiceServicer):
                         facts["model"],
                         workers,
                         max_choices=self._max_choices,
-                        scheduling=scheduling,
+                        scheduling=scheduling.corrected(self._shared.weight_factor(tenant)),
                         session=session_of(context.invocation_metadata(), tenant),
                     )
                     facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
-                    async with aclosing(
-                        self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
-                    ) as responses:
-                        async for response in responses:
-                            yield response
+                    with await self._reserve(prepared, workers) as reservation:
+                        async with aclosing(
+                            self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
+                        ) as responses:
+                            async for response in responses:
+                                reservation.took(response)
+                                yield response
             except RequestRefused as refused:
                 facts["outcome"] = refused.reason
                 span.set_status(Status(StatusCode.ERROR, refused.reason))
@@ -120,6 +135,20 @@ class InferenceService(InferenceServiceServicer):
             finally:
                 span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
                 log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **facts)
+
+    async def _reserve(self, prepared: Prepared, workers: Sequence[Live]) -> Reservation:
+        """The request's part in its tenant's quotas. Raises RequestRefused."""
+        limits, sampling, tenant = limits_of(workers), prepared.sampling, prepared.scheduling.tenant
+        terms = self._tenants.terms(tenant)
+        return await self._shared.reserve(
+            tenant,
+            terms.quotas,
+            weight=terms.weight,
+            prompt_tokens=len(prepared.prompt),
+            max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+            most_tokens=min(limits.context_length, limits.kv_token_capacity) - len(prepared.prompt),
+            choices=prepared.choices,
+        )
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         _, workers = self._pools.workers(request.model)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline_router.policies import PolicyName
+from trunkline_router.shared_state.redis_connection import redis_url_problem
 from trunkline_runtime.settings import setting
 
 
@@ -11,10 +12,23 @@ from trunkline_runtime.settings import setting
 class RouterSettings:
     """See `trunkline-router --help`."""
 
-    workers: tuple[str, ...] = setting(help="workers as host:port, separated by commas")
+    workers: tuple[str, ...] = setting(
+        help="workers as host:port, separated by commas; dns:name:port stands for every address that the name has, "
+        "looked up again and again"
+    )
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
+    processes: int = setting(
+        1, help="processes that serve the port together; each is a router of its own to workers", minimum=1, maximum=256
+    )
+    max_connection_age_s: float = setting(
+        600.0,
+        help="a client's connection that is about this old takes no further requests, and the client opens another "
+        "one: so connections spread over processes and routers that came later; 0: never",
+        minimum=0.0,
+        maximum=1e6,
+    )
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
     policy: str = setting(
         PolicyName.PREDICTED_TTFT.value,
@@ -24,8 +38,22 @@ class RouterSettings:
     tenants: str = setting(
         "",
         help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {"weight": 1}}; '
-        "lane is the highest one that the tenant may use, * is everybody else. The metadata x-trunkline-tenant is "
-        "taken at its word: keep the router on a trusted network",
+        "lane is the highest one that the tenant may use, * is everybody else. requests_per_minute, tokens_per_minute "
+        "and tokens_in_flight limit what it may use of the fleet. The metadata x-trunkline-tenant is taken at its "
+        "word: keep the router on a trusted network",
+    )
+    redis_url: str = setting(
+        "",
+        help="what several routers share lies there: redis://[user:password@]host:port/db, rediss:// for TLS, "
+        "unix:///path; without one this router shares with nobody. Where it holds a password, better as "
+        "TRUNKLINE_REDIS_URL: arguments can be seen by others",
+    )
+    key_prefix: str = setting("trunkline:", help="what this fleet's keys in Redis begin with, in braces")
+    quota_when_down: str = setting(
+        "open",
+        help="quotas while Redis cannot be asked; open: each router counts what it admits itself; closed: requests of "
+        "tenants with quotas are refused",
+        choices=("open", "closed"),
     )
     max_resumptions: int = setting(
         8, help="how often a request may go on at another worker when its own is lost; 0: never", minimum=0, maximum=64
@@ -41,13 +69,31 @@ class RouterSettings:
     )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
 
+    @property
+    def name(self) -> str:
+        return self.router_id or f"{self.host}:{self.port}"
+
+
+DNS_PREFIX = "dns:"
+
+
+def sharing_problem(redis_url: str, key_prefix: str) -> str | None:
+    """What is wrong with --redis-url or --key-prefix, in one line without what may be secret; None where nothing is."""
+    if not key_prefix.isascii() or not key_prefix.isprintable() or not key_prefix or set("{} ") & set(key_prefix):
+        return f"--key-prefix={key_prefix!r} is not a prefix; allowed: printable ASCII without braces and spaces"
+    return redis_url_problem(redis_url) if redis_url else None
+
 
 def address_problem(workers: Sequence[str]) -> str | None:
     """What is wrong with --workers, in one line; None where nothing is."""
     if not workers:
-        return "--workers names nobody; allowed: host:port, separated by commas"
-    for address in workers:
+        return "--workers names nobody; allowed: host:port or dns:name:port, separated by commas"
+    for entry in workers:
+        address = entry.removeprefix(DNS_PREFIX)
         host, _, port = address.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-            return f"--workers={address} is not host:port; allowed: host:port with a port of 1 to 65535"
+            return (
+                f"--workers={entry} is not host:port or dns:name:port; "
+                "allowed: host:port or dns:name:port with a port of 1 to 65535"
+            )
     return None

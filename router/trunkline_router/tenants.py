@@ -1,4 +1,4 @@
-"""What a router knows of its tenants: how much each counts, and how urgent its requests may be.
+"""What a router knows of its tenants: how much each counts, how urgent its requests may be, and how much it may use.
 
 A tenant is named by the call's metadata, x-trunkline-tenant. Until authentication comes, whoever reaches the router is
 trusted to name itself: keep it on a private network.
@@ -6,17 +6,19 @@ trusted to name itself: keep it on a private network.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MAX_TENANT_BYTES, MOST_TENANT_WEIGHT, validate_scheduling
+from trunkline_router.shared_state.quota import QUOTA_NAMES, Quotas
 
 TENANT_KEY = "x-trunkline-tenant"
 EVERYBODY_ELSE = "*"
-TERMS = ("weight", "lane")
+TERMS = ("weight", "lane", *QUOTA_NAMES)
+MOST_QUOTA = 10**12  # sums of it stay exact in every number of the way
 
 
 class TenantsError(Exception):
@@ -29,6 +31,7 @@ class Tenant:
 
     weight: float = 1.0
     cap: "Lane.ValueType" = Lane.LANE_INTERACTIVE  # the highest lane that its requests run in
+    quotas: Quotas = field(default_factory=Quotas)
 
     def lane(self, asked: "Lane.ValueType") -> "Lane.ValueType":
         """The lane that a request of it runs in."""
@@ -43,6 +46,11 @@ class Scheduling:
     weight: float
     lane: "Lane.ValueType"  # never unspecified
 
+    def corrected(self, factor: float) -> "Scheduling":
+        """With so many times the weight."""
+        weight = min(MOST_TENANT_WEIGHT, max(LEAST_TENANT_WEIGHT, factor * self.weight))
+        return replace(self, weight=weight)
+
     @property
     def lane_name(self) -> str:
         return Lane.Name(self.lane).removeprefix("LANE_").lower()
@@ -54,6 +62,11 @@ class Tenants:
 
     named: Mapping[str, Tenant] = field(default_factory=dict)
     otherwise: Tenant = Tenant()
+
+    @property
+    def have_quotas(self) -> bool:
+        """Whether anybody is limited in what it may use."""
+        return any(tenant.quotas != Quotas() for tenant in (*self.named.values(), self.otherwise))
 
     def terms(self, name: str) -> Tenant:
         return self.named.get(name, self.otherwise)
@@ -79,9 +92,11 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def read_tenants(path: str) -> Tenants:
-    """From a JSON file: {"acme": {"weight": 3, "lane": "standard"}, "*": {"lane": "batch"}}; "*" is everybody else.
+    """From a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
 
-    An empty path: everybody is equal, and no lane is capped. Raises TenantsError.
+    "*" is everybody else, each by name.
+
+    An empty path: everybody is equal, no lane is capped and nothing is limited. Raises TenantsError.
     """
     if not path:
         return Tenants()
@@ -103,17 +118,21 @@ def _tenant(where: str, name: str, terms: Any) -> Tenant:
     if len(name) > MAX_TENANT_BYTES or not (name.isascii() and name.isprintable()):
         raise TenantsError(f"{where}: a name has at most {MAX_TENANT_BYTES} bytes of printable ASCII")
     if not isinstance(terms, dict):
-        raise TenantsError(f"{where}: must be an object; allowed: {' and '.join(TERMS)}, both optional")
+        raise TenantsError(f"{where}: must be an object; allowed: {', '.join(TERMS)}, all optional")
     unknown = next((key for key in terms if key not in TERMS), None)
     if unknown is not None:
-        raise TenantsError(f"{where}: {unknown!r} is not known; allowed: {' and '.join(TERMS)}, both optional")
+        raise TenantsError(f"{where}: {unknown!r} is not known; allowed: {', '.join(TERMS)}, all optional")
     weight, lane = terms.get("weight", 1.0), terms.get("lane", "interactive")
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not is_number or not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
         raise TenantsError(f"{where}: weight {weight!r} is not in [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
     if not isinstance(lane, str) or lane not in LANES:
         raise TenantsError(f"{where}: lane {lane!r} is not one of {', '.join(LANES)}")
-    return Tenant(float(weight), LANES[lane])
+    for quota in QUOTA_NAMES:
+        limit = terms.get(quota, 1)
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_QUOTA:
+            raise TenantsError(f"{where}: {quota} {limit!r} is not a whole number in [1, {MOST_QUOTA}]")
+    return Tenant(float(weight), LANES[lane], Quotas(**{name: terms[name] for name in QUOTA_NAMES if name in terms}))
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

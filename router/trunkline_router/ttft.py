@@ -96,7 +96,8 @@ def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Terms:
     again = np.maximum(len(request.prompt), workers["decode_kv_tokens"] / np.maximum(choices, 1.0))
     kv_penalty_s = crowded * crowded * again * token_s
 
-    start = np.maximum(workers["slow_start_share"], LEAST_START_SHARE)
+    fresh = np.maximum(workers["slow_start_share"], LEAST_START_SHARE)
+    start = fresh / fresh.max()  # those that come together are all fresh
     slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= draw)
     again_s = prefill_s * (matched.max() - matched) / np.maximum(uncached, 1.0)  # for what another worker holds
     others_s = OTHERS_SHARE * choices * (1.0 + queue_s.min() / SHORT_QUEUE_S) * again_s

@@ -122,6 +122,7 @@ class WorkerLink:
     ) -> None:
         self.address = address
         self.live: Live | None = None
+        self.wanted = True  # once it is not, the present connection is the last one
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = Breaker()
@@ -137,10 +138,10 @@ class WorkerLink:
         self._log = get_logger()
 
     async def run(self) -> None:
-        """Connects, and again whenever the connection ends; forever."""
+        """Connects, and again whenever the connection ends, as long as it is wanted."""
         backoff_s = BACKOFF_FIRST_S
         last_problem = ""
-        while True:
+        while self.wanted:
             problem = "closed by the worker"
             was_live = False
             try:

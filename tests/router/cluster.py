@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import grpc
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
@@ -22,6 +22,7 @@ from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
+from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants
 from trunkline_router.worker_link import LinkLimits, Live, Tokenizers, WorkerLink
 from trunkline_runtime.channel import open_channel
@@ -34,11 +35,17 @@ PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test wait
 class Cluster:
     """`stub` and `fleet` call the router; `live(i)` is what the router knows of worker i."""
 
-    def __init__(self, links: list[WorkerLink], stub: Any, fleet: Any, port: int) -> None:
+    def __init__(self, links: list[WorkerLink], stub: Any, fleet: Any, port: int, shared: SharedState | None) -> None:
         self.links = links
         self.stub = stub
         self.fleet = fleet
         self.port = port
+        self._shared = shared
+
+    @property
+    def shared(self) -> SharedState:
+        assert self._shared is not None
+        return self._shared
 
     def live(self, index: int) -> Live:
         live = self.links[index].live
@@ -87,6 +94,38 @@ async def cluster(
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.die)
+        yield await stack.enter_async_context(
+            router_before(
+                *workers,
+                max_choices=max_choices,
+                seed=seed,
+                expected=expected,
+                tenants=tenants,
+                render_limit_s=render_limit_s,
+                link_limits=link_limits,
+                failover=failover,
+                clock_s=clock_s,
+                policy=policy,
+            )
+        )
+
+
+@asynccontextmanager
+async def router_before(
+    *workers: FakeWorker,
+    max_choices: int = 4,
+    seed: int = 0,
+    expected: tuple[bool, ...] | None = None,
+    tenants: Tenants | None = None,
+    render_limit_s: float = TIME_LIMIT_S,
+    link_limits: LinkLimits | None = None,
+    failover: FailoverLimits | None = None,
+    clock_s: Callable[[], float] = time.monotonic,
+    policy: PolicyName = PolicyName.PREDICTED_TTFT,
+    share: Callable[[Pools, Random], SharedState] | None = None,
+) -> AsyncIterator[Cluster]:
+    """The same before workers that run already; with what `share` makes it share with other routers."""
+    async with AsyncExitStack() as stack:
         rng = Random(seed)
         renderers = RenderPool(render_limit_s)
         stack.push_async_callback(renderers.close)
@@ -99,7 +138,12 @@ async def cluster(
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
         dispatcher = Dispatcher(pools, clock_s, rng, limits=failover)
-        service = InferenceService(dispatcher, max_choices=max_choices, tenants=tenants)
+        shared = share(pools, rng) if share is not None else None
+        if shared is not None:
+            await shared.start()
+            stack.push_async_callback(shared.close)
+            stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
+        service = InferenceService(dispatcher, max_choices=max_choices, tenants=tenants, shared=shared)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         fleet = FleetService(pools, max_choices=max_choices, tenants=tenants)
         add_FleetServiceServicer_to_server(fleet, server.grpc)
@@ -108,7 +152,7 @@ async def cluster(
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
-        made = Cluster(links, InferenceServiceStub(channel), FleetServiceStub(channel), server.port)
+        made = Cluster(links, InferenceServiceStub(channel), FleetServiceStub(channel), server.port, shared)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))
@@ -134,15 +178,17 @@ class Refusal:
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         self.code = error.code()
         self.message = error.details() or ""
-        self.reason = self.field = ""
+        self.reason = self.field = self.quota = ""
         self.retry_s: float | None = None
         status = from_call(error)
         for detail in status.details if status is not None else ():
-            info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
+            info, bad, retry, quota = ErrorInfo(), BadRequest(), RetryInfo(), QuotaFailure()
             if detail.Unpack(info):
                 self.reason = info.reason
             elif detail.Unpack(bad):
                 self.field = bad.field_violations[0].field
+            elif detail.Unpack(quota):
+                self.quota = quota.violations[0].subject
             elif detail.Unpack(retry):
                 self.retry_s = retry.retry_delay.ToNanoseconds() / 1e9
 

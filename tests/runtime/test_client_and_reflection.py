@@ -12,7 +12,7 @@ from opentelemetry.trace import format_trace_id
 
 from trunkline import Client
 from trunkline.errors import DeadlineExceeded, NoWorker, TrunklineError
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsResponse
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
 from trunkline_runtime.server import GrpcServer
 
@@ -176,3 +176,53 @@ async def test_reflection_lists_the_services(served: tuple[str, Endless]) -> Non
         (answer,) = [one async for one in stub.ServerReflectionInfo(asked)]
     names = {service.name for service in answer.list_services_response.service}
     assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+class Counting(InferenceServiceServicer):
+    """Answers at once; tells over which connections it was asked."""
+
+    def __init__(self) -> None:
+        self.peers: list[str] = []
+
+    async def ListModels(self, request: Any, context: Any) -> ListModelsResponse:
+        self.peers.append(context.peer())
+        return ListModelsResponse()
+
+
+@pytest.fixture
+async def counting() -> AsyncIterator[list[tuple[int, Counting]]]:
+    """Two servers and their ports."""
+    servers, made = [], []
+    for _ in range(2):
+        service, server = Counting(), GrpcServer("127.0.0.1", 0, services=[SERVICE])
+        add_InferenceServiceServicer_to_server(service, server.grpc)
+        await server.start()
+        await server.set_ready(True)
+        servers.append(server)
+        made.append((server.port, service))
+    yield made
+    for server in servers:
+        await server.stop(0)
+
+
+async def test_requests_take_turns_among_connections_of_their_own(counting: list[tuple[int, Counting]]) -> None:
+    port, service = counting[0]
+    async with Client(f"127.0.0.1:{port}", connections=3) as client:
+        await client.ready()
+        for _ in range(6):
+            await client.list_models()
+    assert len(set(service.peers)) == 3
+    assert service.peers[:3] == service.peers[3:]
+
+
+async def test_requests_take_turns_among_the_routers_that_a_name_stands_for(
+    counting: list[tuple[int, Counting]],
+) -> None:
+    addresses = ",".join(f"127.0.0.1:{port}" for port, _ in counting)
+    async with Client(f"ipv4:{addresses}") as client:
+        while not all(service.peers for _, service in counting):  # the second connection may take a moment
+            await client.list_models()
+        before = [len(service.peers) for _, service in counting]
+        for _ in range(6):
+            await client.list_models()
+    assert [len(service.peers) - count for (_, service), count in zip(counting, before, strict=True)] == [3, 3]

@@ -1,5 +1,6 @@
 """The server every process has: errors, health, ports."""
 
+import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator
@@ -126,3 +127,30 @@ async def test_a_taken_port_is_one_clear_line(server: tuple[GrpcServer, Failing]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
     check_port_is_free("127.0.0.1", free.getsockname()[1] if free.fileno() >= 0 else 0)
+
+
+async def test_a_connection_grows_old_without_a_call_noticing() -> None:
+    peers: list[str] = []
+    going_on = asyncio.Event()
+
+    class Slow(InferenceServiceServicer):
+        async def Generate(self, request: Any, context: Any) -> AsyncIterator[GenerateResponse]:
+            yield GenerateResponse(request_id="r", chunks=[{"index": 0, "text": "a"}])
+            await going_on.wait()
+            yield GenerateResponse(request_id="r", chunks=[{"index": 0, "text": "b"}])
+
+        async def ListModels(self, request: Any, context: Any) -> ListModelsResponse:
+            peers.append(context.peer())
+            return ListModelsResponse()
+
+    server = GrpcServer("127.0.0.1", 0, services=[SERVICE], max_connection_age_s=0.3)
+    add_InferenceServiceServicer_to_server(Slow(), server.grpc)
+    await server.start()
+    async with Client(f"127.0.0.1:{server.port}") as client:
+        pieces = client.generate("x")
+        assert (await anext(pieces)).text == "a"
+        while len(set(peers)) < 3:  # every call of these succeeds
+            await client.list_models()
+        going_on.set()
+        assert [piece.text async for piece in pieces] == ["b"]
+    await server.stop(0)

@@ -1,6 +1,7 @@
 """Settings fail loudly, with the name of the setting and what is allowed."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +56,49 @@ def test_what_makes_no_sense_is_one_line(argv: tuple[str, ...], said: str) -> No
     assert str(caught.value) == said
     with pytest.raises(SettingError, match="--fast=maybe"):
         parse("--name=x", TRUNKLINE_FAST="maybe")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "settings.json"
+
+
+def test_a_file_says_what_flags_and_environment_do_not(file: Path) -> None:
+    file.write_text(
+        '{"name": "f", "depth": 7, "kind": "b", "hosts": ["a:1", "b:2"], "ratio": 2, "fast": true, "limit": null}'
+    )
+    made = parse("--config", str(file), "--depth=4", TRUNKLINE_KIND="a")
+    assert made == Outer(Inner(depth=4, kind="a"), name="f", hosts=("a:1", "b:2"), ratio=2.0, fast=True, limit=None)
+    assert isinstance(made.ratio, float)
+    assert parse("--no-fast", TRUNKLINE_CONFIG=str(file)).fast is False
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('{"name": "f", "depth": 0}', ": depth=0 is out of range; allowed: 1 to 9"),
+        ('{"name": "f", "depth": "4"}', ': depth="4" is not a whole number; allowed: 1 to 9'),
+        ('{"name": "f", "depth": 4.5}', ": depth=4.5 is not a whole number; allowed: 1 to 9"),
+        ('{"name": "f", "depth": true}', ": depth=true is not a whole number; allowed: 1 to 9"),
+        ('{"name": "f", "ratio": NaN}', ": ratio=NaN is out of range; allowed: 0.0 or more"),
+        ('{"name": "f", "fast": 1}', ": fast=1 is not true or false; allowed: true or false"),
+        ('{"name": "f", "hosts": "a:1"}', ': hosts="a:1" is not a list of texts; allowed: a list of texts'),
+        ('{"name": 7}', ": name=7 is not text; allowed: text"),
+        ('{"name": "f", "dpeth": 4, "b": 1}', ": there is no setting b, dpeth"),
+        ("[]", " is not a JSON object"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_one_line(file: Path, written: str, said: str) -> None:
+    file.write_text(written)
+    with pytest.raises(SettingError) as caught:
+        parse("--config", str(file))
+    assert str(caught.value) in (f"{file}{said}", f"--config={file}{said}")
+
+
+def test_a_file_that_is_not_there_or_not_json_is_one_line(file: Path) -> None:
+    with pytest.raises(SettingError, match=f"^--config={file}: No such file or directory$"):
+        parse("--config", str(file))
+    for written in (b"{", b"\xff", b'{"name": "a", "name": "b"}', b"[" * 100_000):
+        file.write_bytes(written)
+        with pytest.raises(SettingError, match=f"^--config={file} is not JSON: "):
+            parse("--config", str(file))

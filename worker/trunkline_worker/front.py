@@ -209,6 +209,8 @@ class Front:
         self._log.error("engine died", reason=reason, choices=len(self._choices), in_step=len(flying),
                         suspects=sorted(suspects))  # fmt: skip
         self.dead.set()
+        self.draining = True  # until this process has ended, routers should know that nothing more is taken
+        self._publish_load(self.mirror.load)
         refused = no_worker("the worker's engine ended while it computed this request")
         for choice in list(self._choices.values()):
             suspect = choice.handle in in_flight

@@ -7,17 +7,29 @@ once with each. Under --deterministic every stream must be, to the bit, what it 
 
 import argparse
 import asyncio
+import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 from trunkline_bench.engine import DEMO_MODEL, cpu_name
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.near_ties import contradictions, partings
 from trunkline_bench.faults.poison.sitecustomize import POISON
-from trunkline_bench.faults.scenarios import ACCIDENTS, Outcome, poisoned, router_killed, struck, undisturbed
+from trunkline_bench.faults.scenarios import (
+    ACCIDENTS,
+    Outcome,
+    poisoned,
+    redis_lost,
+    router_killed,
+    struck,
+    undisturbed,
+)
 from trunkline_bench.faults.streams import Order, Record, orders
+from trunkline_bench.redis_server import RedisServer
 from trunkline_bench.simulation.report import table
 
 STREAMS = 50
@@ -83,6 +95,32 @@ async def with_poison(rows: Rows, wanted: Sequence[Order]) -> bool:
     return outcome.is_clean and sick.error == sick.asked_again == "Quarantined" and lost <= 2
 
 
+async def with_redis_lost(rows: Rows, wanted: Sequence[Order]) -> bool:
+    """Whether no request noticed that Redis was away, though each asks for its tenant's quotas there."""
+    clean = True
+    with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
+        tenants = Path(folder) / "tenants.json"
+        most = {"requests_per_minute": 10**6, "tokens_per_minute": 10**8, "tokens_in_flight": 10**7}
+        tenants.write_text(json.dumps({"*": most}))
+        flags = (*ROUTER_FLAGS, f"--redis-url={redis.url}", f"--tenants={tenants}")
+        workers = worker_flags(deterministic=True)
+        async with running_fleet(DEMO_MODEL, *workers, routers=2, router_arguments=flags) as fleet:
+            expected = await undisturbed(fleet, wanted)
+            ttft_s = sorted(record.ttft_s for record in expected)
+            say("time to first token with Redis", [f"{median(ttft_s):.2f} / {ttft_s[-1]:.2f} s"])
+            accidents = {
+                "Redis killed, back empty": (redis.kill, redis.start),
+                "Redis stopped (SIGSTOP), continued later": (redis.hang, redis.go_on),
+            }
+            for name, (lose, find) in accidents.items():
+                outcome = await redis_lost(fleet, wanted, expected, lose, find)
+                clean &= outcome.is_clean
+                name += f"; TTFT, with it {median(ttft_s):.2f} / {ttft_s[-1]:.2f} s"
+                rows[name] = row(outcome)
+                say(name, rows[name])
+    return clean
+
+
 async def with_near_ties(rows: Rows, wanted: Sequence[Order]) -> bool:
     """The accidents in bfloat16, without --deterministic: near ties may fall the other way, and nothing else."""
     wanted = [Order(order.prompt, order.options | {"logprobs": 2}) for order in wanted]
@@ -125,6 +163,7 @@ async def measure() -> tuple[str, bool]:
     clean = await with_accidents(exact, wanted)
     clean &= await with_a_router_killed(exact, wanted)
     clean &= await with_poison(exact, wanted)
+    clean &= await with_redis_lost(exact, wanted)
     clean &= await with_near_ties(ties, wanted)
     columns = ("errors", "lost or repeated", "greedy streams that part", "gap there, median / largest", "recovery")
     lines = [
@@ -133,7 +172,8 @@ async def measure() -> tuple[str, bool]:
         f"`make bench-faults` on {cpu_name()}, 2 cores. {__doc__.partition('.')[2].strip() if __doc__ else ''}",
         "",
         f"Recovery: the longest silence of each stream that was resumed. A worker that says nothing for "
-        f"{INTER_TOKEN_TIMEOUT_S:g} s is taken for hung here. After each accident every worker's live KV was 0.",
+        f"{INTER_TOKEN_TIMEOUT_S:g} s is taken for hung here. Of an accident to Redis: the time to first token of "
+        "requests that began without it. After each accident every worker's live KV was 0.",
         "",
         "## float32, --deterministic: against the run without accident, to the bit",
         "",

@@ -122,6 +122,29 @@ async def router_killed(fleet: Fleet, wanted: Sequence[Order], expected: Sequenc
     return compare(records, expected, struck_s), asked_again
 
 
+async def redis_lost(
+    fleet: Fleet,
+    wanted: Sequence[Order],
+    expected: Sequence[Record],
+    lose: Callable[[], None],
+    find: Callable[[], None],
+) -> Outcome:
+    """Streams run as Redis is lost, others begin while it is away, and others after it is back. The recovery is the
+    time to first token of those that began without it."""
+    strike = asyncio.Event()
+    streams = Streams(lambda total: strike.set())
+    running = asyncio.create_task(streams.run(fleet.clients, wanted))
+    await strike.wait()
+    await asyncio.to_thread(lose)
+    without = await Streams().run(fleet.clients, wanted)
+    await asyncio.to_thread(find)
+    records = [*await running, *without, *await Streams().run(fleet.clients, wanted)]
+    await fleet.nothing_live()
+    outcome = compare(records, [*expected] * 3, 0.0)
+    outcome.recovery_s = [record.ttft_s for record in without if record.arrivals_s]
+    return outcome
+
+
 async def undisturbed(fleet: Fleet, wanted: Sequence[Order]) -> list[Record]:
     return await Streams().run(fleet.clients, wanted)
 

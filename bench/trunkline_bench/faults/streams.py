@@ -38,12 +38,17 @@ class Record:
     error: str = ""
     asked_again: str = ""  # the error after which the client asked once more
     resumptions: int = 0
+    started_s: float = 0.0
     arrivals_s: list[float] = field(default_factory=list)
     worker_id: str = ""
 
     def outcome(self) -> tuple[Any, ...]:
         """What must not depend on accidents."""
         return self.token_ids, self.text, self.logprobs, self.finish, self.error
+
+    @property
+    def ttft_s(self) -> float:
+        return self.arrivals_s[0] - self.started_s
 
     def longest_gap_s(self, since_s: float) -> float:
         """The longest time without news that ended after `since_s`."""
@@ -98,7 +103,7 @@ class Streams:
         return list(await asyncio.gather(*(one(number, order) for number, order in enumerate(wanted))))
 
     async def _stream(self, client: Client, order: Order) -> Record:
-        record = Record()
+        record = Record(started_s=time.monotonic())
         text_bytes: dict[int, int] = {}
         try:
             async for piece in client.generate(order.prompt, timeout_s=120.0, **order.options):

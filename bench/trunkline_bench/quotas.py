@@ -1,0 +1,273 @@
+"""`make bench-quotas`: two router processes and a real Redis before workers without models. How exactly quotas hold
+fleet-wide under load, what asking Redis costs, and how fair the fleet is to tenants that enter through different
+routers.
+
+usage: python -m trunkline_bench.quotas [--minutes 2] [--fair-seconds 40] [--users 8] [--output bench/results]
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status.rpc_status import from_call
+
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline_bench.overload import free_port
+from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.simulation.report import facts, percentile, table
+from trunkline_router.shared_state.fairness import jain
+
+RESULTS = Path(__file__).parents[1] / "results"
+PROMPT = list(range(10, 42))
+OUTPUT = 8  # tokens
+FAIR_OUTPUT = 64
+PACE = 4000.0  # tokens per second of a worker, where workers are what is scarce
+REQUESTS_PER_MINUTE = 6000
+TOKENS_PER_MINUTE = 6000 * (len(PROMPT) + OUTPUT)
+TIMEOUT_S = 60.0
+COOL_S = 0.02  # before a client that was refused comes again: far sooner than it was told to
+TENANTS = {
+    "requests": {"requests_per_minute": REQUESTS_PER_MINUTE},
+    "tokens": {"tokens_per_minute": TOKENS_PER_MINUTE},
+    "roomy": {"requests_per_minute": 10**9, "tokens_per_minute": 10**12, "tokens_in_flight": 10**12},
+}
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What one tenant's requests came to."""
+
+    answered: list[tuple[float, int]] = field(default_factory=list)  # (when sent, tokens used)
+    times_s: list[float] = field(default_factory=list)  # of those answered
+    refused: int = 0
+    other: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def process(*command: str) -> Iterator[None]:
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        running.terminate()
+        running.wait()
+
+
+@contextmanager
+def fleet(workers: Sequence[tuple[str, float]], redis_url: str) -> Iterator[list[str]]:
+    """Workers by model and pace, and two routers before all of them. The routers' addresses."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "tenants.json").write_text(json.dumps(TENANTS))
+        ports = [free_port() for _ in workers]
+        for port, (model, rate) in zip(ports, workers, strict=True):
+            module = (sys.executable, "-m", "trunkline_bench.paced_worker")
+            stack.enter_context(process(*module, f"--port={port}", f"--model={model}", f"--rate={rate}"))
+        routers = [free_port() for _ in range(2)]
+        for port in routers:
+            stack.enter_context(
+                process(
+                    sys.executable, "-m", "trunkline_router.main", f"--port={port}",
+                    f"--workers={','.join(f'127.0.0.1:{worker}' for worker in ports)}",
+                    f"--tenants={folder / 'tenants.json'}", *([f"--redis-url={redis_url}"] if redis_url else []),
+                )
+            )  # fmt: skip
+        yield [f"127.0.0.1:{port}" for port in routers]
+
+
+async def stubs_of(routers: Sequence[str], models: int, stack: AsyncExitStack) -> list[Any]:
+    """Both routers, once they have all workers."""
+    stubs: list[Any] = []
+    for address in routers:
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+        stub: Any = InferenceServiceStub(channel)
+        async with asyncio.timeout(TIMEOUT_S):
+            while len((await stub.ListModels(ListModelsRequest(), wait_for_ready=True)).models) < models:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        stubs.append(stub)
+    return stubs
+
+
+async def ask(stub: Any, tenant: str, outcomes: Outcomes, *, model: str, output: int) -> None:
+    """One request. Workers give what is asked for: `output` is both."""
+    request = GenerateRequest(model=model, token_ids=TokenIds(ids=PROMPT), sampling=SamplingParams(max_tokens=output))
+    sent_s = time.monotonic()
+    try:
+        call = stub.Generate(request, metadata=(("x-trunkline-tenant", tenant),), timeout=TIMEOUT_S)
+        usage = None
+        async for response in call:
+            usage = response.usage
+        assert usage is not None
+        outcomes.answered.append((sent_s, usage.prompt_tokens + usage.completion_tokens))
+        outcomes.times_s.append(time.monotonic() - sent_s)
+    except grpc.aio.AioRpcError as error:
+        if reason_of(error) == "QUOTA_EXCEEDED":
+            outcomes.refused += 1
+            await asyncio.sleep(COOL_S)
+        else:
+            outcomes.other.append(error.code().name)
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    status, info = from_call(error), ErrorInfo()  # type: ignore[arg-type]  # reads what both kinds of call have
+    return next((info.reason for detail in status.details if detail.Unpack(info)), "") if status is not None else ""
+
+
+async def closed_loop(stub: Any, tenant: str, outcomes: Outcomes, until_s: float, model: str, output: int) -> None:
+    while time.monotonic() < until_s:
+        await ask(stub, tenant, outcomes, model=model, output=output)
+
+
+def fullest_minute(answered: Sequence[tuple[float, int]], by_request: bool) -> int:
+    """The most requests or tokens that were sent within any 60 seconds and answered."""
+    ordered = sorted(answered)
+    most = total = begin = 0
+    for at_s, tokens in ordered:
+        total += 1 if by_request else tokens
+        while ordered[begin][0] <= at_s - 60:
+            total -= 1 if by_request else ordered[begin][1]
+            begin += 1
+        most = max(most, total)
+    return most
+
+
+async def measure_quotas(routers: Sequence[str], minutes: float, users: int) -> dict[str, list[str]]:
+    async with AsyncExitStack() as stack:
+        stubs = await stubs_of(routers, 1, stack)
+        found = {name: Outcomes() for name in ("requests", "tokens")}
+        until_s = time.monotonic() + 60 * minutes
+        began_s = time.monotonic()
+        await asyncio.gather(
+            *(
+                closed_loop(stubs[user % 2], tenant, found[tenant], until_s, "paced", OUTPUT)
+                for tenant in found
+                for user in range(users)
+            )
+        )
+        seconds = time.monotonic() - began_s
+    rows = {}
+    for name, limit in (("requests", REQUESTS_PER_MINUTE), ("tokens", TOKENS_PER_MINUTE)):
+        outcomes = found[name]
+        total = len(outcomes.answered) if name == "requests" else sum(tokens for _, tokens in outcomes.answered)
+        most = fullest_minute(outcomes.answered, by_request=name == "requests")
+        rows[f"{name} per minute"] = [
+            f"{limit:,}",
+            f"{total:,}",
+            f"{total / (limit * minutes) - 1:+.2%}",
+            f"{most / limit - 1:+.2%}",
+            f"{(len(outcomes.answered) + outcomes.refused) / seconds:,.0f}",
+            f"{outcomes.refused:,}",
+            f"{len(outcomes.other)}",
+        ]
+    return rows
+
+
+async def measure_cost(routers: Sequence[str], seconds: float, users: int) -> dict[str, list[str]]:
+    """Requests of a tenant with quotas, none of which it reaches, and of one without, in turns."""
+    async with AsyncExitStack() as stack:
+        stubs = await stubs_of(routers, 1, stack)
+        found = {"roomy": Outcomes(), "nobody": Outcomes()}
+        spent = dict.fromkeys(found, 0.0)
+        for turn in range(8):
+            tenant = ("roomy", "nobody")[turn % 2]
+            began_s = time.monotonic()
+            until_s = began_s + seconds / 8
+            await asyncio.gather(
+                *(
+                    closed_loop(stubs[user % 2], tenant, found[tenant], until_s, "paced", OUTPUT)
+                    for user in range(users)
+                )
+            )
+            spent[tenant] += time.monotonic() - began_s
+    return {
+        name: [
+            f"{len(found[tenant].answered) / spent[tenant]:,.0f}",
+            f"{percentile(found[tenant].times_s, 0.5) * 1e3:.2f} / {percentile(found[tenant].times_s, 0.99) * 1e3:.2f}",
+            f"{len(found[tenant].other)}",
+        ]
+        for name, tenant in (("with quotas, far from them", "roomy"), ("without quotas", "nobody"))
+    }
+
+
+async def measure_fairness(routers: Sequence[str], seconds: float, users: int, both: bool) -> list[str]:
+    """Tenant a enters through the first router, b through the second; a has `users` requests open at each model, b at
+    one model, or at both."""
+    async with AsyncExitStack() as stack:
+        stubs = await stubs_of(routers, 2, stack)
+        found = {"a": Outcomes(), "b": Outcomes()}
+        began_s = time.monotonic()
+        until_s = began_s + seconds
+        places = [("a", "one"), ("a", "two"), ("b", "one"), *([("b", "two")] if both else [])]
+        await asyncio.gather(
+            *(
+                closed_loop(stubs["ab".index(tenant)], tenant, found[tenant], until_s, model, FAIR_OUTPUT)
+                for tenant, model in places
+                for _ in range(users)
+            )
+        )
+    first_half_s = began_s + seconds / 2
+    got = [
+        sum(tokens for sent_s, tokens in outcomes.answered if sent_s >= first_half_s) / (seconds / 2)
+        for outcomes in found.values()
+    ]
+    errors = sum(len(outcomes.other) for outcomes in found.values())
+    return [f"{got[0]:,.0f}", f"{got[1]:,.0f}", f"{jain(got):.3f}", str(errors)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--fair-seconds", type=float, default=40.0)
+    parser.add_argument("--users", type=int, default=8)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    fast = [("paced", 0.0), ("paced", 0.0)]
+    slow = [("one", PACE), ("two", PACE)]
+    fair: dict[str, list[str]] = {}
+    with RedisServer() as redis:
+        with fleet(fast, redis.url) as routers:
+            quotas = asyncio.run(measure_quotas(routers, arguments.minutes, arguments.users))
+        with fleet(fast, redis.url) as routers:
+            cost = asyncio.run(measure_cost(routers, arguments.fair_seconds / 2, arguments.users))
+        for case, both in (("b uses both workers", True), ("b uses one of the workers", False)):
+            for sharing, url in (("routers that share", redis.url), ("routers that do not", "")):
+                with fleet(slow, url) as routers:
+                    run = measure_fairness(routers, arguments.fair_seconds, arguments.users, both)
+                    fair[f"{case}, {sharing}"] = asyncio.run(run)
+    command = f"make bench-quotas ARGS='--minutes {arguments.minutes:g} --fair-seconds {arguments.fair_seconds:g}'"
+    text = (
+        "# Quotas and fairness over two routers\n\n"
+        + facts(command)
+        + f"- two router processes, one Redis, two workers without models, this client: all on those cores; "
+        f"{arguments.users} requests of each tenant at once, prompts of {len(PROMPT)} tokens\n\n"
+        "## Quotas, each tenant far over its own\n\n"
+        "A window slides, so the quota is there at once and again as it leaves the minute. Error: of all that was had, "
+        "and of the fullest 60 seconds.\n\n"
+        + table(quotas, ("quota", "had", "error", "fullest minute", "requests/s asked", "refused", "other errors"))
+        + "\n## What it costs to ask\n\n"
+        + table(cost, ("requests/s", "E2E p50 / p99, ms", "errors"))
+        + f"\n## Equal tenants through different routers, workers of {PACE:,.0f} tokens/s\n\n"
+        "Tenant a uses both workers. Tokens per second in the second half.\n\n"
+        + table(fair, ("a", "b", "Jain's index", "errors"))
+    )
+    print(text)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / f"quotas-{datetime.now(UTC):%Y-%m-%d}.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

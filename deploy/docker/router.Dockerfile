@@ -1,0 +1,23 @@
+# docker build -f deploy/docker/router.Dockerfile -t trunkline-router:0.1.0 .
+FROM python:3.12-slim-bookworm AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python -m venv /opt/trunkline
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY protos protos
+COPY kernels kernels
+COPY worker worker
+COPY router router
+COPY bench/trunkline_bench bench/trunkline_bench
+COPY deploy/trunkline_cli deploy/trunkline_cli
+RUN /opt/trunkline/bin/pip install --constraint constraints.txt '.[router]'
+
+# One distribution, so every command is there; what the worker's needs, torch above all, is not.
+FROM python:3.12-slim-bookworm
+RUN groupadd --gid 10001 trunkline && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin trunkline
+COPY --from=build /opt/trunkline /opt/trunkline
+ENV PATH=/opt/trunkline/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+EXPOSE 50051
+# No init process before it: it takes SIGTERM itself, and waits for every process that it starts.
+ENTRYPOINT ["trunkline-router"]

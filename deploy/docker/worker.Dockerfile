@@ -1,0 +1,27 @@
+# docker build -f deploy/docker/worker.Dockerfile -t trunkline-worker:0.1.0 .
+FROM python:3.12-slim-bookworm AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python -m venv /opt/trunkline
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY protos protos
+COPY kernels kernels
+COPY worker worker
+COPY router router
+COPY bench/trunkline_bench bench/trunkline_bench
+COPY deploy/trunkline_cli deploy/trunkline_cli
+# cli: hf, which downloads models. PyPI's torch for Linux brings CUDA's libraries; the driver comes from the node.
+RUN /opt/trunkline/bin/pip install --constraint constraints.txt '.[worker,cli]'
+
+FROM python:3.12-slim-bookworm
+# Triton's launchers, and the kernels for CPUs, are compiled on the machine that runs them.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+RUN groupadd --gid 10001 trunkline && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin trunkline
+COPY --from=build /opt/trunkline /opt/trunkline
+# Where they go: a volume, since the file system of a container is better read-only.
+ENV PATH=/opt/trunkline/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp TRITON_CACHE_DIR=/tmp/triton NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 10001:10001
+EXPOSE 50061
+# No init process before it: it takes SIGTERM itself, and its engine process ends when it does.
+ENTRYPOINT ["trunkline-worker"]

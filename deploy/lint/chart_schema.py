@@ -1,0 +1,66 @@
+"""Writes what processes say of their settings into the Helm chart's schema; --check only tells whether it is so."""
+
+import json
+import sys
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+from trunkline_router.settings import RouterSettings
+from trunkline_router.tenants import TERMS
+from trunkline_runtime.settings import base_type, flat_fields
+from trunkline_worker.front_settings import WorkerSettings
+
+SCHEMA = Path(__file__).parents[2] / "helm" / "trunkline" / "values.schema.json"
+# What the chart sets by itself, from other values or from the cluster.
+SET_BY_CHART = {
+    "routerConfig": {"host", "port", "workers", "router_id", "tenants", "redis_url"},
+    "workerConfig": {"host", "port", "model", "served_model_name", "worker_id"},
+}
+TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array"}
+
+
+def settings_schema(cls: type, set_by_chart: set[str]) -> dict[str, Any]:
+    """A JSON schema of a settings file, without what the chart sets."""
+    properties = {item.name: _property(item, hint) for item, hint in flat_fields(cls) if item.name not in set_by_chart}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _property(item: Any, hint: Any) -> dict[str, Any]:
+    base = base_type(hint)
+    made: dict[str, Any] = {"description": item.metadata["help"], "type": TYPES[base]}
+    if base is tuple:
+        made["items"] = {"type": "string"}
+    for ours, theirs in (("minimum", "minimum"), ("maximum", "maximum"), ("choices", "enum")):
+        if ours in item.metadata:
+            made[theirs] = item.metadata[ours]
+    if item.default not in (MISSING, None):
+        made["default"] = item.default
+    return made
+
+
+def generated(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its generated parts as they must be."""
+    made: dict[str, Any] = json.loads(json.dumps(schema))
+    for name, cls in (("routerConfig", RouterSettings), ("workerConfig", WorkerSettings)):
+        made["$defs"][name] = settings_schema(cls, SET_BY_CHART[name])
+    made["$defs"]["tenantTerms"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {term: {} for term in TERMS},
+    }
+    normal: dict[str, Any] = json.loads(json.dumps(made))
+    return normal
+
+
+def main() -> None:
+    present = json.loads(SCHEMA.read_text())
+    wanted = generated(present)
+    if "--check" not in sys.argv:
+        SCHEMA.write_text(json.dumps(wanted, indent=2) + "\n")
+    elif present != wanted:
+        sys.exit(f"{SCHEMA.name} does not know the settings as they are: run make chart-schema")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+{{/* Names. Pods of a StatefulSet carry its name in a label of at most 63 characters, with a hash behind it. */}}
+{{- define "trunkline.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 24 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 24 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trunkline.router" -}}{{ include "trunkline.fullname" . }}-router{{- end -}}
+{{- define "trunkline.redis" -}}{{ include "trunkline.fullname" . }}-redis{{- end -}}
+
+{{/* Takes a dict of root and part; part is router, redis or worker-POOL. */}}
+{{- define "trunkline.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .part }}
+{{- end -}}
+
+{{- define "trunkline.labels" -}}
+{{ include "trunkline.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{/* Takes a dict of root and image. */}}
+{{- define "trunkline.image" -}}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+
+{{/* A pool with the defaults beneath it, as JSON. Takes a dict of root and pool (its name). */}}
+{{- define "trunkline.pool" -}}
+{{- $given := index .root.Values.workers .pool -}}
+{{- mergeOverwrite (deepCopy .root.Values.workerDefaults) $given | toJson -}}
+{{- end -}}
+
+{{/* Pods trust nobody with more than they need, and are not told of services in variables: a Service named like a
+setting would be taken for one. */}}
+{{- define "trunkline.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- end -}}
+
+{{- define "trunkline.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "trunkline.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* Where pods go. Takes the values of a part. */}}
+{{- define "trunkline.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Readiness decides about traffic, liveness about the process: a drained worker is alive. Takes the port. */}}
+{{- define "trunkline.probes" -}}
+readinessProbe:
+  grpc:
+    port: {{ . }}
+    service: readiness
+  periodSeconds: 5
+  timeoutSeconds: 3
+livenessProbe:
+  grpc:
+    port: {{ . }}
+    service: liveness
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+{{- end -}}
+
+{{/* The variable with the URL of Redis, where there is one. */}}
+{{- define "trunkline.redisUrl" -}}
+{{- $external := .Values.redis.external -}}
+{{- if and .Values.redis.enabled (or $external.url $external.existingSecret.name) -}}
+{{- fail "redis.external is set: set redis.enabled to false too, or routers would have two" -}}
+{{- end -}}
+{{- if $external.existingSecret.name }}
+- name: TRUNKLINE_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ $external.existingSecret.name }}
+      key: {{ $external.existingSecret.key }}
+{{- else if $external.url }}
+- name: TRUNKLINE_REDIS_URL
+  value: {{ $external.url | quote }}
+{{- else if .Values.redis.enabled }}
+- name: TRUNKLINE_REDIS_URL
+  value: redis://{{ include "trunkline.redis" . }}:{{ .Values.redis.port }}/0
+{{- end }}
+{{- end -}}

@@ -1,0 +1,33 @@
+"""One of several processes of a router; started by processes.py."""
+
+import ctypes
+import os
+import signal
+import sys
+
+from trunkline_router.main import router_settings, run
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def main() -> None:
+    parent, listening_fd, *arguments = sys.argv[1:]
+    die_with(int(parent))
+
+    def say_listening() -> None:
+        os.write(int(listening_fd), b"1")
+        os.close(int(listening_fd))
+
+    sys.exit(run(router_settings(arguments), say_listening))
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel end this process when its parent does (Linux): nobody would start it again, or stop it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("trunkline-router: the process that starts the others is gone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Several processes of one router on one port: started, started again when they die, stopped together.
+
+The kernel deals connections out among them (SO_REUSEPORT). They share nothing else: to a worker each is a router.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from random import Random
+from typing import IO
+
+from trunkline_router.settings import RouterSettings
+from trunkline_runtime.log import configure_logging, get_logger
+from trunkline_runtime.server import PortInUse, Signals, hold_port
+
+EXIT_CANNOT_START = 2
+FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0  # before one that died is started again; doubles while it keeps dying
+HEALTHY_AFTER_S = 60.0  # one that lived this long starts over with the first delay
+LAST_WORDS_S = 3.0  # beyond their own time to stop: what is left then is killed
+
+
+def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
+    """Runs `settings.processes` routers with these arguments until a signal; returns the exit status."""
+    try:
+        holder = hold_port(settings.host, settings.port)
+    except PortInUse as error:
+        print(f"trunkline-router: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    with holder:
+        port = holder.getsockname()[1]
+        name = settings.router_id or f"{settings.host}:{port}"
+        configure_logging("router", router=name)
+        overrides = [f"--port={port}", f"--stop-timeout-s={settings.stop_timeout_s}"]
+        commands = [[*arguments, *overrides, f"--router-id={name}/{number}"] for number in range(settings.processes)]
+        try:
+            return asyncio.run(Processes(commands, settings.stop_timeout_s, Random()).run())
+        except OSError as error:
+            print(f"trunkline-router: a process cannot be started: {error.strerror}", file=sys.stderr)
+            return EXIT_CANNOT_START
+
+
+class Processes:
+    """`commands` are the arguments of each."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], stop_timeout_s: float, rng: Random) -> None:
+        self._commands = commands
+        self._stop_timeout_s = stop_timeout_s
+        self._rng = rng
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._log = get_logger()
+
+    async def run(self) -> int:
+        """Until a signal, or until one cannot start; returns the exit status."""
+        signals = Signals()
+        stopped = asyncio.create_task(signals.stop.wait())
+        working = asyncio.create_task(self._start_and_keep())
+        try:
+            await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else 0
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await self._stop(signals)
+
+    async def _start_and_keep(self) -> int:
+        """Returns the status with which one ended before it served."""
+        # The first alone: what keeps it from starting would keep the others too, and be said as often as there are.
+        for numbers in ([0], range(1, len(self._commands))):
+            for status in await asyncio.gather(*(self._start(number) for number in numbers)):
+                if status is not None:
+                    return status or EXIT_CANNOT_START
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(len(self._commands)):
+                tasks.create_task(self._keep(number))
+        raise AssertionError("keeping a process running does not end")
+
+    async def _start(self, number: int) -> int | None:
+        """Returns None once it listens, else its exit status."""
+        read_end, write_end = os.pipe()
+        with os.fdopen(read_end, "rb", 0) as pipe, os.fdopen(write_end, "wb", 0) as theirs:
+            process = self._running[number] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "trunkline_router.process", str(os.getpid()), str(write_end)),
+                *self._commands[number],
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(write_end,),
+                start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which passes it on once
+            )
+            theirs.close()  # so that the pipe ends with the process
+            listens = await _has_byte(pipe)
+        return None if listens else await process.wait()
+
+    async def _keep(self, number: int) -> None:
+        """Starts it again whenever it dies, after a growing delay."""
+        now_s = asyncio.get_running_loop().time
+        started_s, deaths = now_s(), 0
+        while True:
+            status = await self._running[number].wait()
+            deaths = 0 if now_s() - started_s >= HEALTHY_AFTER_S else deaths
+            deaths += 1
+            delay_s = restart_delay_s(deaths) * self._rng.uniform(0.75, 1.0)
+            self._log.warning("router process died", number=number, status=status, again_in_s=round(delay_s, 1))
+            await asyncio.sleep(delay_s)
+            started_s = now_s()
+            try:
+                await self._start(number)
+            except OSError as error:  # the system is out of processes or memory: it counts as one more death
+                self._log.warning("router process cannot be started", number=number, problem=error.strerror)
+
+    async def _stop(self, signals: Signals) -> None:
+        """Asks all to stop, once more at a second signal, and ends by force what does not in time."""
+        self._signal_all(signal.SIGTERM)
+        ended = asyncio.create_task(self._wait_all())
+        at_once = asyncio.create_task(signals.stop_now.wait())
+        time_s = self._stop_timeout_s + LAST_WORDS_S
+        await asyncio.wait({ended, at_once}, timeout=time_s, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done() and at_once.done():
+            self._signal_all(signal.SIGTERM)
+            await asyncio.wait({ended}, timeout=LAST_WORDS_S)
+        at_once.cancel()
+        if not ended.done():
+            self._log.error("router processes did not stop in time and are killed")
+            self._signal_all(signal.SIGKILL)
+        await ended
+
+    async def _wait_all(self) -> None:
+        await asyncio.gather(*(process.wait() for process in self._running.values()))
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self._running.values():
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+
+def restart_delay_s(deaths: int) -> float:
+    """How long to wait at most before the next start, after so many deaths that each followed soon after a start."""
+    return min(FIRST_DELAY_S * 2.0 ** min(deaths - 1, 16), MOST_DELAY_S)
+
+
+async def _has_byte(pipe: IO[bytes]) -> bool:
+    """Whether a byte comes before the other end is closed."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        return bool(await reader.read(1))
+    finally:
+        transport.close()

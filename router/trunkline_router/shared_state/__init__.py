@@ -1,0 +1,6 @@
+"""What router replicas share: quotas, credits, fairness, leases of workers, and convictions.
+
+`state.py` is what the rest of the router talks to. It asks a store (`store.py` says what one does): `redis_store.py`
+where there is a Redis, else `embedded_store.py`, in this process. Whatever a store holds is advisory or expires, and a
+router can enter its own part of it again at any time.
+"""

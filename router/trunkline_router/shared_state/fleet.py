@@ -1,0 +1,90 @@
+"""This router's workers as the shared state sees them, and what it hears of them from other routers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from hashlib import blake2b
+from random import Random
+from urllib.parse import urlsplit
+
+from trunkline_router.pool import Pools
+from trunkline_router.shared_state.embedded_store import EmbeddedStore
+from trunkline_router.shared_state.redis_store import RedisStore
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
+from trunkline_router.worker_link import Live
+
+
+class PoolFleet:
+    """A `Fleet` over the router's pools. A worker that connects later gets what was last heard of it."""
+
+    def __init__(self, pools: Pools, learn_conviction: Callable[[bytes], None] = lambda fingerprint: None) -> None:
+        self._pools = pools
+        self._learn_conviction = learn_conviction
+        self._leased: frozenset[str] = frozenset()
+        self._leases_changed = asyncio.Event()
+
+    def credits(self) -> Mapping[WorkerKey, Credit]:
+        return {
+            key_of(live): Credit(live.open_choices, live.queued_tokens) for live in self._live() if live.open_choices
+        }
+
+    def leases(self) -> Sequence[Lease]:
+        return [
+            Lease(link.address, link.live.model.worker_id, link.live.model.epoch, link.live.model.model)
+            for link in self._pools.links
+            if link.wanted and link.live is not None and link.live.accepts
+        ]
+
+    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
+        nothing = Credit(0, 0)
+        for live in self._live():
+            credit = others.get(key_of(live), nothing)
+            live.foreign_choices, live.foreign_tokens = credit.choices, credit.tokens
+
+    def take_leases(self, leases: Sequence[Lease]) -> None:
+        leased = frozenset(lease.address for lease in leases)
+        if leased != self._leased:
+            self._leased = leased
+            self._leases_changed.set()
+
+    def take_conviction(self, fingerprint: bytes) -> None:
+        self._learn_conviction(fingerprint)
+
+    async def leased(self) -> AsyncIterator[frozenset[str]]:
+        """The addresses of all workers that any router is connected to, whenever they change."""
+        while True:
+            await self._leases_changed.wait()
+            self._leases_changed.clear()
+            yield self._leased
+
+    def _live(self) -> list[Live]:
+        return [link.live for link in self._pools.links if link.live is not None]
+
+
+def key_of(live: Live) -> WorkerKey:
+    return WorkerKey(live.model.worker_id, live.model.epoch)
+
+
+def conviction_key(redis_url: str, key_prefix: str) -> bytes:
+    """What the fingerprints of convictions are keyed with, equal in all routers of a fleet; empty where this router is
+    alone. It is as secret as the password of their Redis: who has that one can read the convictions anyway."""
+    if not redis_url:
+        return b""
+    password = urlsplit(redis_url).password or ""
+    return blake2b(f"{key_prefix.rstrip(':')}\n{password}".encode(), digest_size=32).digest()
+
+
+def shared_state(
+    redis_url: str,
+    key_prefix: str,
+    router_id: str,
+    fleet: PoolFleet,
+    rng: Random,
+    *,
+    quota_when_down: str = "open",
+    steady_s: Callable[[], float] = time.monotonic,
+) -> SharedState:
+    """In Redis where there is a URL, else in this process."""
+    store = RedisStore(redis_url, key_prefix) if redis_url else EmbeddedStore(lambda: steady_s() * 1e3)
+    return SharedState(store, router_id, fleet, rng, admits_when_down=quota_when_down == "open", steady_s=steady_s)

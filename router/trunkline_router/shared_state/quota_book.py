@@ -1,0 +1,138 @@
+"""What one router has admitted, tenant by tenant: enough to go on without the store, and to enter its part again. Pure:
+time is passed in.
+"""
+
+from trunkline_router.shared_state.quota import Quotas, Refusal, Used, Window, judge
+from trunkline_router.shared_state.store import Answer, WindowChange
+
+# Output tokens of a choice without max_tokens, while nothing is known of the tenant's requests.
+FIRST_OUTPUT_ESTIMATE = 256.0
+OUTPUT_MEMORY = 0.1  # weight of the newest request in the mean
+OUTPUT_MARGIN = 1.5  # an estimate that is too small is charged later, one too large is given back
+
+
+class TenantBook:
+    """One tenant's requests at this router."""
+
+    def __init__(self, window_ms: int) -> None:
+        self.window = Window(window_ms)
+        self.in_flight = 0  # tokens that its running requests may use, those counted whose answer is not there yet
+        self.mean_output = FIRST_OUTPUT_ESTIMATE  # tokens of a choice
+        self._unreported: dict[int, tuple[int, int]] = {}  # (requests, tokens) by bucket, since the last report
+        # What other routers had admitted when the store last answered.
+        self._others_requests = self._others_tokens = self._others_in_flight = 0.0
+        self._others_as_of_ms = 0.0
+        self._requests_since = self._tokens_since = 0  # admitted here since then
+        # As the store has it; None: a request's own call has changed it since the last report.
+        self.reported_in_flight: int | None = 0
+
+    def hear(self, answer: Answer, now_ms: float) -> None:
+        """What the store said of the whole fleet, after what it counted was counted here."""
+        self.window.expire(now_ms)
+        self._others_requests = max(0.0, answer.used.requests - self.window.requests)
+        self._others_tokens = max(0.0, answer.used.tokens - self.window.tokens)
+        self._others_in_flight = max(0.0, answer.used.in_flight - self.in_flight)
+        self._others_as_of_ms = now_ms
+        self._requests_since = self._tokens_since = 0
+
+    def judge_alone(self, quotas: Quotas, tokens: int, others: int, now_ms: float) -> Refusal | None:
+        """What this router thinks, without the store's word. It counts its own requests; what the others had used when
+        the store last said so, as it leaves the window; and for each other router that is known to be alive as much
+        as it has admitted itself since then. So a short silence changes little; in a long one, when no other router is
+        known to be alive, R routers admit at most R times the quota. `tokens` are counted in flight already.
+        """
+        self.window.expire(now_ms)
+        left = max(0.0, 1 - (now_ms - self._others_as_of_ms) / self.window.window_ms)
+        used = Used(
+            self.window.requests + left * self._others_requests + others * self._requests_since,
+            self.window.tokens + left * self._others_tokens + others * self._tokens_since,
+            self.in_flight - tokens + left * self._others_in_flight + others * self._tokens_since,
+        )
+        return judge(quotas, used, tokens, self.window, now_ms)
+
+    def admit(self, tokens: int, now_ms: float) -> None:
+        """Counts a request."""
+        self.window.expire(now_ms)
+        self.window.add(self.window.bucket(now_ms), 1, tokens)
+        self._requests_since += 1
+        self._tokens_since += tokens
+
+    def correct(self, bucket: int, requests: int, tokens: int, now_ms: float) -> None:
+        """What was admitted in a bucket turned out otherwise; the store has to hear of it."""
+        self.window.expire(now_ms)
+        if self.window.holds(bucket, now_ms):
+            self.window.add(bucket, requests, tokens)
+            self.report(bucket, requests, tokens)
+
+    def report(self, bucket: int, requests: int, tokens: int) -> None:
+        """The store does not know of this yet."""
+        before = self._unreported.get(bucket, (0, 0))
+        self._unreported[bucket] = before[0] + requests, before[1] + tokens
+
+    def learn_output(self, tokens_per_choice: float) -> None:
+        self.mean_output += OUTPUT_MEMORY * (tokens_per_choice - self.mean_output)
+
+    def changes(self, now_ms: float) -> list[WindowChange]:
+        """What the store does not know yet; it is taken as told from here on."""
+        unreported, self._unreported = self._unreported, {}
+        return [self._change(bucket, *counts, now_ms) for bucket, counts in unreported.items() if any(counts)]
+
+    def everything(self, now_ms: float) -> list[WindowChange]:
+        """All that counts, for a store that knows nothing; it is taken as told from here on."""
+        self.window.expire(now_ms)
+        self._unreported = {}
+        return [self._change(*contents, now_ms) for contents in self.window.contents()]
+
+    def _change(self, bucket: int, requests: int, tokens: int, now_ms: float) -> WindowChange:
+        middle_ms = (bucket + 0.5) * self.window.width_ms
+        return WindowChange(max(0, int(now_ms - middle_ms)), requests, tokens)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._unreported) or self.in_flight != self.reported_in_flight
+
+    def is_empty(self, now_ms: float) -> bool:
+        self.window.expire(now_ms)
+        return not (self.window or self.in_flight or self.has_news)
+
+
+class QuotaBook:
+    """All tenants with quotas."""
+
+    def __init__(self, window_ms: int) -> None:
+        self._window_ms = window_ms
+        self._tenants: dict[str, TenantBook] = {}
+        self._touched: set[str] = set()  # tenants of whom the store may not know everything
+
+    def tenant(self, name: str) -> TenantBook:
+        """A tenant's book, to be written in."""
+        if name not in self._tenants:
+            self._tenants[name] = TenantBook(self._window_ms)
+        self._touched.add(name)
+        return self._tenants[name]
+
+    @property
+    def has_news(self) -> bool:
+        return any(self._tenants[name].has_news for name in self._touched)
+
+    def changes(self, now_ms: float) -> dict[str, list[WindowChange]]:
+        return {name: changes for name in self._touched if (changes := self._tenants[name].changes(now_ms))}
+
+    def everything(self, now_ms: float) -> dict[str, list[WindowChange]]:
+        return {name: changes for name, book in self._tenants.items() if (changes := book.everything(now_ms))}
+
+    def in_flight(self, *, all_of_them: bool) -> dict[str, int]:
+        """Tokens by tenant, those that changed or all that are not 0; taken as told from here on."""
+        names = self._tenants if all_of_them else self._touched
+        told = {}
+        for name in names:
+            book = self._tenants[name]
+            if book.in_flight != book.reported_in_flight or (all_of_them and book.in_flight):
+                told[name] = book.reported_in_flight = book.in_flight
+        self._touched.clear()
+        return told
+
+    def forget_idle(self, now_ms: float) -> None:
+        """Tenants of whom nothing counts: names that came once must not stay."""
+        self._tenants = {name: book for name, book in self._tenants.items() if not book.is_empty(now_ms)}
+        self._touched &= self._tenants.keys()

@@ -1,0 +1,196 @@
+"""One connection to Redis that many calls share: commands of one turn of the event loop leave in one write, replies are
+matched in order. A call that nobody waits for any more still gets its reply, which redis.asyncio's client, with a
+connection taken for each call, would throw away together with the connection.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.asyncio import Connection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from trunkline_router.shared_state.store import StoreDown
+
+CONNECT_TIMEOUT_S = 0.5
+SCHEMES = ("redis", "rediss", "unix")
+
+
+def redis_url_problem(url: str) -> str | None:
+    """What is wrong with --redis-url, in one line that does not repeat it: it may hold a password."""
+    allowed = "allowed: redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path"
+    try:
+        parts = urlsplit(url)
+        has_target = bool(parts.path if parts.scheme == "unix" else parts.hostname)
+        fits = parts.scheme in SCHEMES and has_target and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        return f"--redis-url is not the URL of a Redis; {allowed}"
+    try:
+        ConnectionPool.from_url(url)
+    except (ValueError, TypeError, RedisError):
+        return f"--redis-url has an option that makes no sense; {allowed}"
+    return None
+
+
+def place_of(url: str) -> str:
+    """The URL without credentials and options, for logs."""
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+
+class Script:
+    """Lua with the name that Redis gives it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = ""  # known once it was loaded
+
+
+class _Call:
+    """A script call that was sent, or is about to be."""
+
+    __slots__ = ("arguments", "future", "script")
+
+    def __init__(self, script: Script, arguments: tuple[Any, ...], future: "asyncio.Future[Any]") -> None:
+        self.script = script
+        self.arguments = arguments  # number of keys, keys, arguments
+        self.future = future
+
+
+class RedisConnection:
+    """See the module. Connects only when told to."""
+
+    def __init__(self, url: str, scripts: Sequence[Script]) -> None:
+        self._place = place_of(url)
+        self._scripts = scripts
+        self._pool = ConnectionPool.from_url(
+            url,
+            protocol=2,
+            decode_responses=True,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._connection: Connection | None = None
+        self._broken = ""  # why the connection is of no use any more
+        self._tasks: list[asyncio.Task[None]] = []
+        self._to_send: list[_Call] = []
+        self._wake = asyncio.Event()
+        self._sent: deque[_Call] = deque()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._broken
+
+    async def connect(self) -> None:
+        """Anew where it is connected. Raises StoreDown."""
+        await self.close()
+        connection: Connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await connection.connect()  # type: ignore[no-untyped-call]
+                for script in self._scripts:
+                    await connection.send_command("SCRIPT", "LOAD", script.source)
+                    script.sha = str(await connection.read_response())
+        except (RedisError, OSError, TimeoutError) as error:
+            await _disconnect(connection)
+            raise StoreDown(f"{self._place}: {_reason(error)}") from None
+        except BaseException:
+            await _disconnect(connection)
+            raise
+        self._connection, self._broken = connection, ""
+        self._wake.clear()
+        self._tasks = [asyncio.create_task(self._write(connection)), asyncio.create_task(self._read(connection))]
+
+    def call(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int]) -> "asyncio.Future[Any]":
+        """The script's reply, which the future gets although nobody may wait for it. It fails with StoreDown."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if not self.is_connected:
+            future.set_exception(StoreDown(f"{self._place}: {self._broken or 'not connected'}"))
+            future.exception()  # looked at: who has stopped waiting need not
+            return future
+        self._to_send.append(_Call(script, (len(keys), *keys, *arguments), future))
+        self._wake.set()
+        return future
+
+    async def close(self) -> None:
+        """Calls without a reply fail."""
+        connection, tasks = self._connection, self._tasks
+        self._fail("the connection was closed")
+        self._connection, self._tasks = None, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if connection is not None:
+            await _disconnect(connection)
+
+    async def _write(self, connection: Connection) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                calls, self._to_send = self._to_send, []
+                self._sent.extend(calls)
+                await self._send(connection, calls)
+        except (RedisError, OSError) as error:
+            self._fail(_reason(error))
+
+    async def _send(self, connection: Connection, calls: Sequence[_Call]) -> None:
+        commands = [("EVALSHA", call.script.sha, *call.arguments) for call in calls]
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+
+    async def _read(self, connection: Connection) -> None:
+        try:
+            while True:
+                try:
+                    reply = await connection.read_response()
+                except NoScriptError:
+                    # Redis forgot its scripts, by SCRIPT FLUSH or a failover. The whole text instead, behind
+                    # whatever is on its way: it also makes the script known again.
+                    call = self._sent.popleft()
+                    self._sent.append(call)
+                    command = connection.pack_command("EVAL", call.script.source, *call.arguments)
+                    await connection.send_packed_command(command, check_health=False)
+                except ResponseError as error:
+                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {error}"))
+                else:
+                    _settle(self._sent.popleft(), reply)
+        except (RedisError, OSError) as error:
+            self._fail(_reason(error))
+
+    def _fail(self, reason: str) -> None:
+        self._broken = self._broken or reason
+        calls = [*self._sent, *self._to_send]
+        self._sent.clear()
+        self._to_send = []
+        for call in calls:
+            _settle(call, StoreDown(f"{self._place}: {reason}"))
+
+
+def _settle(call: _Call, reply: Any) -> None:
+    if call.future.done():
+        return
+    if isinstance(reply, Exception):
+        call.future.set_exception(reply)
+        call.future.exception()  # looked at: who has stopped waiting need not
+    else:
+        call.future.set_result(reply)
+
+
+async def _disconnect(connection: Connection) -> None:
+    with contextlib.suppress(RedisError, OSError):
+        await connection.disconnect(nowait=True)
+
+
+def _reason(error: BaseException) -> str:
+    """In one line, without what the URL says."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

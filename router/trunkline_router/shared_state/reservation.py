@@ -1,0 +1,40 @@
+"""A request's part in its tenant's quotas and service, from admission to its end, whichever way it ends."""
+
+from collections.abc import Callable
+from types import TracebackType
+
+from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.shared_state.fairness import CACHED_COST, INPUT_COST, OUTPUT_COST
+
+
+class Reservation:
+    """A context: leaving it settles. `tokens` is what was reserved, 0 for a tenant without quotas."""
+
+    def __init__(self, settle: "Callable[[Reservation], None]", serve: Callable[[float], None], tokens: int) -> None:
+        self._settle = settle
+        self._serve = serve
+        self.tokens = tokens
+        self.prompt_tokens = 0  # used
+        self.output_tokens = 0  # used
+
+    @property
+    def used_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    def took(self, response: GenerateResponse) -> None:
+        """The client gets this."""
+        cost = 0.0
+        if response.HasField("prompt") and not self.prompt_tokens:
+            self.prompt_tokens, cached = response.prompt.prompt_tokens, response.prompt.cached_tokens
+            cost += INPUT_COST * (self.prompt_tokens - cached) + CACHED_COST * cached
+        output = sum(len(chunk.token_ids) for chunk in response.chunks)
+        self.output_tokens += output
+        self._serve(cost + OUTPUT_COST * output)
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._settle(self)

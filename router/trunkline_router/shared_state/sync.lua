@@ -1,0 +1,153 @@
+-- Takes in what a router says, and answers with what is new to it: see Report and News in store.py.
+-- KEYS: life, routers, credits, versions, leases, convictions, served, then a window and the tokens in flight for each
+--       tenant in the report
+-- ARGV: the report as JSON, now (empty: the server's)
+local LIFE, ROUTERS, CREDITS, VERSIONS, LEASES, CONVICTIONS, SERVED = unpack(KEYS, 1, 7)
+local report = cjson.decode(ARGV[1])
+local now = clock(ARGV[2])
+local keep_ms = report.keep_ms
+
+local life = redis.call('GET', LIFE)
+if not life then
+  life = report.new_life
+  redis.call('SET', LIFE, life)
+end
+redis.call('PEXPIRE', LIFE, keep_ms)
+if life ~= report.life then return cjson.encode({life = life}) end
+
+-- This router is alive, and so many of its reports have been counted.
+local mine = redis.call('HGET', ROUTERS, report.router)
+local counted = mine and tonumber(string.match(mine, ':(%d+)$')) or 0
+local is_new = report.number > counted
+local entry = string.format('%.0f:%.0f', now + report.ttl_ms, math.max(counted, report.number))
+redis.call('HSET', ROUTERS, report.router, entry)
+redis.call('PEXPIRE', ROUTERS, keep_ms)
+
+for index, tenant in ipairs(report.tenants) do
+  local window_key, flight_key = KEYS[6 + 2 * index], KEYS[7 + 2 * index]
+  if is_new and #tenant.changes > 0 then
+    local window = open_window(window_key, report.window_ms, now)
+    for _, change in ipairs(tenant.changes) do
+      local number = math.floor((now - change[1]) / window.width)
+      if number >= window.current - BUCKETS then add_to_window(window, number, change[2], change[3]) end
+    end
+  end
+  if tenant.in_flight == 0 then
+    redis.call('HDEL', flight_key, report.router)
+  elseif tenant.in_flight > 0 then  -- below: unchanged
+    redis.call('HSET', flight_key, report.router, string.format('%.0f', tenant.in_flight))
+    redis.call('PEXPIRE', flight_key, 2 * report.window_ms)
+  end
+end
+
+-- Credits: each router's own, under a version of its own; others read those that they do not know.
+if report.credits then
+  redis.call('HSET', CREDITS, report.router, string.format('%.0f|', report.number) .. report.credits)
+end
+redis.call('PEXPIRE', CREDITS, keep_ms)
+local answer = {life = life, routers = {}, changed = {}}
+local routers = redis.call('HGETALL', ROUTERS)
+for i = 1, #routers, 2 do
+  local name = routers[i]
+  if is_alive(routers[i + 1], now) then
+    if name ~= report.router then
+      answer.routers[#answer.routers + 1] = name
+      local said = redis.call('HGET', CREDITS, name)
+      if said then
+        local version = tonumber(string.match(said, '^(%d+)|'))
+        if report.known[name] ~= version then
+          answer.changed[#answer.changed + 1] = {name, version, (string.gsub(said, '^%d+|', ''))}
+        end
+      end
+    end
+  else
+    redis.call('HDEL', CREDITS, name)
+    local expires = tonumber(string.match(routers[i + 1], '^(%d+):')) or 0
+    if expires + keep_ms < now then redis.call('HDEL', ROUTERS, name) end
+  end
+end
+
+-- Leases of workers, by address: 'expires|what it is'.
+if report.leases then
+  local changed = false
+  for _, lease in ipairs(report.leases) do
+    local address, what = lease[1], lease[2]
+    local before = redis.call('HGET', LEASES, address)
+    if not before or string.gsub(before, '^%d+|', '') ~= what then changed = true end
+    redis.call('HSET', LEASES, address, string.format('%.0f|', now + report.ttl_ms) .. what)
+  end
+  local leases = redis.call('HGETALL', LEASES)
+  for i = 1, #leases, 2 do
+    if tonumber(string.match(leases[i + 1], '^(%d+)|')) <= now then
+      redis.call('HDEL', LEASES, leases[i])
+      changed = true
+    end
+  end
+  if changed then redis.call('HINCRBY', VERSIONS, 'leases', 1) end
+  redis.call('PEXPIRE', LEASES, keep_ms)
+end
+
+-- Convictions, by when they expire.
+if #report.convictions > 0 then
+  for _, conviction in ipairs(report.convictions) do
+    redis.call('ZADD', CONVICTIONS, string.format('%.0f', now + conviction[2]), conviction[1])
+  end
+  local extra = redis.call('ZCARD', CONVICTIONS) - report.most_convictions
+  if extra > 0 then redis.call('ZREMRANGEBYRANK', CONVICTIONS, 0, extra - 1) end
+  redis.call('HINCRBY', VERSIONS, 'convictions', 1)
+  -- As long as the last of them lives.
+  local last = tonumber(redis.call('ZRANGE', CONVICTIONS, -1, -1, 'WITHSCORES')[2])
+  redis.call('PEXPIRE', CONVICTIONS, string.format('%.0f', math.max(1, last - now)))
+end
+
+-- Beyond any content that it speaks of: a version that began again at 0 could be taken for an old one.
+redis.call('PEXPIRE', VERSIONS, 100 * keep_ms)
+local versions = redis.call('HMGET', VERSIONS, 'leases', 'convictions')
+answer.leases_version, answer.convictions_version = tonumber(versions[1]) or 0, tonumber(versions[2]) or 0
+if answer.leases_version ~= report.known_leases then
+  answer.leases = {}
+  local leases = redis.call('HGETALL', LEASES)
+  for i = 1, #leases, 2 do
+    answer.leases[#answer.leases + 1] = {leases[i], (string.gsub(leases[i + 1], '^%d+|', ''))}
+  end
+end
+if answer.convictions_version ~= report.known_convictions then
+  redis.call('ZREMRANGEBYSCORE', CONVICTIONS, '-inf', now)
+  answer.convictions = {}
+  local convictions = redis.call('ZRANGE', CONVICTIONS, 0, -1, 'WITHSCORES')
+  for i = 1, #convictions, 2 do
+    answer.convictions[#answer.convictions + 1] = {convictions[i], tonumber(convictions[i + 1]) - now}
+  end
+end
+
+-- Service by tenant, decayed: 'value@when'.
+local function decayed(text)
+  local value, at = string.match(text, '^(.-)@(%d+)$')
+  return tonumber(value) * 0.5 ^ (math.max(0, now - tonumber(at)) / report.half_life_ms)
+end
+if is_new then
+  for tenant, amount in pairs(report.served) do
+    local before = redis.call('HGET', SERVED, tenant)
+    local value = amount + (before and decayed(before) or 0)
+    redis.call('HSET', SERVED, tenant, string.format('%.3f@%.0f', value, now))
+    redis.call('PEXPIRE', SERVED, keep_ms)
+  end
+end
+if report.wants_served then
+  answer.served = {}
+  local served = redis.call('HGETALL', SERVED)
+  local all = {}
+  for i = 1, #served, 2 do
+    local value = decayed(served[i + 1])
+    if value < 1 then redis.call('HDEL', SERVED, served[i]) else all[#all + 1] = {served[i], value} end
+  end
+  if #all > report.most_tenants then
+    table.sort(all, function(a, b) return a[2] > b[2] end)
+    for i = report.most_tenants + 1, #all do
+      redis.call('HDEL', SERVED, all[i][1])
+      all[i] = nil
+    end
+  end
+  for _, pair in ipairs(all) do answer.served[#answer.served + 1] = {pair[1], pair[2]} end
+end
+return cjson.encode(answer)

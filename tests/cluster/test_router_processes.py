@@ -1,0 +1,222 @@
+"""A router of several processes on one port, before real workers: shared, started again, stopped, refused."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_launcher import alive, descendants
+from tests.cluster.processes import Cluster, Process, free_port, script, wait_until
+from trunkline import Client
+from trunkline.errors import TrunklineError
+from trunkline_router.processes import FIRST_DELAY_S, MOST_DELAY_S, restart_delay_s
+from trunkline_runtime.server import GrpcServer, PortInUse, hold_port
+
+CONNECTIONS = (
+    16  # the kernel deals them out by a hash: that one of two processes gets none happens once in 32,768 times
+)
+
+
+@contextmanager
+def router(*arguments: str, processes: int, port: int = 0) -> Iterator[Process]:
+    process = Process(script("trunkline-router"), f"--processes={processes}", f"--port={port}", *arguments)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def workers_of(cluster: Cluster) -> str:
+    return "--workers=" + ",".join(worker.address for worker in cluster.workers)
+
+
+def wait_listening(process: Process, port: int, number: int) -> None:
+    process.wait_for(f'"router listening".*:{port}/{number}"')
+
+
+async def ask(client: Client, times: int) -> list[str]:
+    answers = await asyncio.gather(*(client.complete("Once upon", max_tokens=4, temperature=0) for _ in range(times)))
+    return [answer.text for answer in answers]
+
+
+def answered_by(process: Process, port: int) -> set[int]:
+    """The processes that have ended a request."""
+    ended = [line for line in process.lines if '"request ended"' in line]
+    return {number for number in range(8) if any(f':{port}/{number}"' in line for line in ended)}
+
+
+async def test_requests_over_several_connections_are_answered_by_all_processes(cluster: Cluster) -> None:
+    port = free_port()
+    with router(workers_of(cluster), processes=2, port=port) as process:
+        for number in range(2):
+            wait_listening(process, port, number)
+        async with Client(f"127.0.0.1:{port}", connections=CONNECTIONS) as client:
+            await client.ready()
+            answers = await ask(client, CONNECTIONS)
+        assert len(set(answers)) == 1, "whichever process it is, the answer is the same"
+        wait_until(lambda: answered_by(process, port) == {0, 1}, "both processes have answered")
+        process.popen.terminate()
+        assert process.wait() == 0
+        assert sum('"router stopped"' in line for line in process.lines) == 2
+
+
+async def test_a_process_that_is_killed_is_started_again_while_the_other_serves(cluster: Cluster) -> None:
+    port = free_port()
+    with router(workers_of(cluster), processes=2, port=port) as process:
+        for number in range(2):
+            wait_listening(process, port, number)
+        before = descendants(process.popen.pid) - {process.popen.pid}
+        os.kill(min(before), signal.SIGKILL)
+        process.wait_for('"router process died"')
+        async with Client(f"127.0.0.1:{port}", connections=2) as client:
+            await client.ready()
+            assert len(await ask(client, 4)) == 4
+
+        def all_listen() -> bool:
+            return sum('"router listening"' in line for line in process.lines) == 3
+
+        wait_until(all_listen, "it listens again")
+        after = descendants(process.popen.pid) - {process.popen.pid}
+        assert len(after - before) == 1
+
+
+def test_one_that_keeps_dying_is_started_less_and_less_often() -> None:
+    delays_s = [restart_delay_s(deaths) for deaths in range(1, 100)]
+    assert delays_s[:3] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
+    assert delays_s == sorted(delays_s)
+    assert delays_s[-1] == MOST_DELAY_S
+
+
+async def test_a_running_stream_finishes_at_sigterm(cluster: Cluster) -> None:
+    port = free_port()
+    with router(workers_of(cluster), "--stop-timeout-s=30", processes=2, port=port) as process:
+        async with Client(f"127.0.0.1:{port}") as client:
+            await client.ready()
+            pieces = client.generate("Once upon", max_tokens=64, ignore_eos=True)
+            tokens = len((await anext(pieces)).token_ids)
+            process.popen.terminate()
+            async for piece in pieces:
+                tokens += len(piece.token_ids)
+    assert tokens == 64
+    assert process.wait() == 0
+
+
+async def test_a_second_signal_ends_a_running_stream_at_once(cluster: Cluster) -> None:
+    port = free_port()
+    with router(workers_of(cluster), "--stop-timeout-s=60", processes=2, port=port) as process:
+        async with Client(f"127.0.0.1:{port}") as client:
+            await client.ready()
+            pieces = client.generate("Once upon", max_tokens=900, ignore_eos=True)
+            await anext(pieces)
+            process.popen.terminate()
+            process.wait_for('"router stopping"')
+            process.popen.terminate()
+            with pytest.raises(TrunklineError):
+                async for _ in pieces:
+                    pass
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_the_one_that_started_it(number: signal.Signals) -> None:
+    port = free_port()
+    with router("--workers=127.0.0.1:1", processes=2, port=port) as process:
+        wait_listening(process, port, 1)
+        everyone = descendants(process.popen.pid)
+        assert len(everyone) == 3
+        os.kill(process.popen.pid, number)
+        wait_until(lambda: not alive(everyone), "all have ended")
+
+
+def test_a_process_that_does_not_stop_in_time_is_killed() -> None:
+    port = free_port()
+    with router("--workers=127.0.0.1:1", "--stop-timeout-s=0", processes=2, port=port) as process:
+        wait_listening(process, port, 1)
+        everyone = descendants(process.popen.pid)
+        os.kill(max(everyone), signal.SIGSTOP)
+        process.popen.terminate()
+        process.wait_for("did not stop in time and are killed")
+        assert process.wait() == 0
+        assert not alive(everyone)
+
+
+def test_what_keeps_it_from_starting_is_said_once() -> None:
+    with router("--workers=127.0.0.1:1", "--tenants=/nowhere.json", processes=3) as process:
+        assert process.wait() == 2
+    assert process.lines == ["trunkline-router: --tenants=/nowhere.json: No such file or directory"]
+
+
+def test_several_processes_do_not_keep_quotas_without_a_place_to_share_them(tmp_path: Path) -> None:
+    tenants = tmp_path / "tenants.json"
+    tenants.write_text('{"acme": {"requests_per_minute": 5}}')
+    with router("--workers=127.0.0.1:1", f"--tenants={tenants}", processes=2) as process:
+        assert process.wait() == 2
+    assert process.lines == [
+        "trunkline-router: --tenants has quotas, which several processes can only keep together with --redis-url"
+    ]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_port_of_a_router_of_several_processes_is_refused_to_another_router(processes: int) -> None:
+    port = free_port()
+    said = f"trunkline-router: port {port} on 127.0.0.1 is in use; choose another with --port"
+    with router("--workers=127.0.0.1:1", processes=2, port=port) as first:
+        wait_listening(first, port, 1)
+        with router("--workers=127.0.0.1:1", processes=processes, port=port) as second:
+            assert second.wait() == 2
+        assert second.lines == [said]
+
+
+def test_a_port_that_somebody_else_would_share_is_refused() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1 is in use"):
+            hold_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+async def test_a_held_port_is_for_those_who_share_it_alone(host: str) -> None:
+    with hold_port(host, 0) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(PortInUse):
+            hold_port(host, port)
+        with pytest.raises(PortInUse):
+            await GrpcServer(host, port, services=[]).start()
+        servers = [GrpcServer(host, port, services=[], shared_port=True) for _ in range(2)]
+        for server in servers:
+            await server.start()
+            assert server.port == port
+        with pytest.raises(PortInUse):
+            hold_port(host, port)
+        for server in servers:
+            await server.stop(0)
+
+
+def test_connections_that_the_last_server_closed_do_not_keep_the_port() -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC's listeners have it
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = server.getsockname()
+        with socket.create_connection(address) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # first: its end stays in TIME_WAIT
+            assert client.recv(1) == b""
+    with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+        plain.bind(address)
+    with hold_port(*address) as holder:
+        assert holder.getsockname() == address
+        with pytest.raises(PortInUse):
+            hold_port(*address)
+
+
+def test_a_client_has_at_least_one_connection() -> None:
+    with pytest.raises(ValueError, match="connections=0 is out of range; allowed: 1 or more"):
+        Client(connections=0)

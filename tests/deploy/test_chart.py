@@ -1,0 +1,294 @@
+"""The chart renders with a real Helm, is valid, and its objects agree with one another and with the processes."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import pytest
+
+from deploy.lint.chart_schema import SCHEMA, generated
+from tests.deploy.chart import (
+    ALL_VALUES,
+    CHART,
+    EVERYTHING,
+    EXTERNAL_SECRET,
+    EXTERNAL_URL,
+    HOST_PATH,
+    KUBERNETES,
+    NO_REDIS,
+    SEVERAL_POOLS,
+    Rendered,
+    Values,
+    pod_of,
+    port_of,
+    selected,
+)
+from trunkline_router.settings import RouterSettings, address_problem
+from trunkline_router.tenants import read_tenants
+from trunkline_runtime.server import LIVENESS, READINESS
+from trunkline_runtime.settings import parse_settings
+from trunkline_worker.front_settings import WorkerSettings
+
+SETTINGS = {"router": RouterSettings, "worker": WorkerSettings}
+PYPROJECT = CHART.parents[1] / "pyproject.toml"
+MOST_STATEFUL_SET_NAME = 52  # its pods' labels hold it, a dash and a hash of ten in 63 characters
+MOST_NAME = 63
+
+
+@pytest.fixture(params=ALL_VALUES.values(), ids=ALL_VALUES.keys())
+def rendered(request: pytest.FixtureRequest) -> Rendered:
+    return Rendered(request.param)
+
+
+@pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES.keys())
+def test_helm_has_nothing_to_say_against_the_chart(values: Values) -> None:
+    report = helm_python.lint(CHART, values, strict=True)
+    assert report["errors"] == []
+    assert [found["error"] for found in report["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_is_what_the_api_knows(rendered: Rendered, version: str) -> None:
+    assert len(rendered.objects) >= 7
+    for item in rendered.objects:
+        assert kubernetes_validate.validate(item, version, strict=True) == version
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"router": {"replicaz": 1}}, "at '/router': additional properties 'replicaz' not allowed"),
+        ({"router": {"config": {"max_choises": 1}}}, "'/router/config': additional properties 'max_choises' not"),
+        ({"router": {"config": {"port": 1}}}, "'/router/config': additional properties 'port' not allowed"),
+        ({"router": {"tenants": {"acme": {"wait": 1}}}}, "'/router/tenants/acme': additional properties 'wait' not"),
+        ({"router": {"port": 0}}, "at '/router/port': minimum: got 0, want 1"),
+        ({"router": {"podDisruptionBudget": {"maxUnavailable": 0}}}, "at '/router/podDisruptionBudget/maxUnavailable'"),
+        ({"workers": {"qwen3-0-6b": None}}, "at '/workers': minProperties: got 0, want 1"),
+        ({"workers": {"a": {}}}, "at '/workers/a': missing property 'model'"),
+        ({"workers": {"a": {"model": {}}}}, "at '/workers/a/model': minProperties: got 0, want 1"),
+        ({"workers": {"a": {"model": {"hostPath": {"path": "x"}}}}}, "at '/workers/a/model/hostPath/path'"),
+        ({"workers": {"A_B": HOST_PATH}}, "at '/workers': additional properties 'A_B' not allowed"),
+        (
+            {"workers": {"a": HOST_PATH | {"config": {"block_size": 0}}}},
+            "/workers/a/config/block_size': minimum: got 0",
+        ),
+        ({"workers": {"a": HOST_PATH | {"config": {"dtype": "int3"}}}}, "/a/config/dtype': value must be one of"),
+        ({"workers": {"a": HOST_PATH | {"sharedMemory": "much"}}}, "/workers/a/sharedMemory'"),
+        ({"workerDefaults": {"gpu": 1}}, "at '/workerDefaults': additional properties 'gpu' not allowed"),
+        ({"redis": {"external": {"url": "http://x"}}}, "at '/redis/external/url'"),
+        ({"networkpolicy": {}}, "additional properties 'networkpolicy' not allowed"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_by_its_name(values: Values, said: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError) as caught:
+        Rendered(values)
+    assert said in str(caught.value)
+
+
+def test_a_redis_of_its_own_and_another_one_are_refused_together() -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=r"redis\.external is set: set redis\.enabled to false too"):
+        Rendered({"redis": {"external": {"url": "redis://x:1"}}})
+
+
+def test_the_schema_knows_the_settings_as_they_are() -> None:
+    present = json.loads(SCHEMA.read_text())
+    assert present == generated(present), "run make chart-schema"
+
+
+def config_of(rendered: Rendered, workload: Any, container: Any) -> tuple[str, Any]:
+    """(the file's text, the object) that --config of a container names."""
+    (flag,) = container["args"]
+    folder, _, name = flag.removeprefix("--config=").rpartition("/")
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
+    (volume,) = [volume for volume in pod_of(workload)["volumes"] if volume["name"] == mount["name"]]
+    data = rendered.one("ConfigMap", volume["configMap"]["name"])["data"]
+    return data[name], data
+
+
+def test_processes_accept_their_settings_and_listen_where_everybody_looks(rendered: Rendered, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for workload, container in rendered.ours():
+        text, data = config_of(rendered, workload, container)
+        if "tenants.json" in data:
+            tenants = tmp_path / "tenants.json"
+            tenants.write_text(data["tenants.json"])
+            assert read_tenants(str(tenants)).terms("acme").weight == 3
+            assert json.loads(text)["tenants"] == "/etc/trunkline/tenants.json"
+        file.write_text(text)
+        settings: Any = parse_settings(SETTINGS[container["name"]], [f"--config={file}"], {}, prog="test")
+        assert settings.host == "0.0.0.0"
+        assert settings.port == port_of(container)
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert container[probe]["grpc"]["port"] == settings.port
+        assert container["readinessProbe"]["grpc"]["service"] == READINESS
+        assert container["livenessProbe"]["grpc"]["service"] == LIVENESS
+
+
+def test_routers_look_up_every_pool(rendered: Rendered) -> None:
+    wanted = set()
+    for workload in rendered.of("StatefulSet"):
+        service = rendered.one("Service", workload["spec"]["serviceName"])
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["publishNotReadyAddresses"] is True
+        (port,) = service["spec"]["ports"]
+        assert port["port"] == port_of(pod_of(workload)["containers"][0]), "a headless service does not translate ports"
+        wanted.add(f"dns:{service['metadata']['name']}:{port['port']}")
+    ((workload, container),) = [found for found in rendered.ours() if found[1]["name"] == "router"]
+    named = json.loads(config_of(rendered, workload, container)[0])["workers"]
+    assert set(named) == wanted
+    assert address_problem(named) is None
+
+
+def test_every_selector_selects_the_pods_of_one_workload(rendered: Rendered) -> None:
+    for workload in rendered.workloads:
+        assert selected(workload["spec"]["selector"]["matchLabels"], workload)
+    selectors = [item["spec"]["selector"] for item in rendered.of("Service")]
+    selectors += [item["spec"]["selector"]["matchLabels"] for item in rendered.of("PodDisruptionBudget")]
+    selectors += [item["spec"]["podSelector"]["matchLabels"] for item in rendered.of("NetworkPolicy")]
+    for selector in selectors:
+        assert sum(selected(selector, workload) for workload in rendered.workloads) == 1
+    for service in rendered.of("Service"):
+        (workload,) = [found for found in rendered.workloads if selected(service["spec"]["selector"], found)]
+        names = {port["name"] for port in pod_of(workload)["containers"][0]["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
+
+
+def test_what_is_mounted_is_there(rendered: Rendered) -> None:
+    for workload in rendered.workloads:
+        pod = pod_of(workload)
+        claims = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", ())}
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert not claims & volumes
+        for container in [*pod["containers"], *pod.get("initContainers", ())]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes | claims
+        for volume in pod["volumes"]:
+            if "configMap" in volume:
+                rendered.one("ConfigMap", volume["configMap"]["name"])
+
+
+def test_a_pod_has_longer_to_end_than_what_it_has_to_finish(rendered: Rendered) -> None:
+    for workload, container in rendered.ours():
+        config = json.loads(config_of(rendered, workload, container)[0])
+        hook = container["lifecycle"]["preStop"]
+        grace_s = pod_of(workload)["terminationGracePeriodSeconds"]
+        if container["name"] == "router":
+            assert grace_s >= hook["sleep"]["seconds"] + config["stop_timeout_s"] + 5
+        else:
+            assert grace_s >= config["drain_timeout_s"] + 15
+            assert hook["exec"]["command"] == ["trunkline", "drain", f"--address=127.0.0.1:{port_of(container)}"]
+
+
+def test_pods_have_no_right_that_they_do_not_need(rendered: Rendered) -> None:
+    pods = [pod_of(workload) for workload in rendered.workloads] + [pod["spec"] for pod in rendered.of("Pod")]
+    for pod in pods:
+        assert pod["automountServiceAccountToken"] is False
+        # TRUNKLINE_PORT, say, is a setting; of a Service called trunkline it would be tcp://…
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in [*pod["containers"], *pod.get("initContainers", ())]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_every_command_is_one_of_an_image(rendered: Rendered) -> None:
+    commands = {*tomllib.loads(PYPROJECT.read_text())["project"]["scripts"], "hf", "redis-server"}
+    pods = [pod_of(workload) for workload in rendered.workloads] + [pod["spec"] for pod in rendered.of("Pod")]
+    for pod in pods:
+        for container in [*pod["containers"], *pod.get("initContainers", ())]:
+            assert container["command"][0] in commands
+
+
+def test_a_worker_has_gpus_time_to_load_and_memory_to_share() -> None:
+    rendered = Rendered(SEVERAL_POOLS)
+    big, small = (pod_of(rendered.one("StatefulSet", f"demo-trunkline-worker-{pool}")) for pool in ("big", "small"))
+    assert big["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert "nvidia.com/gpu" not in small["containers"][0]["resources"]["limits"]
+    startup = big["containers"][0]["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 1800
+    volumes = {volume["name"]: volume for volume in big["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert volumes["models"]["persistentVolumeClaim"]["claimName"] == "weights"
+
+
+@pytest.mark.parametrize(
+    ("values", "pool", "path"),
+    [
+        (SEVERAL_POOLS, "big", "/models/big/v1"),
+        (SEVERAL_POOLS, "small", "/models"),
+        (EVERYTHING, "claimed", "/models"),
+        (EVERYTHING, "gated", "/models/model"),
+    ],
+)
+def test_a_worker_reads_its_model_where_it_is(values: Values, pool: str, path: str) -> None:
+    rendered = Rendered(values)
+    config = json.loads(rendered.one("ConfigMap", f"demo-trunkline-worker-{pool}")["data"]["worker.json"])
+    assert config["model"] == path
+    pod = pod_of(rendered.one("StatefulSet", f"demo-trunkline-worker-{pool}"))
+    for download in pod.get("initContainers", ()):
+        assert f"--local-dir={path}" in download["args"]
+        assert [entry["name"] for entry in download["env"]] == ["HOME", "HF_TOKEN"]
+
+
+def test_large_numbers_stay_whole_numbers() -> None:
+    rendered = Rendered(EVERYTHING)
+    config = json.loads(rendered.one("ConfigMap", "demo-trunkline-worker-gated")["data"]["worker.json"])
+    assert (config["kv_blocks"], config["max_waiting_tokens"]) == (2_000_000, 1 << 40)
+    assert all(isinstance(config[name], int) for name in ("kv_blocks", "max_waiting_tokens"))
+
+
+def redis_url(values: Values) -> Any:
+    container = pod_of(Rendered(values).one("Deployment", "demo-trunkline-router"))["containers"][0]
+    found = [entry for entry in container["env"] if entry["name"] == "TRUNKLINE_REDIS_URL"]
+    return found[0] if found else None
+
+
+def test_routers_are_told_of_the_redis_that_there_is() -> None:
+    service = Rendered({}).one("Service", "demo-trunkline-redis")
+    assert redis_url({})["value"] == f"redis://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}/0"
+    assert redis_url(EXTERNAL_URL)["value"] == "rediss://cache.example.com:6380/2"
+    assert redis_url(EXTERNAL_SECRET)["valueFrom"] == {"secretKeyRef": {"name": "cache", "key": "url"}}
+    assert redis_url(NO_REDIS) is None
+    assert not any("redis" in item["metadata"]["name"] for item in Rendered(EXTERNAL_URL).objects)
+
+
+def test_only_routers_reach_workers_and_redis_where_policies_are_on() -> None:
+    rendered = Rendered(EVERYTHING)
+    (router,) = [item for item in rendered.of("NetworkPolicy") if item["metadata"]["name"].endswith("-router")]
+    others = [item for item in rendered.of("NetworkPolicy") if item is not router]
+    assert len(others) == 4
+    for policy in others:
+        (rule,) = policy["spec"]["ingress"]
+        (peer,) = rule["from"]
+        assert peer["podSelector"]["matchLabels"] == router["spec"]["podSelector"]["matchLabels"]
+    (test,) = rendered.of("Pod")
+    clients = router["spec"]["ingress"][0]["from"]
+    assert clients[0] == EVERYTHING["networkPolicy"]["clients"][0]
+    assert clients[1]["podSelector"]["matchLabels"].items() <= test["metadata"]["labels"].items()
+
+
+def test_other_settings_make_other_pods() -> None:
+    def checksums(values: Values) -> list[str]:
+        return [
+            workload["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+            for workload, _ in Rendered(values).ours()
+        ]
+
+    router, worker = checksums({})
+    assert checksums({"router": {"replicas": 5}}) == [router, worker]
+    assert [found == router for found in checksums({"router": {"config": {"max_choices": 3}}})] == [False, False]
+    assert checksums({"router": {"tenants": {"a": {"weight": 2}}}})[0] != router
+    assert checksums({"workerDefaults": {"config": {"aging_s": 9}}})[1] != worker
+
+
+def test_the_longest_names_fit() -> None:
+    rendered = Rendered({"workers": {"p" * 20: HOST_PATH}}, release="r" * 53)
+    for item in rendered.objects:
+        name = item["metadata"]["name"]
+        assert len(name) <= (MOST_STATEFUL_SET_NAME if item["kind"] == "StatefulSet" else MOST_NAME)

@@ -1,0 +1,88 @@
+"""Stores and routers' ends of them, with a clock that tests move."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
+from trunkline_router.shared_state.reservation import Reservation
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.shared_state.store import Credit, Lease, Store, WorkerKey
+
+PATIENCE_S = 5.0  # of requests, where it is not their patience that is tested: a machine can be busy
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 1_000_000_000_000.0
+
+    def steady_s(self) -> float:
+        return self.ms / 1e3
+
+    def now_ms(self) -> float:
+        return self.ms
+
+    def pass_s(self, seconds: float) -> None:
+        self.ms += seconds * 1e3
+
+
+class FakeFleet:
+    """What a router would say, and what it was told."""
+
+    def __init__(self) -> None:
+        self.own: dict[WorkerKey, Credit] = {}
+        self.own_leases: list[Lease] = []
+        self.others: Mapping[WorkerKey, Credit] = {}
+        self.known: Sequence[Lease] = ()
+        self.convictions: set[bytes] = set()
+
+    def credits(self) -> Mapping[WorkerKey, Credit]:
+        return dict(self.own)
+
+    def leases(self) -> Sequence[Lease]:
+        return list(self.own_leases)
+
+    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
+        self.others = others
+
+    def take_leases(self, leases: Sequence[Lease]) -> None:
+        self.known = leases
+
+    def take_conviction(self, fingerprint: bytes) -> None:
+        self.convictions.add(fingerprint)
+
+
+class Router(SharedState):
+    """A router's end of a store, without the router."""
+
+    def __init__(
+        self, store: Store, name: str, clock: Clock, *, admits_when_down: bool = True, window_ms: int = WINDOW_MS
+    ) -> None:
+        self.fleet = FakeFleet()
+        super().__init__(
+            store,
+            name,
+            self.fleet,
+            Random(0),
+            admits_when_down=admits_when_down,
+            window_ms=window_ms,
+            patience_s=PATIENCE_S,
+            steady_s=clock.steady_s,
+        )
+
+    async def admit(self, quotas: Quotas, prompt: int = 10, output: int | None = 10, **other: Any) -> Reservation:
+        """A request of tenant t. Raises RequestRefused."""
+        terms = {"tenant": "t", "weight": 1.0, "most_tokens": 1000, "choices": 1} | other
+        tenant = terms.pop("tenant")
+        return await self.reserve(tenant, quotas, prompt_tokens=prompt, max_tokens=output, **terms)
+
+    async def beat(self) -> None:
+        """Tells and hears, as once a second."""
+        self._beat_at_s = 0.0
+        await self._tick()
+
+
+def use(reservation: Reservation, prompt: int, output: int) -> None:
+    """The request ends having used so much."""
+    reservation.prompt_tokens, reservation.output_tokens = prompt, output
+    reservation.__exit__(None, None, None)

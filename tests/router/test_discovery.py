@@ -1,0 +1,252 @@
+"""Workers come and go while the router runs: by a list, by a name that is looked up, by several at once."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.router.cluster import until
+from tests.router.fake_worker import FakeWorker
+from tests.router.test_process import SERVING, free_port, router_process, until_health
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.discovery import (
+    LOOKUP_EVERY_S,
+    Addresses,
+    Membership,
+    Source,
+    fixed,
+    resolve_name,
+    sources_of,
+    watch_name,
+)
+from trunkline_router.dispatch import Dispatcher
+from trunkline_router.pool import Pools
+from trunkline_router.render_pool import RenderPool
+from trunkline_router.service import InferenceService
+from trunkline_router.settings import address_problem
+from trunkline_router.worker_link import Tokenizers, WorkerLink
+from trunkline_runtime.channel import open_channel
+from trunkline_runtime.server import GrpcServer
+
+
+class Names:
+    """A DNS server whose only name has the addresses that a test says; each lookup waits until the test allows it."""
+
+    def __init__(self) -> None:
+        self.answer: Addresses | OSError = frozenset()
+        self.slept_s: list[float] = []
+        self._turn = asyncio.Event()
+        self._waiting = asyncio.Event()
+
+    async def resolve(self, name: str, port: int) -> Addresses:
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return self.answer
+
+    async def sleep(self, delay_s: float) -> None:
+        self.slept_s.append(delay_s)
+        self._waiting.set()
+        await self._turn.wait()
+        self._turn.clear()
+
+    async def say(self, answer: Addresses | OSError) -> None:
+        """From now on; returns when it has been looked up."""
+        await self._waiting.wait()
+        self.answer = answer
+        self._waiting.clear()
+        self._turn.set()
+        await self._waiting.wait()
+
+    def watch(self) -> Source:
+        return watch_name("workers", 50061, Random(0), self.resolve, self.sleep)
+
+
+@asynccontextmanager
+async def membership(renderers: RenderPool, *sources: Source) -> AsyncIterator[Pools]:
+    """Pools that follow these sources with real links."""
+    rng = Random(0)
+    pools, tokenizers = Pools(rng), Tokenizers(renderers)
+    members = Membership(
+        pools.links, lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, lambda: None, rng)
+    )
+    running = asyncio.create_task(members.run(sources))
+    try:
+        yield pools
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def serving(pools: Pools) -> AsyncIterator[Any]:
+    """A client's stub of a router with these pools."""
+    server = GrpcServer("127.0.0.1", 0, services=[])
+    add_InferenceServiceServicer_to_server(
+        InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4), server.grpc
+    )
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield InferenceServiceStub(channel)
+    await server.stop(0)
+
+
+def connected(pools: Pools) -> set[str]:
+    return {link.address for link in pools.links if link.live is not None}
+
+
+async def test_workers_that_a_name_gains_are_connected_and_those_it_loses_go_when_their_connection_ends(
+    renderers: RenderPool,
+) -> None:
+    a, b = await FakeWorker("a").start(), await FakeWorker("b").start()
+    names = Names()
+    async with membership(renderers, names.watch()) as pools:
+        await names.say(frozenset({a.address}))
+        await until(lambda: connected(pools) == {a.address})
+        await names.say(frozenset({a.address, b.address}))
+        await until(lambda: connected(pools) == {a.address, b.address})
+        await names.say(frozenset({b.address}))
+        assert connected(pools) == {a.address, b.address}, "it may have streams to finish"
+        await a.die()
+        await until(lambda: [link.address for link in pools.links] == [b.address])
+        await b.die()
+        await until(lambda: pools.links[0].live is None)
+        assert len(pools.links) == 1, "what is still named is tried again"
+        await b.start()
+        await until(lambda: connected(pools) == {b.address})
+    await b.die()
+
+
+async def test_a_stream_finishes_on_a_worker_that_is_no_longer_named_while_new_requests_find_the_new_one(
+    renderers: RenderPool,
+) -> None:
+    old, new = await FakeWorker("old", answer=None).start(), await FakeWorker("new").start()
+    names = Names()
+    async with membership(renderers, names.watch()) as pools, serving(pools) as stub:
+        await names.say(frozenset({old.address}))
+        await until(lambda: connected(pools) == {old.address})
+        stream = stub.Generate(GenerateRequest(token_ids=TokenIds(ids=range(10, 30))))
+        choice = await old.arrived.get()
+        choice.tokens(2)
+        await stream.read()
+        await names.say(frozenset({new.address}))
+        await until(lambda: connected(pools) == {old.address, new.address})
+        old.send_load(draining=True)
+        await until(lambda: [live.model.worker_id for live in pools.models()["tiny"]] == ["new"])
+        answers = [answer async for answer in stub.Generate(GenerateRequest(token_ids=TokenIds(ids=range(10, 30))))]
+        assert answers[0].prompt.worker_id == "new"
+        choice.tokens(3, finish=True)
+        assert (await stream.read()).usage.completion_tokens == 5
+        await old.die()
+        await until(lambda: [link.address for link in pools.links] == [new.address])
+    await new.die()
+
+
+async def test_a_worker_that_is_named_again_before_its_connection_ended_stays(renderers: RenderPool) -> None:
+    worker, names = await FakeWorker("a").start(), Names()
+    async with membership(renderers, names.watch()) as pools:
+        await names.say(frozenset({worker.address}))
+        await until(lambda: connected(pools) == {worker.address})
+        link = pools.links[0]
+        await names.say(frozenset())
+        assert not link.wanted
+        await names.say(frozenset({worker.address}))
+        await worker.die()
+        await until(lambda: link.live is None)
+        await worker.start()
+        await until(lambda: connected(pools) == {worker.address})
+        assert pools.links == [link]
+    await worker.die()
+
+
+async def test_a_worker_that_is_named_again_as_its_link_ends_gets_a_new_one(renderers: RenderPool) -> None:
+    worker, names = await FakeWorker("a").start(), Names()
+    async with membership(renderers, names.watch()) as pools:
+        await names.say(frozenset({worker.address}))
+        await until(lambda: connected(pools) == {worker.address})
+        await names.say(frozenset())
+        await worker.die()
+        await until(lambda: not pools.links)
+        await worker.start()
+        await names.say(frozenset({worker.address}))
+        await until(lambda: connected(pools) == {worker.address})
+    await worker.die()
+
+
+async def test_several_sources_name_workers_together_and_each_only_once(renderers: RenderPool) -> None:
+    names, others = Names(), Names()
+    async with membership(renderers, fixed(["127.0.0.1:1"]), names.watch(), others.watch()) as pools:
+        await until(lambda: len(pools.links) == 1)
+        await names.say(frozenset({"127.0.0.1:1", "127.0.0.1:2"}))
+        await others.say(frozenset({"127.0.0.1:2", "127.0.0.1:3"}))
+        assert [link.address for link in pools.links] == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
+        await names.say(frozenset())
+        assert all(link.wanted for link in pools.links), "the list and the other name still have them"
+        await others.say(frozenset())
+        await until(lambda: [link.address for link in pools.links] == ["127.0.0.1:1"])
+
+
+async def test_a_failing_lookup_keeps_what_was_known_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    names = Names()
+    names.answer = OSError(-2, "Name or service not known")
+    seen: list[Addresses] = []
+
+    async def follow() -> None:
+        async for addresses in names.watch():
+            seen.append(addresses)
+
+    following = asyncio.create_task(follow())
+    await names.say(OSError(-2, "Name or service not known"))
+    assert seen == []
+    await names.say(frozenset({"10.0.0.1:50061"}))
+    for _ in range(3):
+        await names.say(OSError(-3, "Temporary failure in name resolution"))
+    assert seen == [frozenset({"10.0.0.1:50061"})]
+    await names.say(frozenset({"10.0.0.2:50061"}))
+    assert seen[1:] == [frozenset({"10.0.0.2:50061"})]
+    following.cancel()
+    printed = "".join(capsys.readouterr())
+    assert printed.count("Name or service not known") == 1
+    assert printed.count("Temporary failure") == 1
+    least_s, most_s = LOOKUP_EVERY_S
+    assert all(least_s <= slept_s <= most_s for slept_s in names.slept_s)
+    assert len(set(names.slept_s)) == len(names.slept_s), "with jitter"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("127.0.0.1", {"127.0.0.1:7"}), ("::1", {"[::1]:7"}), ("[::1]", {"[::1]:7"}), ("localhost", {"127.0.0.1:7"})],
+)
+async def test_names_resolve_to_addresses_of_one_family(name: str, found: set[str]) -> None:
+    assert await resolve_name(name, 7) == found
+
+
+async def test_a_list_may_mix_addresses_and_names() -> None:
+    listed, looked_up = sources_of(("a:1", "dns:127.0.0.1:2", "b:3"), Random(0))
+    assert await anext(listed) == {"a:1", "b:3"}
+    assert await anext(looked_up) == {"127.0.0.1:2"}
+    (only,) = sources_of(("dns:[::1]:2",), Random(0))
+    assert await anext(only) == {"[::1]:2"}
+
+
+@pytest.mark.parametrize("entry", ["dns:", "dns:name", "dns::1", "dns:name:0", "dns:name:x"])
+def test_a_name_without_a_port_is_one_line(entry: str) -> None:
+    problem = address_problem(("a:1", entry))
+    assert problem is not None
+    assert problem.startswith(f"--workers={entry} is not host:port or dns:name:port; allowed: ")
+
+
+async def test_a_router_process_finds_its_workers_by_name() -> None:
+    worker, port = await FakeWorker("a").start(), free_port()
+    try:
+        async with (
+            router_process(port, f"dns:localhost:{worker.port}") as _,
+            open_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            await until_health(channel, "readiness", SERVING)
+    finally:
+        await worker.die()

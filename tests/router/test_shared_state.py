@@ -1,0 +1,264 @@
+"""What every store promises: the same tests for the one in process and for a real Redis."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.router.shared_state_rig import Clock, Router, use
+from trunkline.status import RequestRefused
+from trunkline_bench.redis_server import RedisServer
+from trunkline_router.shared_state.embedded_store import EmbeddedStore
+from trunkline_router.shared_state.quota import Quotas
+from trunkline_router.shared_state.redis_store import RedisStore
+from trunkline_router.shared_state.store import Credit, Lease, Store, WorkerKey
+
+REQUESTS = Quotas(requests_per_minute=10)
+TOKENS = Quotas(tokens_per_minute=1000)
+IN_FLIGHT = Quotas(tokens_in_flight=100)
+WORKER = WorkerKey("w", 1 << 63)
+LEASE = Lease("10.0.0.1:50061", "w", 1 << 63, "tiny")
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+MakeRouter = Callable[[str], "AsyncIterator[Router]"]
+
+
+@pytest.fixture(params=["embedded", "redis"])
+async def routers(
+    request: pytest.FixtureRequest, redis: RedisServer, clock: Clock
+) -> AsyncIterator[tuple[Router, Router]]:
+    """Two routers that share a store."""
+    async with AsyncExitStack() as stack:
+        stores: list[Store]
+        if request.param == "embedded":
+            stores = [EmbeddedStore(clock.now_ms)] * 2
+        else:
+            prefix = request.node.name
+            stores = [RedisStore(redis.url, prefix, clock_ms=clock.now_ms) for _ in range(2)]
+        made = []
+        for name, store in zip("ab", stores, strict=True):
+            router = Router(store, name, clock)
+            stack.push_async_callback(store.close)
+            await router.start()
+            assert router.is_reachable
+            made.append(router)
+        await made[0].beat()
+        yield made[0], made[1]
+
+
+async def refusal(router: Router, quotas: Quotas, prompt: int = 10, output: int | None = 10) -> RequestRefused:
+    with pytest.raises(RequestRefused) as caught:
+        await router.admit(quotas, prompt, output)
+    assert caught.value.reason == "QUOTA_EXCEEDED"
+    return caught.value
+
+
+async def test_requests_per_minute_are_counted_over_both_routers(routers: tuple[Router, Router], clock: Clock) -> None:
+    for turn in range(10):
+        await routers[turn % 2].admit(REQUESTS)
+        clock.pass_s(1)
+    for router in routers:
+        refused = await refusal(router, REQUESTS)
+        assert refused.quota == "t/requests_per_minute"
+        assert 50_000 < refused.retry_delay_ms < 50_510, "when the first one is a minute old"
+
+
+async def test_a_time_to_come_back_is_one_at_which_there_is_room(routers: tuple[Router, Router], clock: Clock) -> None:
+    for _ in range(10):
+        await routers[0].admit(REQUESTS)
+        clock.pass_s(0.7)
+    refused = await refusal(routers[1], REQUESTS)
+    clock.pass_s(refused.retry_delay_ms / 1e3)
+    await routers[1].admit(REQUESTS)
+    await refusal(routers[0], REQUESTS)
+
+
+async def test_no_minute_holds_more_than_the_quota(routers: tuple[Router, Router], clock: Clock) -> None:
+    admitted: list[float] = []
+    for turn in range(1500):
+        try:
+            use(await routers[turn % 2].admit(REQUESTS), 10, 10)
+            admitted.append(clock.ms)
+        except RequestRefused:
+            pass
+        clock.pass_s(0.2)
+        if turn % 25 == 0:
+            for router in routers:
+                await router.beat()
+    assert not any(router.reserves_alone for router in routers)
+    most = max(sum(at <= other < at + 60_000 for other in admitted) for at in admitted)
+    assert most == 10
+    assert len(admitted) >= 0.98 * 10 * 300 / 60
+
+
+async def test_tokens_are_reserved_up_front_and_what_was_not_used_comes_back(routers: tuple[Router, Router]) -> None:
+    a, b = routers
+    first = await a.admit(TOKENS, 100, 800)
+    assert (await refusal(b, TOKENS, 100, 100)).quota == "t/tokens_per_minute"
+    use(first, 100, 50)
+    await a.beat()
+    await b.admit(TOKENS, 100, 750)
+    await refusal(a, TOKENS, 1, 0)
+
+
+async def test_what_was_used_beyond_an_estimate_is_charged(routers: tuple[Router, Router]) -> None:
+    a, b = routers
+    first = await a.admit(TOKENS, 100, None)
+    assert first.tokens == 100 + 256 * 1.5 + 1
+    use(first, 100, 890)
+    await a.beat()
+    assert (await refusal(b, TOKENS, 10, 1)).quota == "t/tokens_per_minute"
+    await b.admit(TOKENS, 10, 0)
+
+
+async def test_a_request_that_nobody_served_counts_for_nothing(routers: tuple[Router, Router]) -> None:
+    a, b = routers
+    for _ in range(10):
+        use(await a.admit(REQUESTS), 0, 0)
+    await a.beat()
+    for _ in range(10):
+        await b.admit(REQUESTS)
+    await refusal(a, REQUESTS)
+
+
+async def test_tokens_in_flight_are_counted_over_both_routers(routers: tuple[Router, Router]) -> None:
+    a, b = routers
+    first, second = await a.admit(IN_FLIGHT, 30, 20), await b.admit(IN_FLIGHT, 30, 20)
+    refused = await refusal(a, IN_FLIGHT, 1, 0)
+    assert (refused.quota, refused.retry_delay_ms) == ("t/tokens_in_flight", 1000)
+    use(first, 30, 20)
+    await a.beat()
+    use(await b.admit(IN_FLIGHT, 30, 20), 30, 20)
+    use(second, 30, 20)
+    await b.beat()
+    await a.admit(IN_FLIGHT, 30, 70)
+
+
+async def test_what_a_dead_router_had_in_flight_comes_back(routers: tuple[Router, Router], clock: Clock) -> None:
+    a, b = routers
+    await a.admit(IN_FLIGHT, 30, 70)
+    await refusal(b, IN_FLIGHT, 1, 0)
+    clock.pass_s(2.9)
+    await b.beat()
+    await refusal(b, IN_FLIGHT, 1, 0)
+    clock.pass_s(0.2)
+    await b.admit(IN_FLIGHT, 30, 70)
+
+
+async def test_a_request_over_its_quota_alone_is_refused_without_a_time_to_come_back(
+    routers: tuple[Router, Router],
+) -> None:
+    refused = await refusal(routers[0], TOKENS, 100, 901)
+    assert refused.retry_delay_ms == 0
+    assert "may use 1001 tokens" in refused.message
+    assert (await refusal(routers[0], TOKENS, 1001, None)).retry_delay_ms == 0
+    assert (await routers[0].admit(TOKENS, 900, None)).tokens == 1000, "an estimate is no reason to refuse"
+
+
+async def test_quotas_are_each_tenants_own(routers: tuple[Router, Router]) -> None:
+    for _ in range(10):
+        await routers[0].admit(REQUESTS)
+    await refusal(routers[1], REQUESTS)
+    await routers[1].admit(REQUESTS, tenant="another")
+
+
+async def test_a_tenant_without_quotas_asks_nobody(routers: tuple[Router, Router]) -> None:
+    reservation = await routers[0].admit(Quotas())
+    assert (reservation.tokens, routers[0].reserves) == (0, 0)
+    use(reservation, 10, 10)
+
+
+async def test_credits_reach_the_other_router_and_go_with_their_router(
+    routers: tuple[Router, Router], clock: Clock
+) -> None:
+    a, b = routers
+    a.fleet.own = {WORKER: Credit(3, 700)}
+    await a.beat()
+    await b.beat()
+    assert b.fleet.others == {WORKER: Credit(3, 700)}
+    assert a.fleet.others == {}, "its own are not told to it"
+    a.fleet.own = {}
+    await a.beat()
+    await b.beat()
+    assert b.fleet.others == {}
+    a.fleet.own = {WORKER: Credit(1, 0)}
+    await a.beat()
+    clock.pass_s(3.1)
+    await b.beat()
+    assert b.fleet.others == {}, "a died"
+
+
+async def test_a_lease_is_known_to_all_until_nobody_renews_it(routers: tuple[Router, Router], clock: Clock) -> None:
+    a, b = routers
+    a.fleet.own_leases = [LEASE]
+    await a.beat()
+    await b.beat()
+    assert list(b.fleet.known) == [LEASE]
+    restarted = Lease(LEASE.address, "w", 7, "tiny")
+    a.fleet.own_leases = [restarted]
+    await a.beat()
+    await b.beat()
+    assert list(b.fleet.known) == [restarted]
+    a.fleet.own_leases = []
+    clock.pass_s(3.1)
+    await b.beat()
+    await b.beat()
+    assert list(b.fleet.known) == []
+
+
+async def test_a_conviction_is_known_to_all_until_it_ends(routers: tuple[Router, Router], clock: Clock) -> None:
+    a, b = routers
+    a.convict(b"\x00poison\xff", ttl_ms=10_000)
+    assert a.is_convicted(b"\x00poison\xff")
+    assert not b.is_convicted(b"\x00poison\xff")
+    await a.beat()
+    await b.beat()
+    assert b.is_convicted(b"\x00poison\xff")
+    assert (a.fleet.convictions, b.fleet.convictions) == (set(), {b"\x00poison\xff"})
+    assert not b.is_convicted(b"innocent")
+    clock.pass_s(10.1)
+    assert not a.is_convicted(b"\x00poison\xff")
+    assert not b.is_convicted(b"\x00poison\xff")
+
+
+async def test_convictions_are_bounded(routers: tuple[Router, Router]) -> None:
+    a, b = routers
+    for number in range(5000):
+        a.convict(number.to_bytes(4, "big"), ttl_ms=10_000 + number)
+    await a.beat()
+    await b.beat()
+    known = [number for number in range(5000) if b.is_convicted(number.to_bytes(4, "big"))]
+    assert known == list(range(5000 - 4096, 5000))
+
+
+async def test_service_is_counted_over_the_fleet_and_corrects_weights(
+    routers: tuple[Router, Router], clock: Clock
+) -> None:
+    a, b = routers
+    mine = await a.admit(Quotas(), tenant="mine")
+    theirs = await b.admit(Quotas(), tenant="theirs", weight=1.25)
+    mine._serve(6000.0)
+    theirs._serve(6000.0)
+    for router in (a, b, a, b):
+        await router.beat()
+    assert a.weight_factor("mine") == pytest.approx((5400 / 6000) ** 6)
+    assert b.weight_factor("theirs") == pytest.approx((5400 / 4800) ** 6)
+    clock.pass_s(60)
+    await b.beat()
+    await a.beat()
+    mine.__exit__(None, None, None)
+    await a.beat()
+    await b.beat()
+    assert b.weight_factor("theirs") == 1.0, "nobody competes with it any more"
+    theirs.__exit__(None, None, None)

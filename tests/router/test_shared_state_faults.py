@@ -1,0 +1,340 @@
+"""The store is lost, hangs, forgets: no request may fail for it, and what was shared comes back by itself."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from random import Random
+
+import pytest
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
+
+from tests.router.cluster import until
+from tests.router.shared_state_rig import FakeFleet, use
+from trunkline.status import RequestRefused
+from trunkline_bench.redis_server import RedisServer
+from trunkline_router.shared_state.breaker import Breaker
+from trunkline_router.shared_state.quota import Quotas
+from trunkline_router.shared_state.redis_connection import place_of, redis_url_problem
+from trunkline_router.shared_state.redis_store import RedisStore
+from trunkline_router.shared_state.reservation import Reservation
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
+
+WORKER = WorkerKey("w", 5)
+LEASE = Lease("10.0.0.1:50061", "w", 5, "tiny")
+PATIENCE_S = 0.005
+SLACK_S = 0.1  # for a busy machine: what is measured is that nothing waits for a connection's own time-outs
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+class RunningRouter(SharedState):
+    """A router's end of a Redis, in real time."""
+
+    def __init__(self, url: str, name: str, *, admits_when_down: bool = True) -> None:
+        self.fleet = FakeFleet()
+        store = RedisStore(url, "trunkline:")
+        super().__init__(store, name, self.fleet, Random(0), admits_when_down=admits_when_down)
+
+    async def admit(self, quotas: Quotas, prompt: int = 10, output: int | None = 10) -> Reservation:
+        return await self.reserve(
+            "t", quotas, weight=1.0, prompt_tokens=prompt, max_tokens=output, most_tokens=1000, choices=1
+        )
+
+    async def admits(self, quotas: Quotas) -> bool:
+        """Whether it does; the request has ended at once, all used."""
+        try:
+            use(await self.admit(quotas), 10, 10)
+        except RequestRefused:
+            return False
+        return True
+
+
+@contextlib.asynccontextmanager
+async def running(url: str, *names: str, admits_when_down: bool = True) -> AsyncIterator[list[RunningRouter]]:
+    routers = [RunningRouter(url, name, admits_when_down=admits_when_down) for name in names]
+    for router in routers:
+        await router.start()
+    tasks = [asyncio.create_task(router.run()) for router in routers]
+    try:
+        yield routers
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for router in routers:
+            await router.close()
+
+
+async def keys_of(server: RedisServer) -> dict[str, int]:
+    """ms to live by key."""
+    async with Redis.from_url(server.url, decode_responses=True) as client:
+        return {key: await client.pttl(key) for key in await client.keys()}
+
+
+async def counted(server: RedisServer) -> tuple[int, int]:
+    """Requests and tokens in tenant t's window, as Redis has it."""
+    async with Redis.from_url(server.url, decode_responses=True) as client:
+        requests, tokens = await client.hmget("{trunkline}:window:t", "r", "t")
+        return int(requests or 0), int(tokens or 0)
+
+
+# The breaker
+
+
+def test_a_breaker_opens_after_three_late_answers_one_after_another() -> None:
+    breaker = Breaker(Random(0))
+    breaker.probe_succeeded(0.0)
+    assert [breaker.was_late(1.0, 1.1), breaker.was_late(1.2, 1.3)] == [False, False]
+    breaker.answered()
+    assert [breaker.was_late(2.0, 2.1), breaker.was_late(2.2, 2.3), breaker.was_late(2.4, 2.5)] == [False, False, True]
+    assert breaker.is_open
+    assert not breaker.was_late(2.6, 2.7), "it is open already"
+
+
+def test_calls_that_were_late_together_prove_one_thing() -> None:
+    breaker = Breaker(Random(0))
+    breaker.probe_succeeded(0.0)
+    assert not any(breaker.was_late(1.0 + call / 1000, 1.1) for call in range(50))
+    assert not breaker.was_late(1.2, 1.3)
+    assert breaker.was_late(1.4, 1.5)
+
+
+def test_a_lost_connection_opens_a_breaker_at_once_and_a_probe_closes_it() -> None:
+    breaker = Breaker(Random(0))
+    assert breaker.is_open, "until it is known that the store is there"
+    assert breaker.probe_in_s(0.0) == 0.0
+    breaker.probe_succeeded(0.0)
+    assert breaker.broke(20.0)
+    assert 0.05 <= breaker.probe_in_s(20.0) <= 0.1
+    breaker.probe_succeeded(20.1)
+    assert not breaker.is_open
+    assert breaker.times_opened == 1
+
+
+def test_probes_come_less_often_while_they_fail_and_while_recovery_does_not_last() -> None:
+    breaker = Breaker(Random(0))
+    breaker.probe_succeeded(0.0)
+    breaker.broke(20.0)
+    waits = []
+    for turn in range(8):
+        breaker.probe_failed(20.0 + turn)
+        waits.append(breaker.probe_in_s(20.0 + turn))
+    assert waits[-1] >= 1.0
+    assert max(waits) <= 2.0
+    breaker.probe_succeeded(30.0)
+    breaker.broke(31.0)
+    assert breaker.probe_in_s(31.0) >= 1.0, "it had not recovered"
+    breaker.probe_succeeded(33.0)
+    breaker.broke(60.0)
+    assert breaker.probe_in_s(60.0) <= 0.1
+
+
+# Redis killed, hung, empty
+
+
+async def test_a_hung_redis_costs_a_request_five_milliseconds_and_soon_nothing(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=1000)
+    async with running(redis.url, "a") as (router,):
+        await router.admits(quotas)
+        redis.hang()
+        waits = []
+        for _ in range(10):
+            began_s = time.perf_counter()
+            assert await router.admits(quotas)
+            waits.append(time.perf_counter() - began_s)
+        assert max(waits[:3]) < PATIENCE_S + SLACK_S
+        assert not router.is_reachable
+        assert max(waits[3:]) < SLACK_S
+        assert router.reserves_late <= 3
+        redis.go_on()
+        await until(lambda: router.is_reachable)
+        await router.close()
+    assert await counted(redis) in [(11 + late, 220 + 20 * late) for late in range(4)]
+
+
+async def test_answers_that_come_late_count_their_requests_once(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,):
+        redis.hang()
+        assert await router.admits(Quotas(requests_per_minute=1000))
+        assert await router.admits(Quotas(requests_per_minute=1000))
+        assert router.is_reachable, "two late answers are not enough to say that it is lost"
+        redis.go_on()
+        syncs = router.syncs
+        await until(lambda: router.syncs > syncs + 2)
+        assert (await counted(redis)) == (2, 40)
+
+
+async def test_a_request_that_goes_away_while_redis_is_asked_leaves_nothing(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=1000, tokens_in_flight=100)
+    async with running(redis.url, "a", "b") as (router, other):
+        redis.hang()
+        task = asyncio.create_task(router.admit(quotas))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        redis.go_on()
+        syncs = router.syncs
+        await until(lambda: router.syncs > syncs + 2)
+        assert (await counted(redis)) == (0, 0)
+        await other.admit(quotas, 100, 0)
+
+
+async def test_after_a_restart_without_memory_everything_is_entered_again(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=10, tokens_in_flight=100)
+    async with running(redis.url, "a", "b") as (a, b):
+        for turn in range(10):
+            assert await (a, b)[turn % 2].admits(quotas)
+        running_one = await a.reserve(
+            "long", Quotas(tokens_in_flight=50), weight=1.0, prompt_tokens=20, max_tokens=30, most_tokens=99, choices=1
+        )
+        a.fleet.own, a.fleet.own_leases = {WORKER: Credit(2, 300)}, [LEASE]
+        a.convict(b"poison")
+        await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and b.is_convicted(b"poison"))
+        redis.kill()
+        await until(lambda: not a.is_reachable and not b.is_reachable)
+        redis.start()
+        await until(lambda: a.is_reachable and b.is_reachable)
+        syncs = b.syncs
+        await until(lambda: b.syncs > syncs + 1)
+        assert (a.times_entered, b.times_entered) == (2, 2)
+        assert not await a.admits(quotas), "what both had admitted counts again"
+        assert not await b.admits(quotas)
+        with pytest.raises(RequestRefused) as caught:
+            await b.reserve(
+                "long", Quotas(tokens_in_flight=50), weight=1.0, prompt_tokens=1, max_tokens=1, most_tokens=9, choices=1
+            )
+        assert caught.value.quota == "long/tokens_in_flight"
+        await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and list(b.fleet.known) == [LEASE])
+        async with Redis.from_url(redis.url, decode_responses=True) as client:
+            assert await client.zrange("{trunkline}:convictions", 0, -1) == [b"poison".hex()]
+        use(running_one, 20, 30)
+
+
+async def test_what_is_admitted_while_redis_is_away_counts_when_it_is_back(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=10)
+    async with running(redis.url, "a", "b") as (a, b):
+        for turn in range(4):
+            assert await (a, b)[turn % 2].admits(quotas)
+        redis.kill()
+        await until(lambda: not a.is_reachable and not b.is_reachable)
+        assert [await a.admits(quotas) for _ in range(3)] == [True] * 3
+        redis.start()
+        await until(lambda: a.is_reachable and b.is_reachable)
+        syncs = a.syncs
+        await until(lambda: a.syncs > syncs)
+        assert [await b.admits(quotas) for _ in range(5)] == [True] * 3 + [False] * 2
+
+
+async def test_a_short_silence_does_not_open_the_quotas(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=10)
+    async with running(redis.url, "a", "b") as (a, b):
+        for _ in range(9):
+            assert await b.admits(quotas)
+        assert await a.admits(quotas)
+        assert not await a.admits(quotas)
+        redis.kill()
+        await until(lambda: not a.is_reachable)
+        assert not await a.admits(quotas), "it has heard that the others have used nine"
+
+
+async def test_without_redis_from_the_start_a_router_counts_alone(redis: RedisServer) -> None:
+    redis.kill()
+    quotas = Quotas(requests_per_minute=2)
+    async with running(redis.url, "a") as (router,):
+        assert [await router.admits(quotas) for _ in range(3)] == [True, True, False]
+        redis.start()
+        await until(lambda: router.is_reachable)
+        assert not await router.admits(quotas), "and has told what it admitted"
+
+
+async def test_closed_quotas_refuse_while_redis_is_away_with_a_time_to_come_back(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=2)
+    redis.kill()
+    async with running(redis.url, "a", admits_when_down=False) as (router,):
+        with pytest.raises(RequestRefused, match="cannot be checked now") as caught:
+            await router.admit(quotas)
+        assert (caught.value.reason, caught.value.retry_delay_ms) == ("QUOTA_EXCEEDED", 1000)
+        assert await router.admits(Quotas()), "who has no quotas is not concerned"
+        redis.start()
+        await until(lambda: router.is_reachable)
+        assert await router.admits(quotas)
+
+
+async def test_redis_may_forget_its_scripts(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,), Redis.from_url(redis.url) as client:
+        await client.script_flush()
+        results = await asyncio.gather(*(router.admits(Quotas(requests_per_minute=5)) for _ in range(8)))
+        assert sorted(results) == [False] * 3 + [True] * 5
+        assert router.times_lost == 0
+
+
+async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,):
+        router.fleet.own, router.fleet.own_leases = {WORKER: Credit(2, 300)}, [LEASE]
+        router.convict(b"poison")
+        reservation = await router.admit(Quotas(requests_per_minute=5))
+        reservation._serve(5000.0)
+        await until(lambda: router.syncs >= 3)
+        router._beat_at_s = 0.0
+        syncs = router.syncs
+        await until(lambda: router.syncs > syncs)
+        times = await keys_of(redis)
+        use(reservation, 10, 10)
+    names = {"life", "routers", "credits", "versions", "leases", "convictions", "served", "window:t", "flight:t"}
+    assert {key.removeprefix("{trunkline}:") for key in times} == names
+    assert all(ttl_ms > 0 for ttl_ms in times.values()), times
+
+
+# Words
+
+
+async def test_losing_redis_is_said_once_and_so_is_its_return(redis: RedisServer) -> None:
+    with capture_logs() as lines:
+        async with running(redis.url, "a") as (router,):
+            redis.kill()
+            await until(lambda: not router.is_reachable)
+            lost = router._breaker.probe_in_s
+            await until(lambda: lost(time.monotonic()) > 0.2)  # some probes have failed meanwhile
+            redis.start()
+            await until(lambda: router.is_reachable)
+    assert [line["event"] for line in lines] == ["shared state lost", "shared state back"]
+
+
+async def test_a_password_is_used_and_never_said() -> None:
+    with RedisServer(password="hunter2secret") as server, capture_logs() as lines:
+        async with running(server.url, "a") as (router,):
+            assert router.is_reachable
+            server.kill()
+            await until(lambda: not router.is_reachable)
+        wrong = server.url.replace("hunter2secret", "wrong-secret")
+        server.start()
+        async with running(wrong, "b") as (router,):
+            assert not router.is_reachable
+    assert [line["event"] for line in lines] == ["shared state lost"] * 2
+    assert "secret" not in str(lines)
+    assert place_of("rediss://u:secret@host/3?x=1") == "host:6379"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://u:secret@h", "redis://", "redis://u:secret@h:0", "redis://u:secret@h:x", "unix://", "secret",
+            "redis://:secret@h/0?socket_timeout=secret"],
+)  # fmt: skip
+def test_a_url_that_makes_no_sense_is_refused_without_repeating_it(url: str) -> None:
+    problem = redis_url_problem(url)
+    assert problem is not None
+    assert "--redis-url" in problem
+    assert "secret" not in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://u:p%40@[::1]:7000/3", "rediss://h:1", "unix:///run/redis.sock"])
+def test_urls_of_all_kinds_are_taken(url: str) -> None:
+    assert redis_url_problem(url) is None
