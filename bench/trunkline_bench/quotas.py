@@ -2,7 +2,7 @@
 fleet-wide under load, what asking Redis costs, and how fair the fleet is to tenants that enter through different
 routers.
 
-usage: python -m trunkline_bench.quotas [--minutes 2] [--fair-seconds 40] [--users 8] [--output bench/results]
+usage: python -m trunkline_bench.quotas [--minutes 2] [--per-minute 6000] [--fair-seconds 40] [--users 8]
 """
 
 import argparse
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.rpc.error_details_pb2 import ErrorInfo
-from grpc_status.rpc_status import from_call
 
+from trunkline.errors import error_of
+from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
@@ -36,15 +37,14 @@ PROMPT = list(range(10, 42))
 OUTPUT = 8  # tokens
 FAIR_OUTPUT = 64
 PACE = 4000.0  # tokens per second of a worker, where workers are what is scarce
-REQUESTS_PER_MINUTE = 6000
-TOKENS_PER_MINUTE = 6000 * (len(PROMPT) + OUTPUT)
 TIMEOUT_S = 60.0
 COOL_S = 0.02  # before a client that was refused comes again: far sooner than it was told to
-TENANTS = {
-    "requests": {"requests_per_minute": REQUESTS_PER_MINUTE},
-    "tokens": {"tokens_per_minute": TOKENS_PER_MINUTE},
-    "roomy": {"requests_per_minute": 10**9, "tokens_per_minute": 10**12, "tokens_in_flight": 10**12},
-}
+ROOMY = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12, "tokens_in_flight": 10**12}
+
+
+def quotas_of(per_minute: int) -> dict[str, int]:
+    """What the tenants named requests and tokens may have in a minute, about as many requests each."""
+    return {"requests": per_minute, "tokens": per_minute * (len(PROMPT) + OUTPUT)}
 
 
 @dataclass(slots=True)
@@ -68,11 +68,12 @@ def process(*command: str) -> Iterator[None]:
 
 
 @contextmanager
-def fleet(workers: Sequence[tuple[str, float]], redis_url: str) -> Iterator[list[str]]:
+def fleet(workers: Sequence[tuple[str, float]], redis_url: str, per_minute: int = 1) -> Iterator[list[str]]:
     """Workers by model and pace, and two routers before all of them. The routers' addresses."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "tenants.json").write_text(json.dumps(TENANTS))
+        limits = {name: {f"{name}_per_minute": limit} for name, limit in quotas_of(per_minute).items()}
+        (folder / "tenants.json").write_text(json.dumps({"roomy": ROOMY, **limits}))
         ports = [free_port() for _ in workers]
         for port, (model, rate) in zip(ports, workers, strict=True):
             module = (sys.executable, "-m", "trunkline_bench.paced_worker")
@@ -115,16 +116,11 @@ async def ask(stub: Any, tenant: str, outcomes: Outcomes, *, model: str, output:
         outcomes.answered.append((sent_s, usage.prompt_tokens + usage.completion_tokens))
         outcomes.times_s.append(time.monotonic() - sent_s)
     except grpc.aio.AioRpcError as error:
-        if reason_of(error) == "QUOTA_EXCEEDED":
+        if error_of(error).reason == QUOTA_EXCEEDED:
             outcomes.refused += 1
             await asyncio.sleep(COOL_S)
         else:
             outcomes.other.append(error.code().name)
-
-
-def reason_of(error: grpc.aio.AioRpcError) -> str:
-    status, info = from_call(error), ErrorInfo()  # type: ignore[arg-type]  # reads what both kinds of call have
-    return next((info.reason for detail in status.details if detail.Unpack(info)), "") if status is not None else ""
 
 
 async def closed_loop(stub: Any, tenant: str, outcomes: Outcomes, until_s: float, model: str, output: int) -> None:
@@ -145,7 +141,12 @@ def fullest_minute(answered: Sequence[tuple[float, int]], by_request: bool) -> i
     return most
 
 
-async def measure_quotas(routers: Sequence[str], minutes: float, users: int) -> dict[str, list[str]]:
+def busiest_second(answered: Sequence[tuple[float, int]]) -> int:
+    """The most requests that were sent within one second of the clock and answered."""
+    return max(Counter(int(at_s) for at_s, _ in answered).values())
+
+
+async def measure_quotas(routers: Sequence[str], minutes: float, users: int, per_minute: int) -> dict[str, list[str]]:
     async with AsyncExitStack() as stack:
         stubs = await stubs_of(routers, 1, stack)
         found = {name: Outcomes() for name in ("requests", "tokens")}
@@ -160,7 +161,7 @@ async def measure_quotas(routers: Sequence[str], minutes: float, users: int) -> 
         )
         seconds = time.monotonic() - began_s
     rows = {}
-    for name, limit in (("requests", REQUESTS_PER_MINUTE), ("tokens", TOKENS_PER_MINUTE)):
+    for name, limit in quotas_of(per_minute).items():
         outcomes = found[name]
         total = len(outcomes.answered) if name == "requests" else sum(tokens for _, tokens in outcomes.answered)
         most = fullest_minute(outcomes.answered, by_request=name == "requests")
@@ -170,6 +171,7 @@ async def measure_quotas(routers: Sequence[str], minutes: float, users: int) -> 
             f"{total / (limit * minutes) - 1:+.2%}",
             f"{most / limit - 1:+.2%}",
             f"{(len(outcomes.answered) + outcomes.refused) / seconds:,.0f}",
+            f"{busiest_second(outcomes.answered):,}",
             f"{outcomes.refused:,}",
             f"{len(outcomes.other)}",
         ]
@@ -203,6 +205,39 @@ async def measure_cost(routers: Sequence[str], seconds: float, users: int) -> di
     }
 
 
+async def measure_faults(
+    routers: Sequence[str], redis: RedisServer, seconds: float, users: int
+) -> dict[str, list[str]]:
+    """A tenant with quotas, far from them, while Redis is well, hangs, goes on, is killed and comes back empty."""
+    rows = {}
+    stages = (
+        ("well", lambda: None),
+        ("hung (SIGSTOP)", redis.hang),
+        ("going on (SIGCONT)", redis.go_on),
+        ("killed", redis.kill),
+        ("restarted empty", redis.start),
+    )
+    async with AsyncExitStack() as stack:
+        stubs = await stubs_of(routers, 1, stack)
+        for name, act in stages:
+            found = Outcomes()
+            until_s = time.monotonic() + seconds
+            loops = [
+                asyncio.create_task(closed_loop(stubs[user % 2], "roomy", found, until_s, "paced", OUTPUT))
+                for user in range(users)
+            ]
+            await asyncio.to_thread(act)
+            await asyncio.gather(*loops)
+            rows[name] = [
+                f"{len(found.answered) / seconds:,.0f}",
+                f"{percentile(found.times_s, 0.5) * 1e3:.2f}",
+                f"{percentile(found.times_s, 0.99) * 1e3:.2f}",
+                f"{max(found.times_s) * 1e3:.1f}",
+                f"{found.refused + len(found.other)}",
+            ]
+    return rows
+
+
 async def measure_fairness(routers: Sequence[str], seconds: float, users: int, both: bool) -> list[str]:
     """Tenant a enters through the first router, b through the second; a has `users` requests open at each model, b at
     one model, or at both."""
@@ -231,6 +266,7 @@ async def measure_fairness(routers: Sequence[str], seconds: float, users: int, b
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--per-minute", type=int, default=6000, help="requests that the quotas allow")
     parser.add_argument("--fair-seconds", type=float, default=40.0)
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -239,16 +275,21 @@ def main() -> None:
     slow = [("one", PACE), ("two", PACE)]
     fair: dict[str, list[str]] = {}
     with RedisServer() as redis:
-        with fleet(fast, redis.url) as routers:
-            quotas = asyncio.run(measure_quotas(routers, arguments.minutes, arguments.users))
+        with fleet(fast, redis.url, arguments.per_minute) as routers:
+            measuring = measure_quotas(routers, arguments.minutes, arguments.users, arguments.per_minute)
+            quotas = asyncio.run(measuring)
         with fleet(fast, redis.url) as routers:
             cost = asyncio.run(measure_cost(routers, arguments.fair_seconds / 2, arguments.users))
+        with fleet(fast, redis.url) as routers:
+            faults = asyncio.run(measure_faults(routers, redis, arguments.fair_seconds / 10, arguments.users))
         for case, both in (("b uses both workers", True), ("b uses one of the workers", False)):
             for sharing, url in (("routers that share", redis.url), ("routers that do not", "")):
                 with fleet(slow, url) as routers:
                     run = measure_fairness(routers, arguments.fair_seconds, arguments.users, both)
                     fair[f"{case}, {sharing}"] = asyncio.run(run)
-    command = f"make bench-quotas ARGS='--minutes {arguments.minutes:g} --fair-seconds {arguments.fair_seconds:g}'"
+    given = {"minutes": arguments.minutes, "per-minute": arguments.per_minute, "fair-seconds": arguments.fair_seconds}
+    flags = " ".join(f"--{name} {value:g}" for name, value in {**given, "users": arguments.users}.items())
+    command = f"make bench-quotas ARGS='{flags}'"
     text = (
         "# Quotas and fairness over two routers\n\n"
         + facts(command)
@@ -257,9 +298,23 @@ def main() -> None:
         "## Quotas, each tenant far over its own\n\n"
         "A window slides, so the quota is there at once and again as it leaves the minute. Error: of all that was had, "
         "and of the fullest 60 seconds.\n\n"
-        + table(quotas, ("quota", "had", "error", "fullest minute", "requests/s asked", "refused", "other errors"))
+        + table(
+            quotas,
+            (
+                "quota",
+                "had",
+                "error",
+                "fullest minute",
+                "requests/s asked",
+                "answered in the busiest second",
+                "refused",
+                "other errors",
+            ),
+        )
         + "\n## What it costs to ask\n\n"
         + table(cost, ("requests/s", "E2E p50 / p99, ms", "errors"))
+        + "\n## When Redis is lost under load\n\n"
+        + table(faults, ("requests/s", "E2E p50, ms", "p99, ms", "most, ms", "failed or refused"), "Redis")
         + f"\n## Equal tenants through different routers, workers of {PACE:,.0f} tokens/s\n\n"
         "Tenant a uses both workers. Tokens per second in the second half.\n\n"
         + table(fair, ("a", "b", "Jain's index", "errors"))

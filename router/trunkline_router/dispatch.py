@@ -195,7 +195,8 @@ class _Dispatch:
         """An attempt broke off. Raises RequestRefused where it was the last one."""
         shared, prepared, stream, refused = self.shared, self.prepared, self.stream, broken.refused
         now_s = shared.clock_s()
-        worker.breaker.on_refusal(refused.reason, now_s)
+        if worker.accepts:  # one that drains or hangs has said so, and one that is lost is counted once, by its link
+            worker.breaker.on_refusal(refused.reason, now_s)
         if broken.suspect and self.suspicion.on_death(sole_suspect=broken.sole_suspect):
             tenant = prepared.scheduling.tenant
             shared.quarantine.convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)

@@ -92,6 +92,7 @@ class FakeWorker(WorkerServiceServicer):
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     tokenizer_digest: bytes = b"digest of the files"
+    protocol_version: int = 1
     cached: set[bytes] = field(default_factory=set)
     sequence: int = 0
     port: int = 0
@@ -245,6 +246,7 @@ class FakeWorker(WorkerServiceServicer):
             eos_token_ids=[EOS],
             default_sampling=self.default_sampling,
             tokenizer_digest=self.tokenizer_digest,
+            protocol_version=self.protocol_version,
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[GetTokenizerResponse]:

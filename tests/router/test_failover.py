@@ -10,6 +10,7 @@ from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
 from trunkline.status import CODE_INTERNAL, INTERNAL, QUARANTINED, RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
+from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.breaker import FAILURES_TO_OPEN
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.worker_link import LinkLimits
@@ -313,3 +314,27 @@ async def test_an_answer_of_the_first_try_carries_the_worker_that_gave_it(lost: 
         responses = await rest(call)
     assert responses[0].prompt.worker_id == other.worker_id
     assert responses[-1].usage.resumptions == 0, "nothing had been said"
+
+
+async def test_workers_of_the_previous_protocol_version_serve_beside_new_ones() -> None:
+    """They report no step cost, and name no suspects."""
+    old, new = FakeWorker("old", answer=None, protocol_version=0), FakeWorker("new", answer=None)
+    async with cluster(old, new) as router:
+        new.send_load(running=1, step_cost=StepCostModel(fixed_s=1e-3, token_s=1e-4), uncached_tokens_by_lane=[0, 0, 0])
+        old.send_load(running=1)
+        await until(lambda: all(link.live is not None and link.live.load.running for link in router.links))
+        homes = set()
+        calls = []
+        for number in range(8):
+            call, choice = await begun(router, [old, new], sampling=SamplingParams(seed=number))
+            homes.add(choice.worker.worker_id)
+            calls.append((call, choice))
+        assert homes == {"old", "new"}
+        call, choice = next(pair for pair in calls if pair[1].worker is old)
+        choice.tokens(2)
+        choice.fail(DIED)
+        resumed = await new.arrived.get()
+        resumed.tokens(1, finish=True)
+        assert tokens_of(await rest(call)) == [0, 1, 2]
+        for call, _ in calls:
+            call.cancel()

@@ -96,7 +96,7 @@ async def test_no_minute_holds_more_than_the_quota(routers: tuple[Router, Router
         if turn % 25 == 0:
             for router in routers:
                 await router.beat()
-    assert not any(router.reserves_alone for router in routers)
+    assert not any(router.admission.reserves_alone for router in routers)
     most = max(sum(at <= other < at + 60_000 for other in admitted) for at in admitted)
     assert most == 10
     assert len(admitted) >= 0.98 * 10 * 300 / 60
@@ -175,7 +175,7 @@ async def test_quotas_are_each_tenants_own(routers: tuple[Router, Router]) -> No
 
 async def test_a_tenant_without_quotas_asks_nobody(routers: tuple[Router, Router]) -> None:
     reservation = await routers[0].admit(Quotas())
-    assert (reservation.tokens, routers[0].reserves) == (0, 0)
+    assert (reservation.tokens, routers[0].admission.reserves) == (0, 0)
     use(reservation, 10, 10)
 
 

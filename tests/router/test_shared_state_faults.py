@@ -152,7 +152,7 @@ async def test_a_hung_redis_costs_a_request_five_milliseconds_and_soon_nothing(r
         assert max(waits[:3]) < PATIENCE_S + SLACK_S
         assert not router.is_reachable
         assert max(waits[3:]) < SLACK_S
-        assert router.reserves_late <= 3
+        assert router._link.late_answers <= 3
         redis.go_on()
         await until(lambda: router.is_reachable)
         await router.close()
@@ -276,6 +276,16 @@ async def test_redis_may_forget_its_scripts(redis: RedisServer) -> None:
         assert router.times_lost == 0
 
 
+async def test_a_redis_that_refuses_to_write_is_left_and_asked_anew(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,), Redis.from_url(redis.url) as client:
+        await client.replicaof("127.0.0.1", 1)
+        assert await router.admits(Quotas(requests_per_minute=5))
+        await until(lambda: not router.is_reachable)
+        await client.replicaof("NO", "ONE")
+        await until(lambda: router.is_reachable)
+        assert [await router.admits(Quotas(requests_per_minute=5)) for _ in range(5)] == [True] * 4 + [False]
+
+
 async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> None:
     async with running(redis.url, "a") as (router,):
         router.fleet.own, router.fleet.own_leases = {WORKER: Credit(2, 300)}, [LEASE]
@@ -301,7 +311,7 @@ async def test_losing_redis_is_said_once_and_so_is_its_return(redis: RedisServer
         async with running(redis.url, "a") as (router,):
             redis.kill()
             await until(lambda: not router.is_reachable)
-            lost = router._breaker.probe_in_s
+            lost = router._link.breaker.probe_in_s
             await until(lambda: lost(time.monotonic()) > 0.2)  # some probes have failed meanwhile
             redis.start()
             await until(lambda: router.is_reachable)

@@ -71,7 +71,7 @@ def orders(count: int, *, tokens: tuple[int, int], seed: int = 7) -> list[Order]
         if number % 7 == 0:
             options |= {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
         if number % 6 == 0:
-            options["stop"] = ["zzzz", " and then he said it"]
+            options["stop"] = [" forest", " and the little bird"]
         if number % 9 == 0:
             options |= {"n": 2, "temperature": 0.8}
         if number % 11 == 0:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from trunkline_router.shared_state.fairness import HALF_LIFE_MS, MAX_TENANTS, decayed
 from trunkline_router.shared_state.quota import WINDOW_MS, Used, Window, judge
 from trunkline_router.shared_state.store import (
+    KEEP_MS,
     MAX_CONVICTIONS,
     TTL_MS,
     Answer,
@@ -64,9 +65,11 @@ class EmbeddedStore:
         now_ms = self._clock_ms()
         tenant = self._tenant(ask.tenant)
         tenant.window.expire(now_ms)
-        others = sum(
-            tokens for router, tokens in tenant.in_flight.items() if router != ask.router and self._lives(router)
-        )
+        # What a dead router had in flight is over; should it come back, it says again what it has.
+        tenant.in_flight = {
+            router: tokens for router, tokens in tenant.in_flight.items() if router == ask.router or self._lives(router)
+        }
+        others = sum(tokens for router, tokens in tenant.in_flight.items() if router != ask.router)
         used = Used(tenant.window.requests, tenant.window.tokens, others + ask.in_flight)
         refusal = judge(ask.quotas, used, ask.tokens, tenant.window, now_ms)
         if refusal is None:
@@ -123,7 +126,11 @@ class EmbeddedStore:
         self._convictions_version += 1
 
     def _news(self, report: Report, now_ms: float) -> News:
-        others = {name: router for name, router in self._routers.items() if name != report.router}
+        others = {
+            name: router
+            for name, router in self._routers.items()
+            if name != report.router and router.expires_ms > now_ms
+        }
         changed = {
             name: router.said
             for name, router in others.items()
@@ -153,7 +160,11 @@ class EmbeddedStore:
 
     def _forget(self, now_ms: float) -> None:
         """What is past its time, so that memory follows use."""
-        self._routers = {name: router for name, router in self._routers.items() if router.expires_ms > now_ms}
+        for name, router in list(self._routers.items()):
+            if router.expires_ms <= now_ms:
+                router.said = None
+            if router.expires_ms + KEEP_MS < now_ms:
+                del self._routers[name]
         if len(self._tenants) > 2 * MAX_TENANTS:
             for name, tenant in list(self._tenants.items()):
                 tenant.window.expire(now_ms)

@@ -31,6 +31,7 @@ from trunkline_router.shared_state.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.shared_state.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
 from trunkline_router.shared_state.redis_connection import RedisConnection, Script
 from trunkline_router.shared_state.store import (
+    KEEP_MS,
     MAX_CONVICTIONS,
     TTL_MS,
     Answer,
@@ -46,7 +47,6 @@ from trunkline_router.shared_state.store import (
 )
 
 SYNC_TIMEOUT_S = 0.25  # nobody's request waits for it
-KEEP_MS = 600_000
 UNCHANGED = -1
 
 FIXED_KEYS = ("life", "routers", "credits", "versions", "leases", "convictions", "served")
@@ -112,6 +112,9 @@ class RedisStore:
         except TimeoutError:
             await self._redis.close()  # what comes on this connection now comes too late
             raise StoreDown(f"no answer within {SYNC_TIMEOUT_S:g} s") from None
+        except StoreDown:
+            await self._redis.close()  # a server that says no (a replica now, or full) may not be the one to ask
+            raise
 
     def _written(self, report: Report) -> tuple[dict[str, Any], list[str]]:
         """The report as JSON, and the tenants whose keys it names, in their order."""

@@ -17,20 +17,16 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
-from trunkline_router.shared_state.breaker import Breaker
+from trunkline_router.shared_state.admission import Admission, Admitted
 from trunkline_router.shared_state.fairness import HALF_LIFE_MS, decayed, weight_factor
-from trunkline_router.shared_state.quota import WINDOW_MS, Quotas, Refusal
-from trunkline_router.shared_state.quota_book import OUTPUT_MARGIN, QuotaBook, TenantBook
+from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
+from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.store import (
     MAX_CONVICTIONS,
     TTL_MS,
-    Answer,
-    Ask,
     Credit,
     Lease,
-    LifeEnded,
     News,
     Report,
     RouterNews,
@@ -38,15 +34,10 @@ from trunkline_router.shared_state.store import (
     StoreDown,
     WorkerKey,
 )
-from trunkline_runtime.log import get_logger
+from trunkline_router.shared_state.store_link import PATIENCE_S, StoreLink
 
-PATIENCE_S = 0.005  # on a request's path
-# Patience is spent in slices, each of which counts for no more than its length: while this process's own loop is busy
-# the question may not have left yet, or the answer may lie in the socket, and the store is not to blame.
-SLICES = 5
 TICK_S = 0.02
 BEAT_S = 1.0
-RETRY_WHEN_DOWN_MS = 1000
 CONVICTION_MS = 3_600_000
 
 
@@ -94,24 +85,26 @@ class SharedState:
         patience_s: float = PATIENCE_S,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
         # A router that comes back under its name is another one: what its former life had in flight is over.
-        self._name = f"{router_id}/{secrets.token_hex(4)}"
+        name = f"{router_id}/{secrets.token_hex(4)}"
+        policy = "open" if admits_when_down else "closed"
+        self._link = StoreLink(store, name, rng, policy=policy, patience_s=patience_s, steady_s=steady_s)
+        self._link.on_life_ended = self._beat_next
         self._fleet = fleet
-        self._admits_when_down = admits_when_down
-        self._patience_s = patience_s
         self._steady_s = steady_s
-        self._log = get_logger()
-        self._breaker = Breaker(rng)
-        self._last_problem = ""
-        self._life = ""
-        self._entries = 0  # how often everything was told
+        self._book = QuotaBook(window_ms)
+        self.admission = Admission(
+            self._link,
+            self._book,
+            admits_when_down=admits_when_down,
+            others=lambda: len(self._others),
+            now_ms=self._now_ms,
+        )
         self._pending: Report | None = None  # sent, and perhaps counted
         self._pending_as_of_ms = 0.0
         self._number = 0
         self._beat_at_s = 0.0
         self._synced_at_s = 0.0
-        self._book = QuotaBook(window_ms)
         self._open: Counter[str] = Counter()  # running requests by tenant
         self._told_credits: tuple[Mapping[WorkerKey, Credit], Sequence[str]] = {}, ()
         self._others: dict[str, RouterNews] = {}
@@ -122,21 +115,20 @@ class SharedState:
         self._own_served: dict[str, tuple[float, float]] = {}  # (decayed, as of)
         self._served: Mapping[str, float] = {}  # of the fleet, as it was told last
         self._competing: frozenset[str] = frozenset()  # elsewhere
-        # For metrics.
-        self.reserves = self.reserves_late = self.reserves_alone = self.refusals = self.syncs = 0
+        self.syncs = 0
 
     @property
     def is_reachable(self) -> bool:
-        return not self._breaker.is_open
+        return self._link.is_reachable
 
     @property
     def times_lost(self) -> int:
-        return self._breaker.times_opened
+        return self._link.breaker.times_opened
 
     @property
     def times_entered(self) -> int:
         """How often the store was empty, or new."""
-        return self._entries
+        return self.admission.entries
 
     # Quotas
 
@@ -155,142 +147,26 @@ class SharedState:
 
         Raises RequestRefused (QUOTA_EXCEEDED).
         """
-        serve = partial(self._serve, tenant, weight)
-        if quotas is None or quotas == Quotas():
-            self._open[tenant] += 1
-            return Reservation(partial(self._end, tenant), serve, 0)
-        book = self._book.tenant(tenant)
-        tokens = prompt_tokens + choices * (
-            max_tokens if max_tokens is not None else min(int(OUTPUT_MARGIN * book.mean_output) + 1, most_tokens)
-        )
-        bound = quotas.largest_request()
-        if bound is not None and tokens > bound[1]:
-            if max_tokens is not None or prompt_tokens > bound[1]:
-                raise _too_large(tenant, tokens, *bound)
-            tokens = bound[1]  # an estimate is no reason to refuse
-        bucket = await self._admit(tenant, quotas, book, tokens)
+        admitted = None
+        if quotas is not None and quotas != Quotas():
+            admitted = await self.admission.admit(
+                tenant,
+                quotas,
+                prompt_tokens=prompt_tokens,
+                max_tokens=max_tokens,
+                most_tokens=most_tokens,
+                choices=choices,
+            )
         self._open[tenant] += 1
-        return Reservation(partial(self._settle, tenant, bucket, choices), serve, tokens)
+        settle, serve = partial(self._settle, tenant, admitted), partial(self._serve, tenant, weight)
+        return Reservation(settle, serve, admitted.tokens if admitted is not None else 0)
 
-    async def _admit(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> int:
-        """Returns the bucket of time that the request counts in. Raises RequestRefused."""
-        self.reserves += 1
-        before = book.in_flight
-        book.in_flight += tokens
-        asked = None
-        if self.is_reachable:
-            book.reported_in_flight = None
-            asked = self._store.reserve(Ask(self._name, self._life, tenant, quotas, tokens, before))
-        try:
-            answer = await self._answer(asked) if asked is not None else None
-        except asyncio.CancelledError:
-            book.in_flight -= tokens
-            assert asked is not None
-            bucket = book.window.bucket(self._now_ms())
-            asked.add_done_callback(partial(self._take_back, tenant, bucket, tokens))
-            raise
-        now_ms = self._now_ms()
-        if answer is None:
-            refused = self._judge_alone(tenant, quotas, book, tokens, now_ms)
-            bucket = book.window.bucket(now_ms)
-            if asked is not None:  # whether it was counted is known later; then both must say the same
-                late_word = partial(self._reconcile, tenant, bucket, tokens, refused is None, self._entries)
-                asked.add_done_callback(late_word)
-            elif refused is None:
-                self._book.tenant(tenant).report(bucket, 1, tokens)
-        else:
-            refused = None if answer.refusal is None else _refused(tenant, answer.refusal)
-            bucket = book.window.bucket(now_ms)
-        if refused is None:
-            book.admit(tokens, now_ms)
-        if answer is not None:
-            book.hear(answer, now_ms)
-        if refused is not None:
-            self._book.tenant(tenant).in_flight -= tokens
-            self.refusals += 1
-            raise refused
-        return bucket
-
-    async def _answer(self, asked: "asyncio.Future[Answer]") -> Answer | None:
-        """What the store says; None where it does not say it in time."""
-        asked_s = self._steady_s()
-        for _ in range(SLICES):
-            if asked.done():
-                break
-            await asyncio.wait((asked,), timeout=self._patience_s / SLICES)
-        if not asked.done():
-            self.reserves_late += 1
-            if self._breaker.was_late(asked_s, self._steady_s()):
-                self._say_lost("no answer in time")
-            return None
-        try:
-            answer = asked.result()
-        except LifeEnded:
-            self._beat_at_s = 0.0  # at the next tick it hears everything
-            return None
-        except StoreDown as error:
-            self._lose(error)
-            return None
-        self._breaker.answered()
-        return answer
-
-    def _judge_alone(
-        self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int, now_ms: float
-    ) -> RequestRefused | None:
-        self.reserves_alone += 1
-        if self._admits_when_down:
-            refusal = book.judge_alone(quotas, tokens, len(self._others), now_ms)
-            return None if refusal is None else _refused(tenant, refusal)
-        return RequestRefused(
-            CODE_RESOURCE_EXHAUSTED,
-            QUOTA_EXCEEDED,
-            f"the quotas of tenant {tenant!r} cannot be checked now",
-            quota=tenant,
-            retry_delay_ms=RETRY_WHEN_DOWN_MS,
-        )
-
-    def _reconcile(
-        self,
-        tenant: str,
-        bucket: int,
-        tokens: int,
-        was_admitted: bool,
-        entries: int,
-        asked: "asyncio.Future[Answer]",
-    ) -> None:
-        """The store's late word on a request that was judged here meanwhile."""
-        was_counted = _was_counted(asked)
-        if not asked.cancelled() and asked.exception() is None:
-            self._book.tenant(tenant).hear(asked.result(), self._now_ms())
-        if was_admitted and not was_counted and entries == self._entries:
-            self._book.tenant(tenant).report(bucket, 1, tokens)
-        elif was_counted and not was_admitted:
-            self._book.tenant(tenant).report(bucket, -1, -tokens)
-
-    def _take_back(self, tenant: str, bucket: int, tokens: int, asked: "asyncio.Future[Answer]") -> None:
-        """The request went away while the store was asked."""
-        if _was_counted(asked):
-            self._book.tenant(tenant).report(bucket, -1, -tokens)
-
-    def _settle(self, tenant: str, bucket: int, choices: int, reservation: Reservation) -> None:
-        self._end(tenant, reservation)
-        book, now_ms = self._book.tenant(tenant), self._now_ms()
-        book.in_flight -= reservation.tokens
-        used = reservation.used_tokens
-        if not used:  # nobody served it: that is not the tenant's
-            book.correct(bucket, -1, -reservation.tokens, now_ms)
-            return
-        book.learn_output(reservation.output_tokens / choices)
-        unused = reservation.tokens - used
-        if unused > 0:
-            book.correct(bucket, 0, -unused, now_ms)
-        elif unused < 0:
-            book.correct(book.window.bucket(now_ms), 0, -unused, now_ms)
-
-    def _end(self, tenant: str, reservation: Reservation) -> None:
+    def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]
+        if admitted is not None:
+            self.admission.settle(admitted, reservation.used_tokens, reservation.output_tokens)
 
     # Fairness
 
@@ -321,60 +197,46 @@ class SharedState:
 
     async def start(self) -> None:
         """Tries the store once, so that the first request finds it. Does not fail where it is not there."""
-        await self._probe()
+        await self._link.probe(self._beat)
 
     async def run(self) -> None:
         """Keeps the store and this router informed of each other; forever."""
         while True:
-            if self._breaker.is_open:
-                await asyncio.sleep(self._breaker.probe_in_s(self._steady_s()))
-                await self._probe()
-            else:
+            if self.is_reachable:
                 await asyncio.sleep(TICK_S)
                 await self._tick()
+            else:
+                await asyncio.sleep(self._link.breaker.probe_in_s(self._steady_s()))
+                await self._link.probe(self._beat)
             self._forget_silent()
 
     async def close(self) -> None:
         """Says goodbye as far as that goes: the last settlements are told."""
         if self.is_reachable:
             await self._tick()
-        await self._store.close()
-
-    async def _probe(self) -> None:
-        try:
-            await self._store.connect()
-            await self._sync(is_beat=True)
-        except StoreDown as error:
-            self._breaker.probe_failed(self._steady_s())
-            self._say_lost(str(error))
-        else:
-            self._breaker.probe_succeeded(self._steady_s())
-            if self._last_problem:
-                self._log.info("shared state back", times_entered=self._entries)
-                self._last_problem = ""
+        await self._link.store.close()
 
     async def _tick(self) -> None:
         """Tells and hears, where there is anything to tell or the time has come."""
-        is_beat = self._steady_s() >= self._beat_at_s
-        has_news = self._pending is not None or self._book.has_news or self._new_convictions
-        if not (is_beat or has_news or self._own_credits() != self._told_credits):
-            return
-        try:
-            await self._sync(is_beat)
-        except StoreDown as error:
-            self._lose(error)
+        if self._steady_s() >= self._beat_at_s:
+            await self._link.use(self._beat)
+        elif (
+            self._pending is not None
+            or self._book.has_news
+            or self._new_convictions
+            or self._own_credits() != self._told_credits
+        ):
+            await self._link.use(self._sync)
 
-    def _lose(self, error: StoreDown) -> None:
-        if self._breaker.broke(self._steady_s()):
-            self._say_lost(str(error))
+    def _beat_next(self) -> None:
+        """The store has lost what it knew: it hears everything at the next tick."""
+        self._beat_at_s = 0.0
 
-    def _say_lost(self, problem: str) -> None:
-        if not self._last_problem:  # one line per change, not per try
-            policy = "open" if self._admits_when_down else "closed"
-            self._log.warning("shared state lost", problem=problem, quotas=policy)
-        self._last_problem = problem
+    async def _beat(self) -> None:
+        """Raises StoreDown."""
+        await self._sync(is_beat=True)
 
-    async def _sync(self, is_beat: bool) -> None:
+    async def _sync(self, is_beat: bool = False) -> None:
         """Raises StoreDown."""
         now_ms = self._now_ms()
         if self._pending is None:
@@ -383,16 +245,16 @@ class SharedState:
             self._pending = self._pending.aged(int(now_ms - self._pending_as_of_ms))
         self._pending_as_of_ms = now_ms
         report = self._pending
-        news = await self._store.sync(report)
+        news = await self._link.store.sync(report)
         if news.life != report.life:
-            self._life = ""  # until it knows everything it is not asked
+            self._link.life = ""  # until it knows everything it is not asked
             self._others, self._versions, self._told_credits = {}, (0, 0), ({}, ())
             self._pending = report = self._full_report(news.life)
-            news = await self._store.sync(report)
+            news = await self._link.store.sync(report)
             if news.life != report.life:
                 raise StoreDown("the store was lost again while it was told everything")
         self._pending = None
-        self._life = news.life
+        self._link.life = news.life
         self.syncs += 1
         self._synced_at_s = self._steady_s()
         self._take(news)
@@ -406,8 +268,8 @@ class SharedState:
         credits = self._own_credits()
         windows = self._book.changes(now_ms)
         report = Report(
-            router=self._name,
-            life=self._life,
+            router=self._link.name,
+            life=self._link.life,
             number=self._number,
             windows=windows,
             in_flight=self._book.in_flight(all_of_them=is_beat),
@@ -429,12 +291,12 @@ class SharedState:
         """For a store that knows nothing of this router."""
         now_ms = self._now_ms()
         self._number += 1
-        self._entries += 1
+        self.admission.entries += 1
         self._take_served(now_ms)
         self._told_credits = self._own_credits()
         self._new_convictions = {}
         return Report(
-            router=self._name,
+            router=self._link.name,
             life=life,
             number=self._number,
             windows=self._book.everything(now_ms),
@@ -502,32 +364,3 @@ class SharedState:
 
     def _now_ms(self) -> float:
         return self._steady_s() * 1e3
-
-
-def _was_counted(asked: "asyncio.Future[Answer]") -> bool:
-    """Whether the store counted it, as far as it said so. Where the connection broke nobody knows; it is taken as not
-    counted, and told again: a quota that is a little too strict for a minute."""
-    return not asked.cancelled() and asked.exception() is None and asked.result().refusal is None
-
-
-def _refused(tenant: str, refusal: Refusal) -> RequestRefused:
-    words = refusal.quota.replace("_", " ")
-    return RequestRefused(
-        CODE_RESOURCE_EXHAUSTED,
-        QUOTA_EXCEEDED,
-        f"tenant {tenant!r} has used up its quota of {words}",
-        quota=f"{tenant}/{refusal.quota}",
-        retry_delay_ms=refusal.retry_ms,
-    )
-
-
-def _too_large(tenant: str, tokens: int, quota: str, limit: int) -> RequestRefused:
-    """No time to come back: it would be refused then too."""
-    words = quota.replace("_", " ")
-    return RequestRefused(
-        CODE_RESOURCE_EXHAUSTED,
-        QUOTA_EXCEEDED,
-        f"the request may use {tokens} tokens, more than the quota of tenant {tenant!r} ever allows: {limit} {words}; "
-        "lower max_tokens, or n",
-        quota=f"{tenant}/{quota}",
-    )

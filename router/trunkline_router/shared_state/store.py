@@ -16,6 +16,7 @@ from typing import Protocol
 from trunkline_router.shared_state.quota import Quotas, Refusal, Used
 
 TTL_MS = 3_000  # a router that says nothing for so long is dead
+KEEP_MS = 600_000  # how long it is remembered how many reports of it were counted
 MAX_CONVICTIONS = 4096  # the longest-lived
 
 

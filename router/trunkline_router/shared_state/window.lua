@@ -66,7 +66,8 @@ end
 
 -- When so much of what is counted will have left, in ms.
 local function free_in(window, now, requests, tokens)
-  if not window.first then return window.length end
+  -- The second: the server's clock was set back.
+  if not window.first or window.first > window.current then return window.length end
   local values = redis.call('HMGET', window.key, unpack(bucket_fields(window.first, window.current)))
   for i = 1, #values, 2 do
     requests = requests - (tonumber(values[i]) or 0)
@@ -81,5 +82,5 @@ end
 
 local function is_alive(entry, now)
   local expires = entry and tonumber(string.match(entry, '^(%d+):'))
-  return expires ~= nil and expires > now
+  return expires and expires > now
 end

@@ -1,0 +1,186 @@
+"""A request before its tenant's quotas: the store is asked, or this router's own book where the store does not answer;
+afterwards both are told what was really used.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
+from trunkline_router.shared_state.quota import Quotas, Refusal
+from trunkline_router.shared_state.quota_book import OUTPUT_MARGIN, QuotaBook, TenantBook
+from trunkline_router.shared_state.store import Answer
+from trunkline_router.shared_state.store_link import StoreLink
+
+RETRY_WHEN_DOWN_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that runs."""
+
+    tenant: str
+    tokens: int  # most that it may use
+    choices: int
+    bucket: int  # of time, that it counts in
+
+
+class Admission:
+    """`others` is how many other routers are known to be alive."""
+
+    def __init__(
+        self,
+        link: StoreLink,
+        book: QuotaBook,
+        *,
+        admits_when_down: bool,
+        others: Callable[[], int],
+        now_ms: Callable[[], float],
+    ) -> None:
+        self._link = link
+        self._book = book
+        self._admits_when_down = admits_when_down
+        self._others = others
+        self._now_ms = now_ms
+        self.entries = 0  # how often the store was told everything
+        self.reserves = self.reserves_alone = self.refusals = 0
+
+    async def admit(
+        self,
+        tenant: str,
+        quotas: Quotas,
+        *,
+        prompt_tokens: int,
+        max_tokens: int | None,
+        most_tokens: int,
+        choices: int,
+    ) -> Admitted:
+        """Raises RequestRefused."""
+        book = self._book.tenant(tenant)
+        tokens = prompt_tokens + choices * (
+            max_tokens if max_tokens is not None else min(int(OUTPUT_MARGIN * book.mean_output) + 1, most_tokens)
+        )
+        bound = quotas.largest_request()
+        if bound is not None and tokens > bound[1]:
+            if max_tokens is not None or prompt_tokens > bound[1]:
+                raise _too_large(tenant, tokens, *bound)
+            tokens = bound[1]  # an estimate is no reason to refuse
+        return Admitted(tenant, tokens, choices, await self._count(tenant, quotas, book, tokens))
+
+    def settle(self, admitted: Admitted, used: int, output_tokens: int) -> None:
+        """It has ended, having used so many tokens, some of them output."""
+        book, now_ms = self._book.tenant(admitted.tenant), self._now_ms()
+        book.in_flight -= admitted.tokens
+        if not used:  # nobody served it: that is not the tenant's
+            book.correct(admitted.bucket, -1, -admitted.tokens, now_ms)
+            return
+        book.learn_output(output_tokens / admitted.choices)
+        unused = admitted.tokens - used
+        if unused > 0:
+            book.correct(admitted.bucket, 0, -unused, now_ms)
+        elif unused < 0:
+            book.correct(book.window.bucket(now_ms), 0, -unused, now_ms)
+
+    async def _count(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> int:
+        """Returns the bucket of time that the request counts in. Raises RequestRefused."""
+        self.reserves += 1
+        asked = self._link.ask(tenant, quotas, tokens, book.in_flight)
+        book.in_flight += tokens
+        answer = None
+        if asked is not None:
+            book.reported_in_flight = None
+            try:
+                answer = await self._link.answer(asked)
+            except asyncio.CancelledError:
+                self._book.tenant(tenant).in_flight -= tokens
+                bucket = book.window.bucket(self._now_ms())
+                asked.add_done_callback(partial(self._take_back, tenant, bucket, tokens))
+                raise
+        now_ms = self._now_ms()
+        bucket = book.window.bucket(now_ms)
+        if answer is not None:
+            refused = None if answer.refusal is None else _refused(tenant, answer.refusal)
+        else:
+            refused = self._judge_alone(tenant, quotas, book, tokens, now_ms)
+            if asked is not None:  # whether it was counted is known later; then both must say the same
+                late_word = partial(self._reconcile, tenant, bucket, tokens, refused is None, self.entries)
+                asked.add_done_callback(late_word)
+            elif refused is None:
+                self._book.tenant(tenant).report(bucket, 1, tokens)
+        if refused is None:
+            book.admit(tokens, now_ms)
+        if answer is not None:
+            book.hear(answer, now_ms)
+        if refused is not None:
+            self._book.tenant(tenant).in_flight -= tokens
+            self.refusals += 1
+            raise refused
+        return bucket
+
+    def _judge_alone(
+        self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int, now_ms: float
+    ) -> RequestRefused | None:
+        self.reserves_alone += 1
+        if self._admits_when_down:
+            refusal = book.judge_alone(quotas, tokens, self._others(), now_ms)
+            return None if refusal is None else _refused(tenant, refusal)
+        return RequestRefused(
+            CODE_RESOURCE_EXHAUSTED,
+            QUOTA_EXCEEDED,
+            f"the quotas of tenant {tenant!r} cannot be checked now",
+            quota=tenant,
+            retry_delay_ms=RETRY_WHEN_DOWN_MS,
+        )
+
+    def _reconcile(
+        self,
+        tenant: str,
+        bucket: int,
+        tokens: int,
+        was_admitted: bool,
+        entries: int,
+        asked: "asyncio.Future[Answer]",
+    ) -> None:
+        """The store's late word on a request that was judged here meanwhile."""
+        was_counted = _was_counted(asked)
+        if not asked.cancelled() and asked.exception() is None:
+            self._book.tenant(tenant).hear(asked.result(), self._now_ms())
+        if was_admitted and not was_counted and entries == self.entries:
+            self._book.tenant(tenant).report(bucket, 1, tokens)
+        elif was_counted and not was_admitted:
+            self._book.tenant(tenant).report(bucket, -1, -tokens)
+
+    def _take_back(self, tenant: str, bucket: int, tokens: int, asked: "asyncio.Future[Answer]") -> None:
+        """The request went away while the store was asked."""
+        if _was_counted(asked):
+            self._book.tenant(tenant).report(bucket, -1, -tokens)
+
+
+def _was_counted(asked: "asyncio.Future[Answer]") -> bool:
+    """Whether the store counted it, as far as it said so. Where the connection broke nobody knows; it is taken as not
+    counted, and told again: a quota that is a little too strict for a minute."""
+    return not asked.cancelled() and asked.exception() is None and asked.result().refusal is None
+
+
+def _refused(tenant: str, refusal: Refusal) -> RequestRefused:
+    words = refusal.quota.replace("_", " ")
+    return RequestRefused(
+        CODE_RESOURCE_EXHAUSTED,
+        QUOTA_EXCEEDED,
+        f"tenant {tenant!r} has used up its quota of {words}",
+        quota=f"{tenant}/{refusal.quota}",
+        retry_delay_ms=refusal.retry_ms,
+    )
+
+
+def _too_large(tenant: str, tokens: int, quota: str, limit: int) -> RequestRefused:
+    """No time to come back: it would be refused then too."""
+    words = quota.replace("_", " ")
+    return RequestRefused(
+        CODE_RESOURCE_EXHAUSTED,
+        QUOTA_EXCEEDED,
+        f"the request may use {tokens} tokens, more than the quota of tenant {tenant!r} ever allows: {limit} {words}; "
+        "lower max_tokens, or n",
+        quota=f"{tenant}/{quota}",
+    )
