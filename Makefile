@@ -24,8 +24,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow lint protos chart-schema demo-model clean \
-  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-gpu bench-routing bench-faults \
-  bench-quotas
+  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
+  bench-routing bench-faults bench-quotas
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
@@ -74,6 +74,9 @@ bench-calibration: $(DEV_STAMP)
 
 bench-scheduler: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.simulation.experiments $(ARGS)
+
+bench-fleet: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.simulation.fleet.sweep $(ARGS)
 
 bench-routing: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.routing $(ARGS)

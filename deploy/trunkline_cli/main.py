@@ -8,14 +8,19 @@ from trunkline_cli import drain, generate, launcher
 from trunkline_cli.child import script
 from trunkline_cli.gpus import visible_gpus
 
+BENCHES = {
+    "simulate": "trunkline_bench.simulation.main",
+    "simulate-fleet": "trunkline_bench.simulation.fleet.main",
+}
+
 
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] in (["router"], ["worker"]):
         command = script(f"trunkline-{arguments[0]}")
         os.execvp(command, [command, *arguments[1:]])
-    if arguments[:2] == ["bench", "simulate"]:
-        os.execv(sys.executable, [sys.executable, "-m", "trunkline_bench.simulation.main", *arguments[2:]])
+    if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHES:
+        os.execv(sys.executable, [sys.executable, "-m", BENCHES[arguments[1]], *arguments[2:]])
     parser = argparse.ArgumentParser(prog="trunkline", description="An LLM serving cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     generate.add_arguments(commands.add_parser("generate", help="generate text from a prompt"))
@@ -29,6 +34,9 @@ def main() -> None:
         dest="bench", required=True, metavar="COMMAND"
     )
     bench.add_parser("simulate", help="replay a trace in virtual time (trunkline bench simulate --help)")
+    bench.add_parser(
+        "simulate-fleet", help="route a trace over workers in virtual time (trunkline bench simulate-fleet --help)"
+    )
     parsed, rest = parser.parse_known_args(arguments)
     if rest and parsed.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

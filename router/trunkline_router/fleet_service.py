@@ -101,6 +101,7 @@ def _candidate(candidate: Candidate) -> RouteCandidate:
         kv_wait_s=candidate.kv_wait_s,
         kv_penalty_s=candidate.kv_penalty_s,
         slow_start_s=candidate.slow_start_s,
+        others_s=candidate.others_s,
         cost_s=candidate.cost_s,
         routed_by_load=candidate.routed_by_load,
     )

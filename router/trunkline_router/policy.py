@@ -37,6 +37,7 @@ class Candidate:
     kv_wait_s: float
     kv_penalty_s: float
     slow_start_s: float
+    others_s: float
     cost_s: float
     routed_by_load: bool
 

@@ -27,6 +27,13 @@ FORESEEN_SHARE = 0.5
 # beyond it, and where the pool is full it is the time to compute the prompt, or what a running choice holds, again.
 ROOMY_SHARE = 0.8
 MOST_CROWDED = 2.0  # in multiples of what lies between ROOMY_SHARE and full
+# What is computed although another worker holds it delays everybody else there, now and until the queue is empty again.
+# Counting this share of it for every choice there keeps a busy fleet from computing things twice to save one request a
+# little, which makes it busier still. Where even the shortest queue is long, all are: then only computing less helps,
+# and it counts once more for each SHORT_QUEUE_S of that. Without this a fleet that was overloaded once stays so, at
+# loads that it carries easily (docs/log.md).
+OTHERS_SHARE = 0.05
+SHORT_QUEUE_S = 0.01
 LEAST_START_SHARE = 0.01  # of a fresh worker: it is never slower than a hundred times what it is
 
 
@@ -40,9 +47,11 @@ class Terms:
     kv_wait_s: Column
     kv_penalty_s: Column
     slow_start_s: Column
+    others_s: Column
 
     def cost_s(self) -> Column:
-        return self.queue_s + self.prefill_s + self.decode_s + self.kv_wait_s + self.kv_penalty_s + self.slow_start_s
+        own_s = self.queue_s + self.prefill_s + self.decode_s + self.kv_wait_s
+        return own_s + self.kv_penalty_s + self.slow_start_s + self.others_s
 
 
 TERM_NAMES = tuple(field.name for field in fields(Terms))
@@ -90,7 +99,9 @@ def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Terms:
     fresh = np.maximum(workers["slow_start_share"], LEAST_START_SHARE)
     start = fresh / fresh.max()  # those that come together are all fresh
     slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= draw)
-    return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s)
+    again_s = prefill_s * (matched.max() - matched) / np.maximum(uncached, 1.0)  # for what another worker holds
+    others_s = OTHERS_SHARE * choices * (1.0 + queue_s.min() / SHORT_QUEUE_S) * again_s
+    return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s, others_s)
 
 
 def block_s(workers: WorkerTable) -> Column:

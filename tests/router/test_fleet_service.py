@@ -51,7 +51,15 @@ async def test_an_explanation_gives_matched_tokens_cost_terms_and_the_reason() -
         assert told.reason.endswith("sooner than anywhere else")
         assert (of_a.matched_tokens, of_b.matched_tokens) == (0, 64)
         assert (of_a.queued_tokens, of_a.running) == (100, 4)
-        terms = of_a.queue_s + of_a.prefill_s + of_a.decode_s + of_a.kv_wait_s + of_a.kv_penalty_s + of_a.slow_start_s
+        terms = (
+            of_a.queue_s
+            + of_a.prefill_s
+            + of_a.decode_s
+            + of_a.kv_wait_s
+            + of_a.kv_penalty_s
+            + of_a.slow_start_s
+            + of_a.others_s
+        )
         assert of_a.cost_s == pytest.approx(terms)
         assert of_a.cost_s > of_b.cost_s > 0
         assert not of_b.routed_by_load

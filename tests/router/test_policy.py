@@ -85,6 +85,18 @@ def test_of_near_equals_the_one_with_least_to_compute_is_chosen() -> None:
     assert fleet.chosen(PROMPT) == {"w1"}
 
 
+def test_a_busy_fleet_computes_nothing_twice_for_a_small_gain_and_an_idle_worker_may() -> None:
+    """The holder's queue is longer by several times what it holds would take to compute."""
+    fleet = Fleet(2)
+    cache(fleet.workers[1], PROMPT[:1600])
+    report(fleet.workers[1], running=40, uncached_tokens_by_lane=[0, 60_000, 0])
+    report(fleet.workers[0], running=40, uncached_tokens_by_lane=[0, 52_000, 0])
+    assert fleet.chosen(PROMPT) == {"w1"}
+    report(fleet.workers[1], running=40, uncached_tokens_by_lane=[0, 8_000, 0])
+    report(fleet.workers[0], running=0, uncached_tokens_by_lane=[0, 0, 0])
+    assert fleet.chosen(PROMPT) == {"w0"}
+
+
 @pytest.mark.parametrize("size", [3, 16])
 def test_equal_workers_share_unrelated_requests_evenly(size: int) -> None:
     """Workers report rarely: between two samples it is the router's own credit that spreads a burst."""

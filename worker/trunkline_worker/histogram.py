@@ -31,6 +31,12 @@ class Histogram:
         index = int((math.log(value) - _LOG_LEAST) / _LOG_RATIO) + 1 if value > LEAST else 0
         self._counts[min(index, NUM_BUCKETS - 1)] += count
 
+    def include(self, other: "Histogram") -> None:
+        """Counts another's values of all time as well."""
+        self.count += other.count
+        self.sum += other.sum
+        self._counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
+
     def turn_window(self) -> None:
         """A window ends; called once per WINDOW_S."""
         self._marks.append(self._counts.copy())

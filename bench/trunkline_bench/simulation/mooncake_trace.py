@@ -38,7 +38,10 @@ def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
                 f"{path}:{line}: hash_ids has {len(ids)} entries; {prompt_tokens} tokens of input_length need {needed}"
             )
         prompt = partial(expand, tuple(ids), prompt_tokens, vocab_size)
-        requests.append(TraceRequest(time_s, prompt_tokens, output_tokens, prompt, *lane_and_tenant(path, line, entry)))
+        lane, tenant = lane_and_tenant(path, line, entry)
+        # The first block is the same system prompt for everybody; the second one tells conversations apart.
+        conversation = str(ids[1]) if len(ids) > 1 else ""
+        requests.append(TraceRequest(time_s, prompt_tokens, output_tokens, prompt, lane, tenant, conversation))
     return spread(sorted(requests, key=lambda request: request.arrival_s))
 
 

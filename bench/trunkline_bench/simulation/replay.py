@@ -1,6 +1,6 @@
 """A workload through the engine in virtual time: the same scheduler, blocks and loop, before a simulated executor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineStep
@@ -17,6 +17,8 @@ from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.prefix_tree import PrefixTree
 from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.stats import EngineStats
+
+FINGERPRINT = "simulated"  # of the model whose blocks are hashed
 
 
 @dataclass(slots=True)
@@ -94,16 +96,8 @@ def replay(
     """
     clock = VirtualClock()
     lengths = {handle: request.output_tokens for handle, request in enumerate(requests)}
-    executor = SimulatedExecutor(worker.cost, clock, lengths, run_ahead=worker.run_ahead, host_s=worker.host_s)
-    tree = PrefixTree("simulated", worker.block_size)
     stats = StatsOfAllTime(0.0)
-    engine = Engine(
-        Scheduler(worker.limits, KVBlocks(worker.num_blocks, tree), stats),
-        executor,
-        ModelLimits(worker.max_total_tokens, frozenset([END_TOKEN])),
-        clock,
-        repeating=executor if worker.fast_forward else None,
-    )
+    engine, executor = simulated_engine(worker, clock, lengths, stats)
     outcomes = [Outcome(request) for request in requests]
     run = Replayed(outcomes, GetStatsResponse(), StepSeries(), 0.0)
     weights = tenant_weights or {}
@@ -111,7 +105,9 @@ def replay(
     while clock.now_s < until_s and (upcoming < len(requests) or engine.has_work):
         while upcoming < len(requests) and requests[upcoming].arrival_s <= clock.now_s:
             if worker.can_hold(requests[upcoming]):
-                engine.accept(EngineRequest(submits=[_submit(upcoming, requests[upcoming], weights)]))
+                request = requests[upcoming]
+                weight = weights.get(request.tenant, 1.0)
+                engine.accept(EngineRequest(submits=[submit_of(upcoming, request, request.prompt(), weight)]))
             else:
                 outcomes[upcoming].refused = CONTEXT_LENGTH_EXCEEDED
                 outcomes[upcoming].done_s = clock.now_s
@@ -139,15 +135,30 @@ def replay(
     return run
 
 
-def _submit(handle: int, request: TraceRequest, weights: dict[str, float]) -> Submit:
-    # max_tokens is left open: nobody knows how long an answer will be.
+def simulated_engine(
+    worker: Worker, clock: VirtualClock, output_lengths: Mapping[int, int], stats: EngineStats
+) -> tuple[Engine, SimulatedExecutor]:
+    """The engine loop before an executor that takes its time from `clock`. output_lengths: by handle."""
+    executor = SimulatedExecutor(worker.cost, clock, output_lengths, run_ahead=worker.run_ahead, host_s=worker.host_s)
+    engine = Engine(
+        Scheduler(worker.limits, KVBlocks(worker.num_blocks, PrefixTree(FINGERPRINT, worker.block_size)), stats),
+        executor,
+        ModelLimits(worker.max_total_tokens, frozenset([END_TOKEN])),
+        clock,
+        repeating=executor if worker.fast_forward else None,
+    )
+    return engine, executor
+
+
+def submit_of(handle: int, request: TraceRequest, prompt: list[int], tenant_weight: float = 1.0) -> Submit:
+    """A request as the engine gets it. max_tokens is left open: nobody knows how long an answer will be."""
     return Submit(
         handle=handle,
-        prompt_token_ids=request.prompt(),
+        prompt_token_ids=prompt,
         sampling=SamplingParams(seed=0),
         lane=lane_number(Lane[request.lane.upper()]),  # type: ignore[arg-type]
         tenant=request.tenant,
-        tenant_weight=weights.get(request.tenant, 1.0),
+        tenant_weight=tenant_weight,
     )
 
 

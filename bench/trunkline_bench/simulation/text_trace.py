@@ -34,6 +34,9 @@ def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
             raise TraceError(f"{path}:{line}: input is not text: {error}") from None
         if not prompt:
             raise TraceError(f"{path}:{line}: input is empty")
+        conversation = entry.get("session_id", "")
+        if not isinstance(conversation, str):
+            raise TraceError(f"{path}:{line}: session_id must be text")
         output = len(entry["output"].encode(errors="replace"))
         requests.append(
             TraceRequest(
@@ -42,6 +45,7 @@ def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
                 max(1, -(-output // BYTES_PER_TOKEN)),
                 partial(tokens_of, prompt, vocab_size),
                 *lane_and_tenant(path, line, entry),
+                conversation,
             )
         )
     return requests

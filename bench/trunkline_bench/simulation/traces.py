@@ -42,6 +42,7 @@ class TraceRequest:
     prompt: Callable[[], list[int]]
     lane: str = "standard"
     tenant: str = ""
+    conversation: str = ""  # requests of one are turns of it; empty: it stands alone
 
 
 def read_trace(path: Path, *, vocab_size: int = 32_000, limit: int | None = None) -> list[TraceRequest]:

@@ -143,6 +143,7 @@ class RouteCandidate(_message.Message):
     SLOW_START_S_FIELD_NUMBER: _builtins.int
     COST_S_FIELD_NUMBER: _builtins.int
     ROUTED_BY_LOAD_FIELD_NUMBER: _builtins.int
+    OTHERS_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker."""
     matched_tokens: _builtins.int
@@ -167,6 +168,8 @@ class RouteCandidate(_message.Message):
     """The sum: predicted time to first token and penalties. What the policy compares; 0 where it compares something else."""
     routed_by_load: _builtins.bool
     """Its cache is not counted on: events are stale, or the index was wrong too often of late."""
+    others_s: _builtins.float
+    """Added for what computing the prompt there delays: a share of that time for every choice that is there."""
     def __init__(
         self,
         *,
@@ -182,10 +185,11 @@ class RouteCandidate(_message.Message):
         slow_start_s: _builtins.float = ...,
         cost_s: _builtins.float = ...,
         routed_by_load: _builtins.bool = ...,
+        others_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_s", b"cost_s", "decode_s", b"decode_s", "kv_penalty_s", b"kv_penalty_s", "kv_wait_s", b"kv_wait_s", "matched_tokens", b"matched_tokens", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "queued_tokens", b"queued_tokens", "routed_by_load", b"routed_by_load", "running", b"running", "slow_start_s", b"slow_start_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_s", b"cost_s", "decode_s", b"decode_s", "kv_penalty_s", b"kv_penalty_s", "kv_wait_s", b"kv_wait_s", "matched_tokens", b"matched_tokens", "others_s", b"others_s", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "queued_tokens", b"queued_tokens", "routed_by_load", b"routed_by_load", "running", b"running", "slow_start_s", b"slow_start_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

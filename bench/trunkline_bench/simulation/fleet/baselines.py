@@ -1,0 +1,89 @@
+"""Other ways to choose a worker, to be measured against; they are of the simulation alone.
+
+They know what the router's own policies know: the exact index, the workers' samples and this router's credits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from trunkline_router.prefix_index import PrefixIndex
+from trunkline_router.route import Route
+from trunkline_router.worker_state import WorkerState
+
+TOKENS_PER_RUNNING_CHOICE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A worker at the moment of choosing."""
+
+    matched_tokens: int  # of the prompt
+    queued_tokens: int  # uncached ones of requests that have no first token yet
+    running: int  # choices there, waiting ones included
+    sent: int  # of these, what this router sent
+
+
+# (tokens of the prompt, workers) → the chosen one's place
+Choose = Callable[[int, Sequence[Seen]], int]
+
+
+def uncached_tokens(num_prompt: int, workers: Sequence[Seen]) -> int:
+    """Trunkline's first policy: tokens to be computed before the first one, and a toll for each running choice."""
+    costs = [
+        num_prompt - worker.matched_tokens + worker.queued_tokens + TOKENS_PER_RUNNING_CHOICE * worker.running
+        for worker in workers
+    ]
+    return costs.index(min(costs))
+
+
+CACHE_THRESHOLD = 0.3
+BALANCE_ABS_THRESHOLD = 64
+BALANCE_REL_THRESHOLD = 1.5
+
+
+def sglang_cache_aware(num_prompt: int, workers: Sequence[Seen]) -> int:
+    """What the SGLang gateway's `cache_aware` does, with its defaults: the fewest requests where the fleet is out of
+    balance; else the longest prefix, if it is a good part of the prompt; else the fewest requests.
+
+    The original's tree approximates the caches by what was sent where; here it is the exact index.
+    """
+    loads = [worker.sent for worker in workers]
+    least, most = min(loads), max(loads)
+    if most - least > BALANCE_ABS_THRESHOLD and most > BALANCE_REL_THRESHOLD * least:
+        return loads.index(least)
+    matched = [worker.matched_tokens for worker in workers]
+    longest = max(matched)
+    if longest > CACHE_THRESHOLD * num_prompt:
+        return min((load, place) for place, load in enumerate(loads) if matched[place] == longest)[1]
+    return loads.index(least)
+
+
+BASELINES: dict[str, Choose] = {"uncached-tokens": uncached_tokens, "sglang-cache-aware": sglang_cache_aware}
+
+
+def rerouted(
+    route: Route[WorkerState], index: PrefixIndex, workers: Sequence[WorkerState], choose: Choose
+) -> Route[WorkerState]:
+    """The same request, sent where `choose` says."""
+    among = 0
+    for worker in workers:
+        among |= worker.blocks.bit
+    found = index.match(route.chain, among)
+    seen = []
+    for worker in workers:
+        matched = next(count for count, bits in found if bits & worker.blocks.bit)
+        load = worker.load
+        seen.append(
+            Seen(
+                matched * worker.model.block_size,
+                max(worker.queued_tokens + worker.foreign_tokens, load.waiting_uncached_tokens),
+                max(worker.open_choices + worker.foreign_choices, load.running + load.waiting),
+                worker.open_choices,
+            )
+        )
+    place = choose(len(route.request.prompt), seen)
+    chosen = workers[place]
+    plan = replace(
+        route.plan, chosen=place, worker_id=chosen.model.worker_id, matched_tokens=seen[place].matched_tokens
+    )
+    return replace(route, worker=chosen, plan=plan)

@@ -1,0 +1,27 @@
+"""What load a fleet could carry at best: the yardstick for loads in percent."""
+
+from dataclasses import replace
+
+from trunkline_bench.simulation.replay import Worker, replay
+from trunkline_bench.simulation.traces import TraceRequest, at_once
+
+ROOMY_POOL_TOKENS = 1 << 26
+SAMPLE_REQUESTS = 1_500
+
+
+def requests_per_s(spec: Worker, requests: list[TraceRequest]) -> float:
+    """Of one worker that never waits for requests and never forgets a prefix: with work for as long as it takes, an
+    endless pool, and as many requests at once as the real pool holds of mean length.
+
+    requests: as they arrive, whole conversations of them; the first ones are a sample
+    """
+    sample = [request for request in requests if spec.can_hold(request)][:SAMPLE_REQUESTS]
+    mean_tokens = sum(request.prompt_tokens + request.output_tokens for request in sample) / len(sample)
+    at_most = max(1, int(spec.num_blocks * spec.block_size / mean_tokens))
+    limits = replace(
+        spec.limits,
+        max_running_requests=min(spec.limits.max_running_requests, at_most),
+        max_waiting_requests=len(sample),
+    )
+    roomy = replace(spec, num_blocks=ROOMY_POOL_TOKENS // spec.block_size, limits=limits)
+    return len(sample) / replay(at_once(sample), roomy).duration_s

@@ -1,0 +1,63 @@
+"""What could be had at best: the hits of a cache that is shared by all workers and never forgets, on idle workers."""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from trunkline_bench.simulation.simulated_executor import StepCost
+from trunkline_bench.simulation.step_work import StepWork
+
+
+class SharedCache:
+    """Holds what every request before has brought, from its arrival on."""
+
+    def __init__(self) -> None:
+        self._held: set[int] = set()  # keys of blocks
+
+    def take(self, chain: Sequence[int], num_tokens: int, block_size: int) -> int:
+        """Tokens of a prompt that are found, before it is added. One token at least is always computed."""
+        held = self._held
+        found = bisect_left(chain, True, key=lambda key: key not in held)
+        held.update(chain[found:])
+        return min(found, (num_tokens - 1) // block_size) * block_size
+
+
+class FleetSizedCache:
+    """The same, but with no more room than all pools of the fleet have, and forgetting what was used least lately.
+
+    About what the best routing could make of them if nothing but prefixes were kept there."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._held: OrderedDict[int, None] = OrderedDict()  # keys of blocks, the latest used last
+
+    def take(self, chain: Sequence[int], num_tokens: int, block_size: int) -> int:
+        """Tokens of a prompt that are found, before it is added."""
+        held = self._held
+        found = next((place for place, key in enumerate(chain) if key not in held), len(chain))
+        for key in reversed(chain):  # the head outlives the tail
+            held[key] = None
+            held.move_to_end(key)
+        while len(held) > self._num_blocks:
+            held.popitem(last=False)
+        return min(found, (num_tokens - 1) // block_size) * block_size
+
+
+def idle_prefill_s(cost: StepCost, num_tokens: int, num_cached: int, step_tokens: int) -> float:
+    """How long a worker that does nothing else needs for a prompt's first token."""
+    time_s = 0.0
+    for start in range(num_cached, num_tokens, step_tokens):
+        end = min(start + step_tokens, num_tokens)
+        pairs = (end - start) * (start + (end - start + 1) / 2)
+        time_s += cost.step_time_s(
+            StepWork(
+                num_tokens=end - start,
+                num_padding=0,
+                num_sampled=int(end == num_tokens),
+                num_sequences=1,
+                decode_kv_tokens=0,
+                chunk_kv_tokens=end,
+                chunk_pairs=pairs,
+            )
+        )
+    return time_s

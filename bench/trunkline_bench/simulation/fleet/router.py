@@ -1,0 +1,111 @@
+"""One router replica of the simulated fleet: the real index, policy and credits, fed by news that take their time."""
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from random import Random
+
+from trunkline.engine.v1.engine_pb2 import EngineStep
+from trunkline.v1.worker_pb2 import CacheEvents, CacheSnapshot, GetModelResponse, LoadSample, WatchCacheResponse
+from trunkline_bench.simulation.fleet.baselines import BASELINES, rerouted
+from trunkline_router.cache_follower import CacheFollower
+from trunkline_router.index import WorkerBlocks
+from trunkline_router.policies import PolicyName, RoutingPolicy
+from trunkline_router.prefix_index import PrefixIndex
+from trunkline_router.route import Route, route
+from trunkline_router.route_request import RouteRequest
+from trunkline_router.worker_state import InFlight, WorkerState
+
+EPOCH = 1
+POLICIES = (*(name.value for name in PolicyName), *BASELINES)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A request of this router's under way, and what ends it."""
+
+    request: InFlight
+    counted: ExitStack
+
+
+# What a worker says: cache events, a load sample, or a step of which this router's requests are picked out.
+News = WatchCacheResponse | LoadSample | EngineStep
+
+
+class FleetRouter:
+    """Knows of each worker what has reached it so far."""
+
+    def __init__(self, models: Sequence[GetModelResponse], policy: str, rng: Random) -> None:
+        self.index = PrefixIndex()
+        self.workers = [WorkerState(model, WorkerBlocks(self.index)) for model in models]
+        self._baseline = BASELINES.get(policy)
+        # A baseline chooses instead; what the named policy computes is not looked at then.
+        self._policy = RoutingPolicy(PolicyName.ROUND_ROBIN if self._baseline else policy)
+        self._rng = rng
+        self._followers = [CacheFollower(worker.blocks, EPOCH) for worker in self.workers]
+        self._news: list[deque[tuple[float, News]]] = [deque() for _ in self.workers]
+        self._flights: dict[int, Flight] = {}  # by handle
+        for follower in self._followers:
+            follower.take(WatchCacheResponse(epoch=EPOCH, snapshot=CacheSnapshot(first=True, last=True)))
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose end has not been heard of."""
+        return len(self._flights)
+
+    def tell(self, worker: int, at_s: float, news: News) -> None:
+        """Will be known at a time, which is never earlier than that of the news before from the same worker."""
+        self._news[worker].append((at_s, news))
+
+    def hear(self, now_s: float) -> None:
+        """Takes in what has arrived by now."""
+        for worker, news in enumerate(self._news):
+            while news and news[0][0] <= now_s:
+                at_s, item = news.popleft()
+                self._take(worker, item, at_s)
+
+    def send(self, handle: int, request: RouteRequest) -> Route[WorkerState]:
+        """Chooses a worker, and counts the request there from now on."""
+        found = route(self.index, self.workers, request, self._policy, self._rng)
+        if self._baseline is not None:
+            found = rerouted(found, self.index, self.workers, self._baseline)
+        counted = ExitStack()
+        self._flights[handle] = Flight(counted.enter_context(found.in_flight()), counted)
+        return found
+
+    def credits(self) -> list[tuple[int, int]]:
+        """What this router has sent to each worker and it may not have reported: (uncached tokens, choices)."""
+        return [(worker.unreported_tokens, worker.unreported_choices) for worker in self.workers]
+
+    def take_foreign(self, others: Sequence[list[tuple[int, int]]]) -> None:
+        """The credits of all other routers, as they were when they told them."""
+        for place, worker in enumerate(self.workers):
+            worker.foreign_tokens = sum(told[place][0] for told in others)
+            worker.foreign_choices = sum(told[place][1] for told in others)
+
+    def _take(self, worker: int, item: News, at_s: float) -> None:
+        state = self.workers[worker]
+        if isinstance(item, LoadSample):
+            state.take_load(item, at_s)
+        elif isinstance(item, WatchCacheResponse):
+            assert self._followers[worker].take(item), "events are told in order and without a gap"
+            state.heard(at_s)
+        else:
+            self._take_outputs(item)
+
+    def _take_outputs(self, step: EngineStep) -> None:
+        for output in step.outputs:
+            flight = self._flights.get(output.handle)
+            if flight is None:
+                continue  # another router's
+            if output.HasField("prompt"):
+                flight.request.has_started(output.prompt.cached_tokens)
+            if output.finish_reason or output.HasField("error"):
+                flight.counted.close()
+                del self._flights[output.handle]
+
+
+def cache_news(sequence: int, step: EngineStep) -> WatchCacheResponse:
+    """The step's cache events as the worker's front sends them."""
+    return WatchCacheResponse(epoch=EPOCH, sequence=sequence, events=CacheEvents(events=step.cache_events))

@@ -1,0 +1,190 @@
+"""`make bench-fleet`: policies side by side at several loads, and the highest load that each one carries.
+
+Every run is a process of its own and leaves a file; what is there already is not run again.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trunkline_bench.simulation import report
+from trunkline_bench.simulation.device_profile import PROFILES
+from trunkline_bench.simulation.fleet.fleet import Fleet, TtftGoal, simulate
+from trunkline_bench.simulation.fleet.main import copies_per_worker
+from trunkline_bench.simulation.fleet.overlay import lap_of, overlay
+from trunkline_bench.simulation.fleet.router import POLICIES
+from trunkline_bench.simulation.fleet.summary import summary
+from trunkline_bench.simulation.replay import Worker
+from trunkline_bench.simulation.traces import TraceRequest, read_trace
+from trunkline_worker.limits import SchedulerLimits
+
+PROFILE = PROFILES["h200-8b"]
+GOAL_S = 2.0
+LEAST_LOAD, MOST_LOAD = 0.05, 1.6  # between which the highest load is looked for
+STEPS_OF_SEARCH = 5  # a quotient of 1.25 or so is told apart in the end
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace, and what its requests are judged by."""
+
+    name: str
+    file: str
+    block_size: int
+    # Of Mooncake's prompts one in a hundred has over 85,000 tokens, which an idle H200 computes in seven seconds:
+    # there the goal is for what is added to that.
+    idle_share: float
+    ramp_s: float  # longer than most conversations of the agents, and than a prefix of Mooncake's stays cached
+
+
+WORKLOADS = (
+    Workload("mooncake", "mooncake_conversation.jsonl", 256, 1.0, 60.0),
+    Workload("agent", "lmcache_miniswe.jsonl.gz", 64, 0.0, 30.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run."""
+
+    workload: str
+    workers: int
+    policy: str
+    load: float  # as a share of what the fleet could carry at best
+    duration_s: float
+    is_search: bool = False  # given up as soon as the goal is missed
+    routers: int = 1
+    credit_sync_ms: float = 20.0
+
+    @property
+    def name(self) -> str:
+        kind = "search" if self.is_search else "run"
+        routers = f"-r{self.routers}-{self.credit_sync_ms:g}ms" if self.routers > 1 else ""
+        return f"{self.workload}-{self.workers}-{self.policy}-{self.load:.3f}-{self.duration_s:g}s-{kind}{routers}"
+
+
+def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
+    """Its figures, from its file or by running it."""
+    path = folder / f"{point.name}.json"
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    gc.disable()
+    started_s = time.perf_counter()
+    workload = next(workload for workload in WORKLOADS if workload.name == point.workload)
+    limits = SchedulerLimits(
+        max_step_tokens=4096, max_waiting_requests=1 << 20, max_waiting_tokens=1 << 60, itl_target_s=0.1
+    )
+    spec = Worker(PROFILE, PROFILE.kv_blocks(workload.block_size), workload.block_size, limits)
+    trace = read_trace(traces / workload.file)
+    copies = point.load * point.workers * _copies_per_worker(workload, spec, trace, folder)
+    requests = overlay(trace, copies, workload.ramp_s + point.duration_s, workload.ramp_s)
+    fleet = Fleet(
+        point.workers, spec, point.policy, routers=point.routers, credit_sync_s=point.credit_sync_ms / 1e3 or None
+    )
+    goal = TtftGoal(GOAL_S, idle_share=workload.idle_share) if point.is_search else None
+    figures = summary(simulate(fleet, requests, from_s=workload.ramp_s, goal=goal))
+    delay_s = figures.delay_p99_s if workload.idle_share else figures.ttft_s[2]
+    result = asdict(point) | figures.to_json() | {
+        "copies": copies,
+        "meets_goal": not figures.given_up and delay_s <= GOAL_S,
+        "took_s": round(time.perf_counter() - started_s, 1),
+    }  # fmt: skip
+    if point.is_search:
+        del result["over_time"]
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result) + "\n")
+    print(
+        f"{point.name}: TTFT p99 {figures.ttft_s[2]:.3g} s, delay p99 {figures.delay_p99_s:.3g} s, hits "
+        f"{figures.hit_rate:.3f} of {figures.ideal_hit_rate:.3f}{', given up' if figures.given_up else ''} "
+        f"({result['took_s']} s)",
+        file=sys.stderr,
+        flush=True,
+    )
+    return result
+
+
+def _copies_per_worker(workload: Workload, spec: Worker, trace: list[TraceRequest], folder: Path) -> float:
+    """The same for every run: kept in a file."""
+    path = folder / f"capacity-{workload.name}.json"
+    if path.exists():
+        return float(json.loads(path.read_text())["copies_per_worker"])
+    copies = copies_per_worker(spec, trace)
+    requests_per_s = copies * len(trace) / lap_of(trace)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"copies_per_worker": copies, "requests_per_s": requests_per_s}) + "\n")
+    return copies
+
+
+def highest_load(point: Point, run: Callable[[Point], dict[str, Any]]) -> float:
+    """The highest load at which the goal was met: the lower end of what bisection leaves; 0: at none."""
+    low, high = LEAST_LOAD, MOST_LOAD
+    best = 0.0
+    for _ in range(STEPS_OF_SEARCH):
+        # In the middle of the quotient, for that is what policies are compared by.
+        load = round((low * high) ** 0.5, 3)
+        if run(replace(point, load=load, is_search=True))["meets_goal"]:
+            low = best = load
+        else:
+            high = load
+    return best
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
+    parser.add_argument("--output", type=Path, default=Path("bench/results/fleet"))
+    parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "trunkline-fleet",
+                        help="where single runs leave their figures")  # fmt: skip
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--workloads", nargs="+", choices=[workload.name for workload in WORKLOADS],
+                        default=[workload.name for workload in WORKLOADS])  # fmt: skip
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--loads", type=float, nargs="*", default=[0.5, 0.8, 1.0])
+    parser.add_argument("--search", action="store_true", help="also the highest load that meets the goal")
+    parser.add_argument("--duration-s", type=float, default=600.0)
+    parser.add_argument("--processes", type=int, default=2)
+    return parser.parse_args(argv)
+
+
+def searches(arguments: argparse.Namespace) -> Iterable[Point]:
+    for name in arguments.workloads:
+        for workers in arguments.workers:
+            for policy in arguments.policies:
+                yield Point(name, workers, policy, 0.0, arguments.duration_s)
+
+
+def search(point: Point, traces: Path, folder: Path) -> tuple[Point, float]:
+    """One policy's highest load."""
+    return point, highest_load(point, lambda tried: run_point(tried, traces, folder))
+
+
+def main() -> int:
+    arguments = parse(sys.argv[1:])
+    runs = arguments.runs
+    points = [replace(point, load=load) for load in arguments.loads for point in searches(arguments)]
+    with ProcessPoolExecutor(
+        arguments.processes, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
+        running: list[Future[Any]] = [pool.submit(run_point, point, arguments.traces, runs) for point in points]
+        if arguments.search:
+            running += [pool.submit(search, point, arguments.traces, runs) for point in searches(arguments)]
+        for done in running:
+            done.result()
+    from trunkline_bench.simulation.fleet import sweep_report  # matplotlib is wanted here only
+
+    sweep_report.write(runs, arguments.output, report.facts(" ".join(["make bench-fleet", *sys.argv[1:]])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
