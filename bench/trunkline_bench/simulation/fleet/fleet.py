@@ -53,7 +53,7 @@ class FleetOutcome:
     predicted_tokens: int = 0  # cached ones, as the router thought when it chose
     ideal_tokens: int = 0  # that a cache of infinite size, shared by all workers, would have had
     fitting_tokens: int = 0  # that one of the fleet's size would have had
-    idle_ttft_s: float = 0.0  # what an idle worker with the ideal ones would need
+    idle_ttft_s: float = 0.0  # what an idle worker with nothing cached would need
     refused: str = ""  # the reason
 
     @property
@@ -62,7 +62,7 @@ class FleetOutcome:
 
     @property
     def delay_s(self) -> float | None:
-        """What of the time to the first token is not the prompt's own."""
+        """What the fleet adds to the time to the first token; less than nothing where caches save more."""
         return None if self.ttft_s is None else self.ttft_s - self.idle_ttft_s
 
 
@@ -90,7 +90,7 @@ class FleetRun:
 class TtftGoal:
     """A share of requests that must have their first token in time. A run that misses it is given up.
 
-    idle_share: 1 where the time does not count that an idle worker with the ideal prefix would need, 0 where it does
+    idle_share: 1 where the time does not count that an idle worker with nothing cached would need, 0 where it does
     """
 
     ttft_s: float
@@ -201,7 +201,7 @@ class _Simulation:
         outcome.ideal_tokens = self._ideal.take(found.chain, len(prompt), fleet.spec.block_size)
         outcome.fitting_tokens = self._fitting.take(found.chain, len(prompt), fleet.spec.block_size)
         outcome.idle_ttft_s = 2 * fleet.network_s + idle_prefill_s(
-            fleet.spec.cost, len(prompt), outcome.ideal_tokens, fleet.spec.limits.max_step_tokens
+            fleet.spec.cost, len(prompt), 0, fleet.spec.limits.max_step_tokens
         )
         self._waiting[handle] = now_s
         self.workers[place].submit(now_s + fleet.network_s, submit_of(handle, request, prompt), request.output_tokens)
