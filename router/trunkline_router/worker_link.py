@@ -75,13 +75,20 @@ class Live(WorkerState):
         tokenizer: PromptTokenizer,
         session: WorkerSession,
         breaker: Breaker,
+        address: str,
     ) -> None:
         super().__init__(model, blocks)
+        self.address = address
         self.tokenizer = tokenizer
         self.session = session
         self.breaker = breaker  # the worker's, whichever its connection
         self.is_hung = False
         self.num_watched = 0  # items of its watch stream
+
+    @property
+    def num_heard(self) -> int:
+        """Messages that came from it: steps make some, and nothing else does while it has work."""
+        return self.session.num_messages + self.num_watched
 
     @property
     def accepts(self) -> bool:
@@ -164,7 +171,7 @@ class WorkerLink:
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         check_model(model)
         tokenizer = await self._tokenizers.of(model, stub)
-        live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession(), self.breaker)
+        live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession(), self.breaker, self.address)
         opened, synced = asyncio.Event(), asyncio.Event()
 
         def on_open(welcome: SessionWelcome) -> None:
@@ -209,7 +216,7 @@ class WorkerLink:
             await asyncio.sleep(signs.check_interval_s)
             now_s = self._clock_s()
             live.slow_start_share = slow_start_share(now_s - started_s, self._limits.slow_start_s)
-            news = live.session.num_messages + live.num_watched
+            news = live.num_heard
             if live.is_hung and news != news_when_hung:
                 live.is_hung = False
                 started_s = now_s

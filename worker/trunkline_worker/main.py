@@ -10,7 +10,7 @@ from pathlib import Path
 import uvloop
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
-from trunkline.grant import GrantDesk, grant_key_problem, key_id
+from trunkline.grant import grant_key_problem, key_id
 from trunkline.v1.worker_pb2 import DrainResponse
 from trunkline.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from trunkline_runtime.log import configure_logging, get_logger
@@ -21,6 +21,7 @@ from trunkline_worker.cache_mirror import CacheMirror
 from trunkline_worker.engine_link import EngineLink, EngineStartError
 from trunkline_worker.front import Front
 from trunkline_worker.front_settings import WorkerSettings
+from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.service import WorkerService
 from trunkline_worker.stats_log import log_stats

@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 
-from trunkline.grant import GrantDesk
 from trunkline.status import RequestRefused, deadline_exceeded, invalid
 from trunkline.v1.worker_pb2 import (
     DrainRequest,
@@ -28,6 +27,7 @@ from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
 from trunkline_worker.front import Choice, Front
+from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.session import Outbox, Session
 from trunkline_worker.tokenizer_files import TokenizerFiles
 

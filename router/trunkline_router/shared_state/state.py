@@ -276,6 +276,8 @@ class SharedState:
         self._end(tenant, reservation)
         book, now_ms = self._book.tenant(tenant), self._now_ms()
         book.in_flight -= reservation.tokens
+        if reservation.is_charged_in_full:
+            return
         used = reservation.used_tokens
         if not used:  # nobody served it: that is not the tenant's
             book.correct(bucket, -1, -reservation.tokens, now_ms)
