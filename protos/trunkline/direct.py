@@ -98,9 +98,9 @@ class DirectPath:
         """The answer as the router would stream it. Raises TrunklineError, and NotOffered before anything else."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         router_call = _RouterCall(router.Grant(timeout=timeout_s, metadata=metadata))
-        answer = _Answer(request.n if request.HasField("n") else 1)
         try:
             granted = await router_call.first(request)
+            answer = _Answer(request.n if request.HasField("n") else 1)
             while not answer.is_complete:
                 answer.begin(granted)
                 attempt = self._attempt(router_call, granted, answer, deadline_s)

@@ -6,7 +6,7 @@ raises no suspicion: all of that a client could say of a worker that is well. Ho
 
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -147,7 +147,8 @@ class _Granting:
     news: AsyncIterator[GrantRequest]
     span: Span
     facts: dict[str, Any]
-    grants: int = field(default=0)
+    grants: int = 0
+    has_lost: bool = False  # a worker, as the client says
 
     async def answers(self) -> AsyncGenerator[GrantResponse, None]:
         prepared, dispatcher = self.prepared, self.granter.dispatcher
@@ -193,6 +194,8 @@ class _Granting:
             timeout_ns=self.placement.timeout_ns(),
             trace=current_trace_context(),
             prompt_known=claims.prompt_known,
+            # Convicts nobody. But should this be what killed that worker, no innocent one beside it is convicted.
+            suspect=self.has_lost,
         )
         expires_unix_ms = granter.now_unix_ms() + int(LIFETIME_S * 1e3)
         epoch = worker.model.epoch
@@ -217,6 +220,7 @@ class _Granting:
         if kind == "lost" and lost.refusal.reason == OVERLOADED:
             delay_ms = min(max(lost.refusal.retry_delay_ms, LEAST_COME_BACK_MS), MOST_COME_BACK_MS)
             refused = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, FULL, retry_delay_ms=delay_ms)
+        self.has_lost |= refused.reason != OVERLOADED
         self.placement.on_lost(worker, refused)
         if self.grants >= MAX_GRANTS:
             raise refused

@@ -12,6 +12,7 @@ import grpc
 from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetModelResponse,
+    GetStatsRequest,
     GetTokenizerRequest,
     SessionWelcome,
     WatchCacheRequest,
@@ -182,7 +183,7 @@ class WorkerLink:
         session = asyncio.create_task(live.session.run(stub, self._router_id, on_open))
         watch = asyncio.create_task(self._watch(stub, live, synced))
         ready = asyncio.create_task(self._announce(live, opened, synced))
-        looking = asyncio.create_task(self._look_after(live))
+        looking = asyncio.create_task(self._look_after(live, stub))
         try:
             done, _ = await asyncio.wait({session, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -207,9 +208,10 @@ class WorkerLink:
                        blocks=len(live.blocks))  # fmt: skip
         self._on_change()
 
-    async def _look_after(self, live: Live) -> None:
+    async def _look_after(self, live: Live, stub: "WorkerServiceAsyncStub") -> None:
         """Notices a worker that hangs, and that it is back; lets it start slowly."""
         signs = SignsOfLife(self._limits.inter_token_timeout_s)
+        granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
         news_when_hung = 0
         started_s = self._clock_s()
         while True:
@@ -222,13 +224,27 @@ class WorkerLink:
                 started_s = now_s
                 self._log.info("worker is back", address=self.address)
                 self._on_change()
-            elif signs.is_silent(now_s, news=news, has_work=live.session.num_open > 0) and not live.is_hung:
+                continue
+            is_silent = signs.is_silent(now_s, news=news, has_work=live.session.num_open > 0)
+            # What was granted may never have come to the worker: before it is taken for hung it is asked.
+            if granted_signs.is_silent(now_s, news=news, has_work=live.open_choices > live.session.num_open):
+                granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
+                is_silent |= not live.is_hung and not await self._answers(stub)
+            if is_silent and not live.is_hung:
                 live.is_hung = True
                 news_when_hung = news
                 why = f"the worker has said nothing for {signs.timeout_s:g} s"
                 self._log.error("worker hangs", address=self.address, choices=live.session.num_open)
                 self._on_change()
                 live.session.give_up(why)
+
+    async def _answers(self, stub: "WorkerServiceAsyncStub") -> bool:
+        """Whether the worker's engine answers; it does between two steps."""
+        try:
+            await stub.GetStats(GetStatsRequest(), timeout=self._limits.inter_token_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # other trouble is the session's to notice
+        return True
 
     async def _watch(self, stub: "WorkerServiceAsyncStub", live: Live, synced: asyncio.Event) -> None:
         """Follows the worker's cache. A gap or a broken stream starts a new subscription, while requests go on and

@@ -11,7 +11,15 @@ from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
 from tests.router.tokenizer_files import VOCAB_SIZE
 from trunkline import Client
 from trunkline.client import Piece
-from trunkline.errors import DeadlineExceeded, InternalError, InvalidRequest, NoWorker, Overloaded, TrunklineError
+from trunkline.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NoWorker,
+    Overloaded,
+    Quarantined,
+    TrunklineError,
+)
 from trunkline.grant import open_grant
 from trunkline.status import (
     CODE_INTERNAL,
@@ -20,6 +28,7 @@ from trunkline.status import (
     OVERLOADED,
     QUOTA_EXCEEDED,
     RequestRefused,
+    no_worker,
 )
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import (
@@ -392,6 +401,29 @@ async def test_what_a_client_once_had_it_still_has() -> None:
         submit = open_grant(KEY, granted.grants[0], epoch=1, now_unix_ms=0)
         assert list(submit.resume.output_token_ids) == [1, 2, 3]
         assert "after 3 before" in (await call.refused(lost(1, 2))).message
+
+
+async def test_a_request_that_lost_a_worker_is_marked_so_that_nobody_is_convicted_in_its_place() -> None:
+    workers = fakes("a", "b", "c")
+    full = DirectLost().refusal
+    full.reason = OVERLOADED
+    async with cluster(*workers, grant_key=KEY) as router:
+        call = Call(router)
+        granted = [await call.begin(), await call.ask(lost(refusal=full)), await call.ask(lost())]
+        call.call.cancel()
+        submits = [open_grant(KEY, grant, epoch=1, now_unix_ms=0) for one in granted for grant in one.grants]
+        assert [submit.suspect for submit in submits] == [False, False, True]
+
+
+async def test_what_was_convicted_on_the_routed_path_is_not_granted() -> None:
+    workers = fakes("a", "b")
+    async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
+        call = router.generate(PROMPT, sampling=SamplingParams(max_tokens=9))
+        for sole in (False, True):
+            (await arrival(workers)).fail(no_worker("the engine died"), suspect=True, sole_suspect=sole)
+        assert (await refusal(call)).reason == "QUARANTINED"
+        with pytest.raises(Quarantined):
+            await client.complete(PROMPT, max_tokens=9)
 
 
 async def test_a_call_begins_with_a_request() -> None:
