@@ -229,7 +229,7 @@ class WorkerLink:
             # What was granted may never have come to the worker: before it is taken for hung it is asked.
             if granted_signs.is_silent(now_s, news=news, has_work=live.open_choices > live.session.num_open):
                 granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
-                is_silent |= not live.is_hung and not await self._answers(stub)
+                is_silent |= not (live.is_hung or await self._answers(stub) or live.num_heard != news)
             if is_silent and not live.is_hung:
                 live.is_hung = True
                 news_when_hung = news

@@ -20,6 +20,7 @@ from trunkline.v1.worker_pb2 import (
     CacheEvents,
     CacheSnapshot,
     GetModelResponse,
+    GetStatsResponse,
     GetTokenizerResponse,
     LoadSample,
     SequenceOutput,
@@ -106,6 +107,8 @@ class FakeWorker(WorkerServiceServicer):
     snapshots: int = 0
     asked: int = 0  # for its model
     tokenizer_calls: int = 0
+    hangs: bool = False
+    asked_for_stats: int = 0
 
     def __post_init__(self) -> None:
         self.arrived: asyncio.Queue[FakeChoice] = asyncio.Queue()
@@ -268,6 +271,12 @@ class FakeWorker(WorkerServiceServicer):
             tokenizer_digest=self.tokenizer_digest,
             grant_key_id=key_id(self.grant_key),
         )
+
+    async def GetStats(self, request: Any, context: Any) -> GetStatsResponse:
+        self.asked_for_stats += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        return GetStatsResponse()
 
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[GetTokenizerResponse]:
         self.tokenizer_calls += 1

@@ -45,6 +45,7 @@ from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.granting import MAX_GRANTS
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.tenants import Tenant, Tenants
+from trunkline_router.worker_link import LinkLimits
 
 KEY = b"a key of thirty-two bytes, or so"
 PROMPT = list(range(10, 30))
@@ -320,6 +321,23 @@ async def test_who_waits_in_a_queue_is_left_there_and_who_waits_for_a_hung_worke
         await stream.task
         assert live.breaker.is_closed
         assert live.accepts
+
+
+async def test_a_worker_that_hangs_over_granted_work_is_noticed_and_one_that_only_has_none_is_not() -> None:
+    workers = fakes("a")
+    limits = LinkLimits(inter_token_timeout_s=0.08)
+    async with cluster(*workers, grant_key=KEY, link_limits=limits) as router:
+        call = Call(router)
+        await call.begin()  # and does nothing with it
+        await until(lambda: workers[0].asked_for_stats >= 2)
+        live = router.live(0)
+        assert not live.is_hung
+        workers[0].hangs = True
+        await until(lambda: live.is_hung)
+        assert (await refusal(router.generate(PROMPT))).reason == "NO_WORKER"
+        workers[0].send_load(running=1)
+        await until(lambda: not live.is_hung)
+        call.call.cancel()
 
 
 async def test_where_no_grants_are_given_or_taken_answers_come_through_the_router(
