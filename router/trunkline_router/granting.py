@@ -24,11 +24,16 @@ from trunkline_router.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.route import Route
 from trunkline_router.worker_link import Live
 from trunkline_router.worker_state import InFlight
+from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 
 # Of one request, whatever becomes of them: failover is bounded by what is lost, but full workers may come again.
 MAX_GRANTS = 64
+# A grant holds the prompt, once for each choice: what a client asks for in few bytes must not come to many. The first
+# answer leaves room in a message for ledgers; all of a request's together come to eight of those.
+MAX_FIRST_BYTES = MAX_MESSAGE_BYTES // 2
+MAX_ALL_BYTES = 8 * MAX_FIRST_BYTES
 LEAST_COME_BACK_MS, MOST_COME_BACK_MS = 10, 60_000  # what a client may say that a full worker said
 LOST = "the client has lost the worker that computed its request"
 FULL = "the worker has no room"
@@ -148,6 +153,7 @@ class _Granting:
     span: Span
     facts: dict[str, Any]
     grants: int = 0
+    granted_bytes: int = 0
     has_lost: bool = False  # a worker, as the client says
 
     async def answers(self) -> AsyncGenerator[GrantResponse, None]:
@@ -168,7 +174,6 @@ class _Granting:
                     heard = worker.num_heard  # it does something, so the request waits for its turn
                     yield GrantResponse(request_id=prepared.request_id, wait=True)
             if lost is None:
-                self.facts["outcome"] = "direct"
                 return
             self._take(worker, lost)
 
@@ -205,6 +210,10 @@ class _Granting:
             grants=[sign_grant(granter.key, one, epoch=epoch, expires_unix_ms=expires_unix_ms) for one in submits],
             prompt=prepared.prompt_info(),
         )
+        num_bytes = response.ByteSize()
+        if not self.grants and num_bytes > MAX_FIRST_BYTES:
+            raise forbidden(f"too long to be granted: prompt and choices make {num_bytes} bytes")
+        self.granted_bytes += num_bytes
         response.prompt.worker_id = self.facts["worker"] = worker.model.worker_id
         self.grants += 1
         self.facts["grants"] = self.grants
@@ -222,7 +231,7 @@ class _Granting:
             refused = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, FULL, retry_delay_ms=delay_ms)
         self.has_lost |= refused.reason != OVERLOADED
         self.placement.on_lost(worker, refused)
-        if self.grants >= MAX_GRANTS:
+        if self.grants >= MAX_GRANTS or self.granted_bytes > MAX_ALL_BYTES:
             raise refused
         problem = "granting another worker"
         facts: dict[str, str | int] = {

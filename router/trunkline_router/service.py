@@ -121,6 +121,7 @@ class InferenceService(InferenceServiceServicer):
                     async for answer in answers:
                         reservation.charge_in_full(len(prepared.prompt), most_output_tokens)
                         yield answer
+                facts["outcome"] = "granted"  # what became of it the worker's log says
 
     @contextmanager
     def _observed(self, name: str, request_id: str, context: Context) -> Iterator[tuple[Span, dict[str, Any]]]:

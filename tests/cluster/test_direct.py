@@ -5,6 +5,7 @@ See test_faults.py, whose streams and accidents these are.
 
 import asyncio
 import dataclasses
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +20,7 @@ from trunkline.errors import error_of
 from trunkline.grant import sign_grant
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelRequest, Submit, WorkerServiceGenerateRequest
-from trunkline_bench.faults.fleet import Fleet, running_fleet
+from trunkline_bench.faults.fleet import Fleet, running_fleet, until
 from trunkline_bench.faults.main import worker_flags
 from trunkline_bench.faults.scenarios import ACCIDENTS, compare, struck, undisturbed
 from trunkline_bench.faults.streams import Order, Record, Streams, orders
@@ -58,7 +59,7 @@ async def test_direct_answers_are_the_routers_to_the_bit_also_across_accidents()
             outcome = await struck(direct, wanted, expected, ACCIDENTS[name])
             assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
             assert outcome.resumed > 0, f"{name}: it hit nobody"
-        assert [line for line in routed.routers[0].lines if "outcome" in line and "direct" in line]
+        assert [line for line in routed.routers[0].lines if "outcome" in line and "granted" in line]
         assert not [process for process in routed.routers if KEY in "".join(process.lines)]
         survived = await router_killed(direct, wanted)
         assert compare(survived, expected, 0.0).is_clean, "no answer that has begun needs its router"
@@ -97,6 +98,37 @@ async def test_direct_answers_survive_any_accident() -> None:
         for name, accident in ACCIDENTS.items():
             outcome = await struck(direct, wanted, expected, accident)
             assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
+
+
+DOOMED = """
+import asyncio, sys
+from trunkline import Client
+
+async def main():
+    async with Client(sys.argv[1], direct=True) as client:
+        async for piece in client.generate([5, 6, 7], n=2, max_tokens=900, ignore_eos=True):
+            print(piece.response.request_id, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_client_that_is_killed_leaves_nothing_behind() -> None:
+    async with direct_fleet(workers=1) as (routed, _):
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", DOOMED, routed.addresses[0], stdout=asyncio.subprocess.PIPE
+        )
+        assert client.stdout is not None
+        request_id = (await client.stdout.readline()).decode().strip()
+        assert (await routed.workers[0].load()).running == 2
+        client.kill()
+        await client.wait()
+        await routed.nothing_live()
+
+        def ended() -> list[str]:
+            return [line for line in routed.routers[0].lines if "request ended" in line and request_id in line]
+
+        await until(lambda: bool(ended()), "the router has heard of the client's end")
 
 
 async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_bare_requests() -> None:

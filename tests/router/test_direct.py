@@ -43,6 +43,7 @@ from trunkline.v1.inference_pb2 import (
 from trunkline.v1.worker_pb2 import Resume
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.granting import MAX_GRANTS
+from trunkline_router.main import router_settings
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.tenants import Tenant, Tenants
 from trunkline_router.worker_link import LinkLimits
@@ -353,6 +354,31 @@ async def test_where_no_grants_are_given_or_taken_answers_come_through_the_route
             assert len([record for record in caplog.records if record.name == "trunkline.direct"]) == 1
             assert len([message for message in worker.messages if message.submits]) == 2
         assert KEY.decode() not in caplog.text
+
+
+async def test_what_grants_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = fakes("a", "b", answer=2)
+    async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
+        monkeypatch.setattr("trunkline_router.granting.MAX_ALL_BYTES", 300)
+        call = Call(router, n=3)
+        assert (await call.begin()).ByteSize() > 300
+        assert (await call.refused(lost(1))).reason == "NO_WORKER"
+        monkeypatch.setattr("trunkline_router.granting.MAX_FIRST_BYTES", 300)
+        await client.complete(PROMPT, n=3)
+        routed = [message for worker in workers for message in worker.messages if message.submits]
+        assert len(routed) == 1, "what is too long to be granted goes through the router"
+
+
+def test_a_key_that_can_be_guessed_starts_nothing_and_is_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRUNKLINE_GRANT_KEY", "hunter2")
+    with pytest.raises(SystemExit) as caught:
+        router_settings(["--workers=127.0.0.1:1"])
+    said = capsys.readouterr().err
+    assert (caught.value.code, said.count("\n")) == (2, 1)
+    assert "--grant-key" in said
+    assert "hunter2" not in said
 
 
 async def test_only_workers_with_the_routers_key_are_granted() -> None:
