@@ -12,10 +12,10 @@ from trunkline_runtime.settings import base_type, flat_fields
 from trunkline_worker.front_settings import WorkerSettings
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "trunkline" / "values.schema.json"
-# What the chart sets by itself, from other values or from the cluster.
+# What the chart sets by itself, from other values or from the cluster; and secrets, which have no place in a ConfigMap.
 SET_BY_CHART = {
-    "routerConfig": {"host", "port", "workers", "router_id", "tenants", "redis_url"},
-    "workerConfig": {"host", "port", "model", "served_model_name", "worker_id"},
+    "routerConfig": {"host", "port", "workers", "router_id", "tenants", "redis_url", "grant_key"},
+    "workerConfig": {"host", "port", "model", "served_model_name", "worker_id", "grant_key"},
 }
 TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array"}
 

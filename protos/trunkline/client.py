@@ -7,7 +7,8 @@ async with Client("127.0.0.1:50051") as client:
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import cycle
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message import Message
 
+from trunkline.direct import DirectPath, NotOffered
 from trunkline.errors import DeadlineExceeded, error_of
 from trunkline.v1.generation_pb2 import FinishReason, Lane, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import (
@@ -92,10 +94,21 @@ class Client:
     connections: requests take turns among them. What deals out connections and not calls, such as a Kubernetes Service
     or a router of several processes, gives a client with one connection one router; several spread its requests. Where
     the name has several addresses, each connection is one to every address.
+    direct: the router chooses and signs, and answers stream from the workers themselves, which must be within reach.
+    Where routers or workers are not set up for it (--grant-key), answers come through the router, and the log says so
+    once. A tenant with quotas is charged max_tokens in full, or the whole context where it is not said.
+    inter_token_timeout_s: after so long without news a direct client asks the router whether the worker hangs.
     """
 
     def __init__(
-        self, address: str = "127.0.0.1:50051", *, model: str = "", tenant: str = "", connections: int = 1
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        model: str = "",
+        tenant: str = "",
+        connections: int = 1,
+        direct: bool = False,
+        inter_token_timeout_s: float = 10.0,
     ) -> None:
         if connections < 1:
             raise ValueError(f"connections={connections} is out of range; allowed: 1 or more")
@@ -107,6 +120,7 @@ class Client:
         self._channels = [_open_channel(address) for _ in range(connections)]
         # grpc.aio's stub type exists in the stub file only
         self._stubs: Iterator[Any] = cycle([InferenceServiceStub(channel) for channel in self._channels])
+        self._direct = DirectPath(inter_token_timeout_s) if direct else None
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,6 +131,8 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
+        if self._direct is not None:
+            await self._direct.close()
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def generate(
@@ -143,9 +159,8 @@ class Client:
             lane=_lane(lane),
         )
         _set_prompt(request, prompt)
-        call = next(self._stubs).Generate(request, timeout=timeout_s, metadata=(*_trace_metadata(), *self._metadata))
-        try:
-            async for response in call:
+        async with aclosing(self._responses(request, timeout_s)) as responses:
+            async for response in responses:
                 for chunk in response.chunks:
                     yield Piece(
                         chunk.index,
@@ -155,6 +170,25 @@ class Client:
                         _finish_name(chunk.finish_reason),
                         response,
                     )
+
+    async def _responses(
+        self, request: GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """Raises TrunklineError."""
+        router, metadata = next(self._stubs), (*_trace_metadata(), *self._metadata)
+        if self._direct is not None:
+            try:
+                direct = self._direct.responses(router, request, timeout_s=timeout_s, metadata=metadata)
+                async with aclosing(direct) as responses:
+                    async for response in responses:
+                        yield response
+                return
+            except NotOffered as not_offered:
+                self._direct.warn(not_offered)
+        call = router.Generate(request, timeout=timeout_s, metadata=metadata)
+        try:
+            async for response in call:
+                yield response
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
         finally:

@@ -1,6 +1,5 @@
 """A prepared request at the workers: which one computes it, and what happens where that one cannot."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
@@ -9,11 +8,11 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
-from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
 from trunkline.v1.generation_pb2 import FinishReason
-from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
+from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge import Prepared
-from trunkline_router.failover import MAX_JITTER_S, FailoverLimits, Recovery
+from trunkline_router.failover import FailoverLimits, Recovery
+from trunkline_router.placement import Placement, Progress, TimeLeft
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
 from trunkline_router.request_stream import BrokenOff, RequestStream
@@ -26,8 +25,6 @@ from trunkline_runtime.tracing import current_trace_context
 
 # Candidates in a request's trace: the chosen one and those that came next.
 MOST_TRACED = 8
-
-TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
 
 
 class Dispatcher:
@@ -57,6 +54,15 @@ class Dispatcher:
         Raises RequestRefused."""
         return _Dispatch(self, prepared, time_left, span, facts).responses()
 
+    def placement(
+        self, prepared: Prepared, time_left: TimeLeft, progress: Progress, is_usable: Callable[[Live], bool]
+    ) -> Placement:
+        """Where a request goes. `is_usable`: what else a worker must be."""
+        recovery = Recovery(self.limits)
+        return Placement(
+            self.pools, self.budget, self.clock_s, self.rng, recovery, prepared, time_left, progress, is_usable
+        )
+
 
 @dataclass(slots=True)
 class _Dispatch:
@@ -67,24 +73,15 @@ class _Dispatch:
     time_left: TimeLeft
     span: Span
     facts: dict[str, Any]
-    recovery: Recovery = field(init=False)
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
-    failed: list[Live] = field(default_factory=list)  # where an attempt was lost
-    full: list[Live] = field(default_factory=list)  # where there was no room of late
-    fingerprint: str = ""  # of the weights that have begun the answer
+    placement: Placement = field(init=False)
 
     def __post_init__(self) -> None:
-        self.recovery = Recovery(self.shared.limits)
         self.suspicion = Suspicion()
-        prompt = PromptInfo(
-            model=self.prepared.model,
-            prompt_tokens=len(self.prepared.prompt),
-            seed=self.prepared.seed,
-            lane=self.prepared.scheduling.lane,
-        )
-        self.stream = RequestStream(self.prepared.request_id, self.prepared.choices, prompt)
+        self.stream = RequestStream(self.prepared.request_id, self.prepared.choices, self.prepared.prompt_info())
         self.stream.on_progress = self.suspicion.on_progress
+        self.placement = self.shared.placement(self.prepared, self.time_left, self.stream, self._is_free)
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
         prepared, stream, facts = self.prepared, self.stream, self.facts
@@ -93,7 +90,9 @@ class _Dispatch:
         shared.quarantine.check(tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s())
         shared.budget.on_request()
         while True:
-            route = await self._place()
+            route = await self.placement.place()
+            if self.suspicion.is_suspect:
+                self.suspicion.enter(shared.cells.enter(route.worker))
             try:
                 async with aclosing(self._attempt(route)) as responses:
                     async for response in responses:
@@ -108,65 +107,23 @@ class _Dispatch:
         reasons = [FinishReason.Name(reason) for _, reason in sorted(stream.finish_reasons.items())]
         facts["outcome"] = ",".join(dict.fromkeys(r.removeprefix("FINISH_REASON_").lower() for r in reasons))
 
-    async def _place(self) -> Route[Live]:
-        """Chooses a worker, once there is one. Raises RequestRefused."""
-        shared = self.shared
-        if self.recovery.has_failed and not self.stream.has_output:
-            delay_s = shared.budget.take(shared.clock_s()) + shared.rng.uniform(0, MAX_JITTER_S)
-            await asyncio.sleep(self._within_deadline(delay_s))
-        while True:
-            changed = shared.pools.change()
-            try:
-                request = self.prepared.route_request(shared.clock_s(), self.stream.longest_output())
-                route = shared.pools.route(self.prepared.model, request, usable=self._is_usable)
-                break
-            except RequestRefused as nobody:
-                has_output = self.stream.has_output
-                wait_s = self.recovery.wait_s(shared.clock_s(), nobody, has_output=has_output)
-            try:
-                async with asyncio.timeout(self._within_deadline(wait_s)):
-                    await changed.wait()
-            except TimeoutError:
-                self.full.clear()  # by now they may have room
-        if self.suspicion.is_suspect:
-            self.suspicion.enter(shared.cells.enter(route.worker))
-        return route
-
-    def _is_usable(self, live: Live) -> bool:
-        return (
-            self.prepared.fits(live.most_tokens, self.stream.num_output)
-            and live not in self.failed
-            and live not in self.full
-            and (not self.stream.has_output or live.model.fingerprint == self.fingerprint)
-            and (not self.suspicion.is_suspect or self.shared.cells.is_free(live))
-        )
-
-    def _within_deadline(self, wait_s: float) -> float:
-        """Raises RequestRefused where the deadline has passed."""
-        left_s = self.time_left()
-        if left_s is None:
-            return wait_s
-        if left_s <= 0:
-            raise deadline_exceeded()
-        return min(wait_s, left_s)
+    def _is_free(self, live: Live) -> bool:
+        """Whether it may go there under the suspicion that it is under."""
+        return not self.suspicion.is_suspect or self.shared.cells.is_free(live)
 
     async def _attempt(self, route: Route[Live]) -> AsyncGenerator[GenerateResponse, None]:
         """The responses from one worker. Whichever way this ends, the worker is told and the load is settled. Raises
         BrokenOff where the worker gives up."""
         worker, stream, prepared, shared = route.worker, self.stream, self.prepared, self.shared
-        left_s = self._within_deadline(float("inf"))
-        unfinished = list(stream.unfinished())
         submits = prepared.submits(
-            unfinished,
-            timeout_ns=None if left_s == float("inf") else int(left_s * 1e9),
+            stream.unfinished(),
+            timeout_ns=self.placement.timeout_ns(),
             trace=current_trace_context(),
             prompt_known=stream.prompt_known,
             suspect=self.suspicion.is_suspect,
         )
-        if not stream.has_output:
-            self.fingerprint = worker.model.fingerprint
         self.facts["worker"] = worker.model.worker_id
-        _trace_route(self.span, route)
+        trace_route(self.span, route)
         stream.begin(worker.model.worker_id)
         first = not stream.prompt_known
         handles: list[int] = []
@@ -202,15 +159,12 @@ class _Dispatch:
             shared.quarantine.convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
             get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant)
             raise quarantined()
-        self.recovery.on_refusal(
-            refused, num_tokens=stream.completion_tokens, has_output=stream.has_output, can_resume=stream.can_resume
-        )
+        self.placement.on_lost(worker, refused)
         if not stream.has_output:
             problem = "trying another worker"
         else:
             problem = "going on at another worker"
             stream.resumptions += 1
-        (self.full if refused.reason == OVERLOADED else self.failed).append(worker)
         facts: dict[str, str | int] = {
             "worker": worker.model.worker_id,
             "problem": refused.message,
@@ -220,7 +174,7 @@ class _Dispatch:
         get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)
 
 
-def _trace_route(span: Span, route: Route[Live]) -> None:
+def trace_route(span: Span, route: Route[Live]) -> None:
     """What was weighed, and why it came out so."""
     if not span.is_recording():
         return

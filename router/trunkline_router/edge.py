@@ -7,12 +7,12 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from trunkline.ledger import Ledger
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
-from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
 from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
-from trunkline_router.ledger import Ledger
 from trunkline_router.pool import limits_of
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.tenants import Scheduling
@@ -41,6 +41,10 @@ class Prepared:
     @property
     def seed(self) -> int:
         return self.sampling.seed
+
+    def prompt_info(self) -> PromptInfo:
+        """What the client is told of it, as far as it is known before a worker has it."""
+        return PromptInfo(model=self.model, prompt_tokens=len(self.prompt), seed=self.seed, lane=self.scheduling.lane)
 
     def fits(self, most_tokens: int, num_output: int = 0) -> bool:
         """Whether a worker that takes so many tokens can answer it, or go on after that much output. Workers of one

@@ -10,6 +10,7 @@ from random import Random
 
 import uvloop
 
+from trunkline.grant import grant_key_problem
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.discovery import Membership, sources_of
@@ -45,7 +46,11 @@ def main() -> None:
 def router_settings(arguments: Sequence[str]) -> RouterSettings:
     """Exits with status 2 and one line on standard error where they make no sense."""
     settings = load_settings(RouterSettings, arguments, prog="trunkline-router", description=__doc__ or "")
-    problem = address_problem(settings.workers) or sharing_problem(settings.redis_url, settings.key_prefix)
+    problem = (
+        address_problem(settings.workers)
+        or sharing_problem(settings.redis_url, settings.key_prefix)
+        or grant_key_problem(settings.grant_key)
+    )
     if problem is not None:
         print(f"trunkline-router: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
@@ -121,7 +126,13 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions), quarantine=quarantine
     )
     await shared.start()
-    service = InferenceService(dispatcher, max_choices=settings.max_choices, tenants=tenants, shared=shared)
+    service = InferenceService(
+        dispatcher,
+        max_choices=settings.max_choices,
+        tenants=tenants,
+        shared=shared,
+        grant_key=settings.grant_key.encode(),
+    )
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)

@@ -11,11 +11,11 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterator
 
+from trunkline.ledger import TOKEN_BYTES, Ledger, OutOfOrder
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 from trunkline.v1.worker_pb2 import SequenceOutput
-from trunkline_router.ledger import TOKEN_BYTES, Ledger, OutOfOrder
 
 MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
 MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from random import Random
 from typing import Any
 
 import grpc
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry.trace import Span, Status, StatusCode
 
 from trunkline.status import (
     CODE_INTERNAL,
@@ -23,6 +23,8 @@ from trunkline.v1.inference_pb2 import (
     DetokenizeResponse,
     GenerateRequest,
     GenerateResponse,
+    GrantRequest,
+    GrantResponse,
     ListModelsRequest,
     ListModelsResponse,
     Model,
@@ -33,6 +35,7 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import Prepared, check_request_id, prepare, request_id_of, session_of
+from trunkline_router.granting import Granter
 from trunkline_router.pool import limits_of
 from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.reservation import Reservation
@@ -53,12 +56,14 @@ class InferenceService(InferenceServiceServicer):
         max_choices: int,
         tenants: Tenants | None = None,
         shared: SharedState | None = None,
+        grant_key: bytes = b"",
     ) -> None:
         self._dispatcher = dispatcher
         self._pools = dispatcher.pools
         self._shared = shared or shared_state("", "", "", PoolFleet(self._pools), Random())
         self._tenants = tenants or Tenants()
         self._max_choices = max_choices
+        self._granter = Granter(dispatcher, grant_key, now_unix_ms=lambda: int(time.time() * 1e3))
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -84,39 +89,51 @@ class InferenceService(InferenceServiceServicer):
                 self._idle.set()
 
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
-        started_s = time.monotonic()
         request_id = request_id_of(request)
+        with self._observed("router.generate", request_id, context) as (span, facts), self._admitted():
+            prepared, workers = await self._prepare(request, request_id, context, facts)
+            with await self._reserve(prepared, workers) as reservation:
+                async with aclosing(
+                    self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
+                ) as responses:
+                    async for response in responses:
+                        reservation.took(response)
+                        yield response
+
+    async def Grant(
+        self, request_iterator: AsyncIterator[GrantRequest], context: Context
+    ) -> AsyncGenerator[GrantResponse, None]:
+        self._granter.check_offered()
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("news") != "request":
+            raise invalid("request", "must be in the first message")
+        request, request_id = first.request, request_id_of(first.request)
+        with self._observed("router.grant", request_id, context) as (span, facts), self._admitted():
+            prepared, workers = await self._prepare(request, request_id, context, facts)
+            self._granter.check_taken(prepared.model)
+            most_output_tokens = prepared.choices * _most_output_tokens(prepared, workers)
+            with await self._reserve(prepared, workers, in_full=True) as reservation:
+                async with aclosing(
+                    self._granter.answers(
+                        prepared, limits_of(workers), request_iterator, context.time_remaining, span, facts
+                    )
+                ) as answers:
+                    async for answer in answers:
+                        reservation.charge_in_full(len(prepared.prompt), most_output_tokens)
+                        yield answer
+                facts["outcome"] = "granted"  # what became of it the worker's log says
+
+    @contextmanager
+    def _observed(self, name: str, request_id: str, context: Context) -> Iterator[tuple[Span, dict[str, Any]]]:
+        """A request's span, and its line in the log with the facts that it gathers; bugs become INTERNAL."""
+        started_s = time.monotonic()
         traceparent, tracestate = trace_context_of(context.invocation_metadata())
         log = get_logger().bind(request_id=request_id)
         facts: dict[str, Any] = {"outcome": "cancelled"}
         attributes = {"trunkline.request_id": request_id}
-        with request_span(
-            "router.generate", traceparent=traceparent, tracestate=tracestate, attributes=attributes
-        ) as span:
+        with request_span(name, traceparent=traceparent, tracestate=tracestate, attributes=attributes) as span:
             try:
-                with self._admitted():
-                    check_request_id(request)
-                    facts["tenant"] = tenant = tenant_of(context.invocation_metadata())
-                    scheduling = self._tenants.scheduling(tenant, request.lane)
-                    facts["lane"] = scheduling.lane_name
-                    facts["model"], workers = self._pools.workers(request.model)
-                    prepared = await prepare(
-                        request,
-                        request_id,
-                        facts["model"],
-                        workers,
-                        max_choices=self._max_choices,
-                        scheduling=scheduling.corrected(self._shared.weight_factor(tenant)),
-                        session=session_of(context.invocation_metadata(), tenant),
-                    )
-                    facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
-                    with await self._reserve(prepared, workers) as reservation:
-                        async with aclosing(
-                            self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
-                        ) as responses:
-                            async for response in responses:
-                                reservation.took(response)
-                                yield response
+                yield span, facts
             except RequestRefused as refused:
                 facts["outcome"] = refused.reason
                 span.set_status(Status(StatusCode.ERROR, refused.reason))
@@ -136,17 +153,40 @@ class InferenceService(InferenceServiceServicer):
                 span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
                 log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **facts)
 
-    async def _reserve(self, prepared: Prepared, workers: Sequence[Live]) -> Reservation:
-        """The request's part in its tenant's quotas. Raises RequestRefused."""
-        limits, sampling, tenant = limits_of(workers), prepared.sampling, prepared.scheduling.tenant
+    async def _prepare(
+        self, request: GenerateRequest, request_id: str, context: Context, facts: dict[str, Any]
+    ) -> tuple[Prepared, list[Live]]:
+        """The request as any worker can take it, and its model's workers. Raises RequestRefused."""
+        check_request_id(request)
+        metadata = context.invocation_metadata()
+        facts["tenant"] = tenant = tenant_of(metadata)
+        scheduling = self._tenants.scheduling(tenant, request.lane)
+        facts["lane"] = scheduling.lane_name
+        facts["model"], workers = self._pools.workers(request.model)
+        prepared = await prepare(
+            request,
+            request_id,
+            facts["model"],
+            workers,
+            max_choices=self._max_choices,
+            scheduling=scheduling.corrected(self._shared.weight_factor(tenant)),
+            session=session_of(metadata, tenant),
+        )
+        facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
+        return prepared, workers
+
+    async def _reserve(self, prepared: Prepared, workers: Sequence[Live], *, in_full: bool = False) -> Reservation:
+        """The request's part in its tenant's quotas; `in_full`: all that it can come to. Raises RequestRefused."""
+        sampling, tenant = prepared.sampling, prepared.scheduling.tenant
+        most_tokens = _most_output_tokens(prepared, workers)
         terms = self._tenants.terms(tenant)
         return await self._shared.reserve(
             tenant,
             terms.quotas,
             weight=terms.weight,
             prompt_tokens=len(prepared.prompt),
-            max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-            most_tokens=min(limits.context_length, limits.kv_token_capacity) - len(prepared.prompt),
+            max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,
+            most_tokens=most_tokens,
             choices=prepared.choices,
         )
 
@@ -183,6 +223,14 @@ class InferenceService(InferenceServiceServicer):
                 )
             )
         return ListModelsResponse(models=models)
+
+
+def _most_output_tokens(prepared: Prepared, workers: Sequence[Live]) -> int:
+    """Of one choice."""
+    if prepared.sampling.HasField("max_tokens"):
+        return prepared.sampling.max_tokens
+    limits = limits_of(workers)
+    return min(limits.context_length, limits.kv_token_capacity) - len(prepared.prompt)
 
 
 def _internal(request_id: str) -> RequestRefused:

@@ -55,6 +55,12 @@ class RouterSettings:
         "tenants with quotas are refused",
         choices=("open", "closed"),
     )
+    grant_key: str = setting(
+        "",
+        help="secret that workers know too, 32 bytes or more: clients with direct=True are given signed grants, and "
+        "stream from the workers themselves; without one nobody is. Better as TRUNKLINE_GRANT_KEY: arguments can be "
+        "seen by others",
+    )
     max_resumptions: int = setting(
         8, help="how often a request may go on at another worker when its own is lost; 0: never", minimum=0, maximum=64
     )

@@ -12,6 +12,7 @@ import grpc
 from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetModelResponse,
+    GetStatsRequest,
     GetTokenizerRequest,
     SessionWelcome,
     WatchCacheRequest,
@@ -75,13 +76,20 @@ class Live(WorkerState):
         tokenizer: PromptTokenizer,
         session: WorkerSession,
         breaker: Breaker,
+        address: str,
     ) -> None:
         super().__init__(model, blocks)
+        self.address = address
         self.tokenizer = tokenizer
         self.session = session
         self.breaker = breaker  # the worker's, whichever its connection
         self.is_hung = False
         self.num_watched = 0  # items of its watch stream
+
+    @property
+    def num_heard(self) -> int:
+        """Messages that came from it: steps make some, and nothing else does while it has work."""
+        return self.session.num_messages + self.num_watched
 
     @property
     def accepts(self) -> bool:
@@ -172,7 +180,7 @@ class WorkerLink:
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         check_model(model)
         tokenizer = await self._tokenizers.of(model, stub)
-        live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession(), self.breaker)
+        live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession(), self.breaker, self.address)
         opened, synced = asyncio.Event(), asyncio.Event()
 
         def on_open(welcome: SessionWelcome) -> None:
@@ -183,7 +191,7 @@ class WorkerLink:
         session = asyncio.create_task(live.session.run(stub, self._router_id, on_open))
         watch = asyncio.create_task(self._watch(stub, live, synced))
         ready = asyncio.create_task(self._announce(live, opened, synced))
-        looking = asyncio.create_task(self._look_after(live))
+        looking = asyncio.create_task(self._look_after(live, stub))
         try:
             done, _ = await asyncio.wait({session, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -208,28 +216,43 @@ class WorkerLink:
                        blocks=len(live.blocks))  # fmt: skip
         self._on_change()
 
-    async def _look_after(self, live: Live) -> None:
+    async def _look_after(self, live: Live, stub: "WorkerServiceAsyncStub") -> None:
         """Notices a worker that hangs, and that it is back; lets it start slowly."""
         signs = SignsOfLife(self._limits.inter_token_timeout_s)
+        granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
         news_when_hung = 0
         started_s = self._clock_s()
         while True:
             await asyncio.sleep(signs.check_interval_s)
             now_s = self._clock_s()
             live.slow_start_share = slow_start_share(now_s - started_s, self._limits.slow_start_s)
-            news = live.session.num_messages + live.num_watched
+            news = live.num_heard
             if live.is_hung and news != news_when_hung:
                 live.is_hung = False
                 started_s = now_s
                 self._log.info("worker is back", address=self.address)
                 self._on_change()
-            elif signs.is_silent(now_s, news=news, has_work=live.session.num_open > 0) and not live.is_hung:
+                continue
+            is_silent = signs.is_silent(now_s, news=news, has_work=live.session.num_open > 0)
+            # What was granted may never have come to the worker: before it is taken for hung it is asked.
+            if granted_signs.is_silent(now_s, news=news, has_work=live.open_choices > live.session.num_open):
+                granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
+                is_silent |= not (live.is_hung or await self._answers(stub) or live.num_heard != news)
+            if is_silent and not live.is_hung:
                 live.is_hung = True
                 news_when_hung = news
                 why = f"the worker has said nothing for {signs.timeout_s:g} s"
                 self._log.error("worker hangs", address=self.address, choices=live.session.num_open)
                 self._on_change()
                 live.session.give_up(why)
+
+    async def _answers(self, stub: "WorkerServiceAsyncStub") -> bool:
+        """Whether the worker's engine answers; it does between two steps."""
+        try:
+            await stub.GetStats(GetStatsRequest(), timeout=self._limits.inter_token_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # other trouble is the session's to notice
+        return True
 
     async def _watch(self, stub: "WorkerServiceAsyncStub", live: Live, synced: asyncio.Event) -> None:
         """Follows the worker's cache. A gap or a broken stream starts a new subscription, while requests go on and

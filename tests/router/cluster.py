@@ -85,6 +85,7 @@ async def cluster(
     failover: FailoverLimits | None = None,
     clock_s: Callable[[], float] = time.monotonic,
     policy: PolicyName = PolicyName.PREDICTED_TTFT,
+    grant_key: bytes = b"",
 ) -> AsyncIterator[Cluster]:
     """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
 
@@ -106,6 +107,7 @@ async def cluster(
                 failover=failover,
                 clock_s=clock_s,
                 policy=policy,
+                grant_key=grant_key,
             )
         )
 
@@ -122,6 +124,7 @@ async def router_before(
     failover: FailoverLimits | None = None,
     clock_s: Callable[[], float] = time.monotonic,
     policy: PolicyName = PolicyName.PREDICTED_TTFT,
+    grant_key: bytes = b"",
     share: Callable[[Pools, Random], SharedState] | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; with what `share` makes it share with other routers."""
@@ -143,7 +146,9 @@ async def router_before(
             await shared.start()
             stack.push_async_callback(shared.close)
             stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        service = InferenceService(dispatcher, max_choices=max_choices, tenants=tenants, shared=shared)
+        service = InferenceService(
+            dispatcher, max_choices=max_choices, tenants=tenants, shared=shared, grant_key=grant_key
+        )
         add_InferenceServiceServicer_to_server(service, server.grpc)
         fleet = FleetService(pools, max_choices=max_choices, tenants=tenants)
         add_FleetServiceServicer_to_server(fleet, server.grpc)

@@ -1,6 +1,7 @@
 """A worker without a model: a real gRPC server with a tiny prefix cache, whose tokens the test hands out."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ import grpc
 
 from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
 from trunkline.block_hash import prompt_hashes, root_hash
+from trunkline.grant import key_id, open_grant
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
 from trunkline.v1.worker_pb2 import (
@@ -18,6 +20,7 @@ from trunkline.v1.worker_pb2 import (
     CacheEvents,
     CacheSnapshot,
     GetModelResponse,
+    GetStatsResponse,
     GetTokenizerResponse,
     LoadSample,
     SequenceOutput,
@@ -26,6 +29,7 @@ from trunkline.v1.worker_pb2 import (
     SessionWelcome,
     Submit,
     WatchCacheResponse,
+    WorkerServiceGenerateResponse,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_runtime.errors import ErrorInterceptor
@@ -90,6 +94,7 @@ class FakeWorker(WorkerServiceServicer):
     kv_token_capacity: int = 4096
     block_size: int = BLOCK
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
+    grant_key: bytes = b""
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     tokenizer_digest: bytes = b"digest of the files"
     protocol_version: int = 1
@@ -103,6 +108,8 @@ class FakeWorker(WorkerServiceServicer):
     snapshots: int = 0
     asked: int = 0  # for its model
     tokenizer_calls: int = 0
+    hangs: bool = False
+    asked_for_stats: int = 0
 
     def __post_init__(self) -> None:
         self.arrived: asyncio.Queue[FakeChoice] = asyncio.Queue()
@@ -190,6 +197,23 @@ class FakeWorker(WorkerServiceServicer):
             for key in [key for key in self._running if key[0] == id(outbox)]:
                 del self._running[key]
 
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[WorkerServiceGenerateResponse]:
+        submit = open_grant(self.grant_key, request.grant, epoch=self.epoch, now_unix_ms=int(time.time() * 1e3))
+        outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._sessions.add(outbox)
+        self._take(submit, outbox)
+        try:
+            while (item := await outbox.get()) is not END:
+                (output,) = item.outputs
+                if output.HasField("error"):
+                    raise RequestRefused.from_proto(output.error)
+                prompt = output.prompt if output.HasField("prompt") else None
+                yield WorkerServiceGenerateResponse(chunk=output.chunk, prompt=prompt)
+        finally:
+            self._sessions.discard(outbox)
+            if self._running.pop((id(outbox), submit.handle), None) is not None:
+                self.aborted.append(submit)
+
     async def _read(self, requests: AsyncIterator[Any], outbox: "asyncio.Queue[Any]") -> None:
         async for request in requests:
             self.messages.append(request)
@@ -247,7 +271,14 @@ class FakeWorker(WorkerServiceServicer):
             default_sampling=self.default_sampling,
             tokenizer_digest=self.tokenizer_digest,
             protocol_version=self.protocol_version,
+            grant_key_id=key_id(self.grant_key),
         )
+
+    async def GetStats(self, request: Any, context: Any) -> GetStatsResponse:
+        self.asked_for_stats += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        return GetStatsResponse()
 
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[GetTokenizerResponse]:
         self.tokenizer_calls += 1

@@ -2,7 +2,15 @@
 
 import pytest
 
-from trunkline_router.shared_state.fairness import HALF_LIFE_MS, decayed, jain, weight_factor
+from trunkline_router.shared_state.fairness import (
+    HALF_LIFE_MS,
+    INPUT_COST,
+    OUTPUT_COST,
+    decayed,
+    jain,
+    weight_factor,
+)
+from trunkline_router.shared_state.reservation import Reservation
 
 CAPACITY = 10_000.0  # cost units per second and worker
 
@@ -58,3 +66,11 @@ def test_service_is_half_forgotten_after_a_half_life() -> None:
     assert decayed(8.0, -5, 60_000) == 8.0
     assert jain([1, 1, 1]) == 1.0
     assert jain([1, 0, 0, 0]) == 0.25
+
+
+def test_an_answer_that_is_not_seen_counts_once_as_the_longest_that_it_can_be() -> None:
+    served: list[float] = []
+    with Reservation(lambda reservation: None, served.append, 0) as reservation:
+        for _ in range(2):  # granted again after a loss
+            reservation.charge_in_full(10, 20)
+    assert served == [10 * INPUT_COST + 20 * OUTPUT_COST]

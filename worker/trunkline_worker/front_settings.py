@@ -19,6 +19,12 @@ class WorkerSettings:
     stats_interval_s: float = setting(
         30.0, help="time between two lines of statistics in the log, while there is work; 0: none", minimum=0.0
     )
+    grant_key: str = setting(
+        "",
+        help="secret that routers sign grants with, the same in all of them, 32 bytes or more: direct clients need a "
+        "grant then; without one whoever reaches the worker may use it. Better as TRUNKLINE_GRANT_KEY: arguments can "
+        "be seen by others",
+    )
     drain_timeout_s: float = setting(30.0, help="time for running requests to finish at SIGTERM or Drain", minimum=0.0)
 
     @property

@@ -4,11 +4,13 @@ import asyncio
 import gc
 import secrets
 import sys
+import time
 from pathlib import Path
 
 import uvloop
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
+from trunkline.grant import grant_key_problem, key_id
 from trunkline.v1.worker_pb2 import DrainResponse
 from trunkline.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from trunkline_runtime.log import configure_logging, get_logger
@@ -19,6 +21,7 @@ from trunkline_worker.cache_mirror import CacheMirror
 from trunkline_worker.engine_link import EngineLink, EngineStartError
 from trunkline_worker.front import Front
 from trunkline_worker.front_settings import WorkerSettings
+from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.service import WorkerService
 from trunkline_worker.stats_log import log_stats
@@ -34,6 +37,10 @@ EXIT_CANNOT_START = 2
 
 def main() -> None:
     settings = load_settings(WorkerSettings, sys.argv[1:], prog="trunkline-worker", description=__doc__ or "")
+    problem = grant_key_problem(settings.grant_key)
+    if problem is not None:
+        print(f"trunkline-worker: {problem}", file=sys.stderr)
+        sys.exit(EXIT_CANNOT_START)
     worker_id = settings.worker_id or f"{settings.host}:{settings.port}"
     configure_logging("worker", worker=worker_id)
     configure_tracing("trunkline-worker")
@@ -78,6 +85,8 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
     model = starting.result()
     model.model, model.worker_id, model.epoch = settings.model_name, worker_id, epoch
     model.protocol_version = PROTOCOL_VERSION
+    grant_key = settings.grant_key.encode()
+    model.grant_key_id = key_id(grant_key)
     model.tokenizer_digest = files.digest
     front = Front(model, files.tokenizer, mirror)
     front.connect(link)
@@ -89,7 +98,8 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         drained = await front.drain(settings.drain_timeout_s if timeout_s is None else timeout_s)
         return DrainResponse(finished=drained.finished, aborted=drained.aborted)
 
-    add_WorkerServiceServicer_to_server(WorkerService(front, files, drain), server.grpc)
+    desk = GrantDesk(grant_key, epoch, now_unix_ms=lambda: int(time.time() * 1e3))
+    add_WorkerServiceServicer_to_server(WorkerService(front, files, drain, desk), server.grpc)
     try:
         await server.start()
         await server.set_ready(True)

@@ -18,7 +18,6 @@ from trunkline.v1.worker_pb2 import (
     GetTokenizerResponse,
     SessionRequest,
     SessionResponse,
-    Submit,
     WatchCacheRequest,
     WatchCacheResponse,
     WorkerServiceGenerateRequest,
@@ -28,6 +27,7 @@ from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
 from trunkline_worker.front import Choice, Front
+from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.session import Outbox, Session
 from trunkline_worker.tokenizer_files import TokenizerFiles
 
@@ -40,10 +40,15 @@ class WorkerService(WorkerServiceServicer):
     """`drain` is called with a time in seconds, or None for the worker's own setting."""
 
     def __init__(
-        self, front: Front, files: TokenizerFiles, drain: Callable[[float | None], Awaitable[DrainResponse]]
+        self,
+        front: Front,
+        files: TokenizerFiles,
+        drain: Callable[[float | None], Awaitable[DrainResponse]],
+        desk: GrantDesk,
     ) -> None:
         self._front = front
         self._files = files
+        self._desk = desk
         self._drain = drain
 
     async def Session(
@@ -79,15 +84,17 @@ class WorkerService(WorkerServiceServicer):
     async def Generate(
         self, request: WorkerServiceGenerateRequest, context: Context
     ) -> AsyncIterator[WorkerServiceGenerateResponse]:
-        submit = Submit()
-        submit.CopyFrom(request.submit)
-        submit.traceparent, submit.tracestate = trace_context_of(context.invocation_metadata())
-        submit.ClearField("timeout")
+        submit = self._desk.take(request)
+        if not request.HasField("grant"):
+            submit.traceparent, submit.tracestate = trace_context_of(context.invocation_metadata())
+            submit.ClearField("timeout")
         remaining_s = context.time_remaining()
         if remaining_s is not None:
             if remaining_s <= 0:
                 raise deadline_exceeded()
-            submit.timeout.FromNanoseconds(int(remaining_s * 1e9))
+            remaining_ns = int(remaining_s * 1e9)
+            if not submit.HasField("timeout") or remaining_ns < submit.timeout.ToNanoseconds():
+                submit.timeout.FromNanoseconds(remaining_ns)
         choice: Choice | None = None
 
         def give_up() -> None:

@@ -211,11 +211,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`routers[i]` is called by `clients[i]`."""
+    """`routers[i]` listens at `addresses[i]` and is called by `clients[i]`."""
 
     workers: list[Worker]
     routers: list[Process]
     clients: list[Client]
+    addresses: list[str]
 
     async def all_ready(self) -> None:
         """Every worker serves, as every router sees it."""
@@ -255,12 +256,12 @@ async def running_fleet(
         await asyncio.gather(*(worker.start() for worker in made))
         addresses = ",".join(f"127.0.0.1:{worker.proxy.port}" for worker in made)
         processes, clients = [], []
-        for number in range(routers):
-            port = free_port()
+        router_addresses = [f"127.0.0.1:{free_port()}" for _ in range(routers)]
+        for number, address in enumerate(router_addresses):
             router = Process(
                 "trunkline-router",
                 f"--workers={addresses}",
-                f"--port={port}",
+                f"--port={address.rpartition(':')[2]}",
                 f"--router-id=router-{number}",
                 *router_arguments,
             )
@@ -268,10 +269,10 @@ async def running_fleet(
             await router.start()
             await router.wait_for("router listening")
             processes.append(router)
-            clients.append(await stack.enter_async_context(Client(f"127.0.0.1:{port}")))
+            clients.append(await stack.enter_async_context(Client(address)))
         for client in clients:
             await client.ready(START_S)
-        fleet = Fleet(made, processes, clients)
+        fleet = Fleet(made, processes, clients, router_addresses)
         await fleet.all_ready()
         yield fleet
 

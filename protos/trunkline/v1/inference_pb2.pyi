@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from trunkline.v1 import generation_pb2 as _generation_pb2
+from trunkline.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -281,6 +282,175 @@ class Usage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class GrantRequest(_message.Message):
+    """What a direct client has to say: one of these at a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___GenerateRequest:
+        """The first message, and only that one: what to generate."""
+
+    @_builtins.property
+    def started(self) -> Global___DirectStarted:
+        """The first output has come: the request queues no longer."""
+
+    @_builtins.property
+    def lost(self) -> Global___DirectLost:
+        """The worker was lost, or has no room: the client wants to go on elsewhere."""
+
+    @_builtins.property
+    def silent(self) -> Global___DirectLost:
+        """The worker has said nothing for a while."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___GenerateRequest | None = ...,
+        started: Global___DirectStarted | None = ...,
+        lost: Global___DirectLost | None = ...,
+        silent: Global___DirectLost | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "news", b"news", "request", b"request", "silent", b"silent", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "news", b"news", "request", b"request", "silent", b"silent", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["request", "started", "lost", "silent"]  # noqa: Y015
+    _WhichOneofArgType_news: _TypeAlias = _typing.Literal["news", b"news"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_news) -> _WhichOneofReturnType_news | None: ...
+
+Global___GrantRequest: _TypeAlias = GrantRequest  # noqa: Y015
+
+@_typing.final
+class DirectStarted(_message.Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectStarted: _TypeAlias = DirectStarted  # noqa: Y015
+
+@_typing.final
+class DirectLost(_message.Message):
+    """How far the answer has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    PROMPT_KNOWN_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    prompt_known: _builtins.bool
+    """What was to be told of the prompt has come."""
+    @_builtins.property
+    def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChoiceLedger]:
+        """Of every choice that has output."""
+
+    @_builtins.property
+    def refusal(self) -> _generation_pb2.RequestError:
+        """The worker's refusal, where it gave one: OVERLOADED sends the client elsewhere as it would a router."""
+
+    def __init__(
+        self,
+        *,
+        ledgers: _abc.Iterable[Global___ChoiceLedger] | None = ...,
+        prompt_known: _builtins.bool = ...,
+        refusal: _generation_pb2.RequestError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledgers", b"ledgers", "prompt_known", b"prompt_known", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectLost: _TypeAlias = DirectLost  # noqa: Y015
+
+@_typing.final
+class ChoiceLedger(_message.Message):
+    """What a client has of one choice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    """Which of the request's n choices."""
+    finished: _builtins.bool
+    """It has ended."""
+    @_builtins.property
+    def output(self) -> _worker_pb2.Resume:
+        """Its output so far. Its tokens may be left out once the choice is finished."""
+
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+        output: _worker_pb2.Resume | None = ...,
+        finished: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finished", b"finished", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChoiceLedger: _TypeAlias = ChoiceLedger  # noqa: Y015
+
+@_typing.final
+class GrantResponse(_message.Message):
+    """Where to stream from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ADDRESS_FIELD_NUMBER: _builtins.int
+    GRANTS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's name in logs and traces."""
+    worker_address: _builtins.str
+    """The worker's address as routers know it: host:port."""
+    wait: _builtins.bool
+    """In answer to `silent`: the worker is at work, for others perhaps. The grants given before stay good."""
+    @_builtins.property
+    def grants(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Grant]:
+        """One for each unfinished choice, in their order; each is a call of WorkerService.Generate."""
+
+    @_builtins.property
+    def prompt(self) -> Global___PromptInfo:
+        """As far as the router knows it: the worker reports the cached tokens and the log-probabilities."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        worker_address: _builtins.str = ...,
+        grants: _abc.Iterable[_worker_pb2.Grant] | None = ...,
+        prompt: Global___PromptInfo | None = ...,
+        wait: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "prompt", b"prompt", "request_id", b"request_id", "wait", b"wait", "worker_address", b"worker_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantResponse: _TypeAlias = GrantResponse  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):

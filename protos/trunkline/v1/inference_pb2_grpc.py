@@ -40,6 +40,11 @@ class InferenceServiceStub(object):
                 request_serializer=trunkline_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=trunkline_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Grant = channel.stream_stream(
+                '/trunkline.v1.InferenceService/Grant',
+                request_serializer=trunkline_dot_v1_dot_inference__pb2.GrantRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_inference__pb2.GrantResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/trunkline.v1.InferenceService/Tokenize',
                 request_serializer=trunkline_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -63,6 +68,16 @@ class InferenceServiceServicer(object):
 
     def Generate(self, request, context):
         """Generates from a prompt and streams the output. The first response carries `prompt`, the last one `usage`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Grant(self, request_iterator, context):
+        """The direct path: the router chooses a worker and signs what the client takes there; the client streams from the
+        worker. The call lives as long as the request, whose part in load and quotas is held by it. The client speaks first
+        (`request`); each `request` and `lost` is answered with grants, each `silent` with grants or `wait`. The client ends
+        its side when it has its answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +111,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=trunkline_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=trunkline_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Grant': grpc.stream_stream_rpc_method_handler(
+                    servicer.Grant,
+                    request_deserializer=trunkline_dot_v1_dot_inference__pb2.GrantRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_inference__pb2.GrantResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -141,6 +161,33 @@ class InferenceService(object):
             '/trunkline.v1.InferenceService/Generate',
             trunkline_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             trunkline_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Grant(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/trunkline.v1.InferenceService/Grant',
+            trunkline_dot_v1_dot_inference__pb2.GrantRequest.SerializeToString,
+            trunkline_dot_v1_dot_inference__pb2.GrantResponse.FromString,
             options,
             channel_credentials,
             insecure,

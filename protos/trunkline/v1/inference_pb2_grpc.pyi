@@ -35,6 +35,12 @@ class InferenceServiceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generates from a prompt and streams the output. The first response carries `prompt`, the last one `usage`."""
+    Grant: _grpc.StreamStreamMultiCallable[_inference_pb2.GrantRequest, _inference_pb2.GrantResponse]
+    """The direct path: the router chooses a worker and signs what the client takes there; the client streams from the
+    worker. The call lives as long as the request, whose part in load and quotas is held by it. The client speaks first
+    (`request`); each `request` and `lost` is answered with grants, each `silent` with grants or `wait`. The client ends
+    its side when it has its answer.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns text or chat messages into the tokens that Generate would use."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -49,6 +55,12 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates from a prompt and streams the output. The first response carries `prompt`, the last one `usage`."""
+    Grant: _aio.StreamStreamMultiCallable[_inference_pb2.GrantRequest, _inference_pb2.GrantResponse]  # type: ignore[assignment]
+    """The direct path: the router chooses a worker and signs what the client takes there; the client streams from the
+    worker. The call lives as long as the request, whose part in load and quotas is held by it. The client speaks first
+    (`request`); each `request` and `lost` is answered with grants, each `silent` with grants or `wait`. The client ends
+    its side when it has its answer.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text or chat messages into the tokens that Generate would use."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -66,6 +78,18 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generates from a prompt and streams the output. The first response carries `prompt`, the last one `usage`."""
+
+    @_abc_1.abstractmethod
+    def Grant(
+        self,
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.GrantRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GrantResponse], _abc.AsyncIterator[_inference_pb2.GrantResponse]]:
+        """The direct path: the router chooses a worker and signs what the client takes there; the client streams from the
+        worker. The call lives as long as the request, whose part in load and quotas is held by it. The client speaks first
+        (`request`); each `request` and `lost` is answered with grants, each `silent` with grants or `wait`. The client ends
+        its side when it has its answer.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -316,24 +316,66 @@ class SequenceOutput(_message.Message):
 Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
 
 @_typing.final
-class WorkerServiceGenerateRequest(_message.Message):
-    """A direct client's request. The RPC's own deadline and trace metadata count; those in the submit do not."""
+class Grant(_message.Message):
+    """A router's word that a request may be computed, given to the client that takes it to the worker. Good for one use."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SUBMIT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    submit: _builtins.bytes
+    """A serialized Submit: prompt, sampling, tenant, salt, lane, limits, and where to go on from. Its handle means nothing."""
+    epoch: _builtins.int
+    """The worker's life that it is for."""
+    expires_unix_ms: _builtins.int
+    """Until when it can be used to begin, in milliseconds of Unix time; what has begun goes on."""
+    signature: _builtins.bytes
+    """HMAC-SHA256 over all of the above, with the key that routers and workers share."""
+    def __init__(
+        self,
+        *,
+        submit: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
+        expires_unix_ms: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "expires_unix_ms", b"expires_unix_ms", "signature", b"signature", "submit", b"submit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grant: _TypeAlias = Grant  # noqa: Y015
+
+@_typing.final
+class WorkerServiceGenerateRequest(_message.Message):
+    """A direct client's request. The RPC's own deadline counts, in a grant the earlier one of both. The trace context is the
+    RPC's metadata, in a grant the router's.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBMIT_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def submit(self) -> Global___Submit:
-        """The request; its handle means nothing here."""
+        """The request; its handle means nothing here. Only for workers without a key for grants."""
+
+    @_builtins.property
+    def grant(self) -> Global___Grant:
+        """The request, in a router's words. Only for workers with a key."""
 
     def __init__(
         self,
         *,
         submit: Global___Submit | None = ...,
+        grant: Global___Grant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -784,6 +826,7 @@ class GetModelResponse(_message.Message):
     RUN_AHEAD_FIELD_NUMBER: _builtins.int
     START_UP_S_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    GRANT_KEY_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name that requests use."""
     worker_id: _builtins.str
@@ -852,6 +895,8 @@ class GetModelResponse(_message.Message):
     """What of this protocol the worker speaks. 0: before suspects, and the step cost in load samples.
     1: with them.
     """
+    grant_key_id: _builtins.bytes
+    """Names the key whose grants the worker takes, and tells nothing of it; empty: it takes none."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end generation."""
@@ -896,10 +941,11 @@ class GetModelResponse(_message.Message):
         run_ahead: _builtins.int = ...,
         start_up_s: _builtins.float = ...,
         protocol_version: _builtins.int = ...,
+        grant_key_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_id", b"grant_key_id", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

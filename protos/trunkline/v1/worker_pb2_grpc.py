@@ -85,7 +85,7 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """One request on a stream of its own, for direct clients.
+        """One choice of a request on a stream of its own, for direct clients.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class WorkerServiceStub:
     this router's requests down. Requests of a session that ends are aborted.
     """
     Generate: _grpc.UnaryStreamMultiCallable[_worker_pb2.WorkerServiceGenerateRequest, _worker_pb2.WorkerServiceGenerateResponse]
-    """One request on a stream of its own, for direct clients."""
+    """One choice of a request on a stream of its own, for direct clients."""
     WatchCache: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchCacheRequest, _worker_pb2.WatchCacheResponse]
     """The prefix cache's contents and changes, and load samples. A snapshot comes first; a subscriber that
     falls too far behind is given a new one.
@@ -62,7 +62,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     this router's requests down. Requests of a session that ends are aborted.
     """
     Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.WorkerServiceGenerateRequest, _worker_pb2.WorkerServiceGenerateResponse]  # type: ignore[assignment]
-    """One request on a stream of its own, for direct clients."""
+    """One choice of a request on a stream of its own, for direct clients."""
     WatchCache: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchCacheRequest, _worker_pb2.WatchCacheResponse]  # type: ignore[assignment]
     """The prefix cache's contents and changes, and load samples. A snapshot comes first; a subscriber that
     falls too far behind is given a new one.
@@ -95,7 +95,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WorkerServiceGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerServiceGenerateResponse], _abc.AsyncIterator[_worker_pb2.WorkerServiceGenerateResponse]]:
-        """One request on a stream of its own, for direct clients."""
+        """One choice of a request on a stream of its own, for direct clients."""
 
     @_abc_1.abstractmethod
     def WatchCache(

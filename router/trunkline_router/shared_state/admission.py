@@ -68,6 +68,10 @@ class Admission:
             tokens = bound[1]  # an estimate is no reason to refuse
         return Admitted(tenant, tokens, choices, await self._count(tenant, quotas, book, tokens))
 
+    def keep(self, admitted: Admitted) -> None:
+        """It has ended, and counts as all that it was admitted with."""
+        self._book.tenant(admitted.tenant).in_flight -= admitted.tokens
+
     def settle(self, admitted: Admitted, used: int, output_tokens: int) -> None:
         """It has ended, having used so many tokens, some of them output."""
         book, now_ms = self._book.tenant(admitted.tenant), self._now_ms()

@@ -16,6 +16,7 @@ class Reservation:
         self.tokens = tokens
         self.prompt_tokens = 0  # used
         self.output_tokens = 0  # used
+        self.is_charged_in_full = False
 
     @property
     def used_tokens(self) -> int:
@@ -30,6 +31,12 @@ class Reservation:
         output = sum(len(chunk.token_ids) for chunk in response.chunks)
         self.output_tokens += output
         self._serve(cost + OUTPUT_COST * output)
+
+    def charge_in_full(self, prompt_tokens: int, most_output_tokens: int) -> None:
+        """What becomes of it is not seen here: it counts as all that it may use, in quotas and in service."""
+        if not self.is_charged_in_full:
+            self.is_charged_in_full = True
+            self._serve(INPUT_COST * prompt_tokens + OUTPUT_COST * most_output_tokens)
 
     def __enter__(self) -> "Reservation":
         return self

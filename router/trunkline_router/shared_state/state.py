@@ -165,7 +165,11 @@ class SharedState:
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]
-        if admitted is not None:
+        if admitted is None:
+            return
+        if reservation.is_charged_in_full:
+            self.admission.keep(admitted)
+        else:
             self.admission.settle(admitted, reservation.used_tokens, reservation.output_tokens)
 
     # Fairness

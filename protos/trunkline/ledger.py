@@ -1,4 +1,4 @@
-"""What a router knows of a choice's output: all that another worker needs to go on with it."""
+"""What is known of a choice's output: all that another worker needs to go on with it."""
 
 from array import array
 

@@ -1,0 +1,72 @@
+"""Grants: a router's signed word that a request may be computed, which the client takes to the worker by itself.
+
+The whole Submit is signed, so nothing of it (tenant, salt, lane, limits, prompt, sampling, ledger) can be changed on
+the way. A grant is for one life of one worker, for a short time, and for one use.
+"""
+
+import hmac
+
+from google.protobuf.message import DecodeError
+
+from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused, invalid
+from trunkline.v1.worker_pb2 import Grant, Submit
+
+# In which a client has to be at the worker: connecting, a retransmission or two, clocks that differ by seconds.
+LIFETIME_S = 30.0
+LEAST_KEY_BYTES = 32  # as many as the signature has
+
+_GRANT_DOMAIN = b"trunkline.v1.Grant"
+_KEY_ID_DOMAIN = b"trunkline.v1.GetModelResponse.grant_key_id"
+_KEY_ID_BYTES = 8
+
+
+def grant_key_problem(key: str) -> str | None:
+    """What is wrong with --grant-key, in one line that does not tell it; None where nothing is. Empty: no grants."""
+    if not key or len(key.encode()) >= LEAST_KEY_BYTES:
+        return None
+    return f"--grant-key has {len(key.encode())} bytes; allowed: {LEAST_KEY_BYTES} or more, random ones"
+
+
+def key_id(key: bytes) -> bytes:
+    """Names a key without telling it; empty for no key."""
+    return hmac.digest(key, _KEY_ID_DOMAIN, "sha256")[:_KEY_ID_BYTES] if key else b""
+
+
+def sign_grant(key: bytes, submit: Submit, *, epoch: int, expires_unix_ms: int) -> Grant:
+    """A grant for the worker's life `epoch`."""
+    grant = Grant(submit=submit.SerializeToString(), epoch=epoch, expires_unix_ms=expires_unix_ms)
+    grant.signature = _signature(key, grant)
+    return grant
+
+
+def open_grant(key: bytes, grant: Grant, *, epoch: int, now_unix_ms: int) -> Submit:
+    """What was granted. Raises RequestRefused (FORBIDDEN) unless it was signed with this key, for this life of the
+    worker, and is good now."""
+    if not hmac.compare_digest(_signature(key, grant), grant.signature):
+        raise forbidden("the grant was not signed with this worker's key, or was changed")
+    if grant.epoch != epoch:
+        raise forbidden("the grant is for another worker, or for an earlier life of this one")
+    if now_unix_ms >= grant.expires_unix_ms:
+        raise forbidden("the grant has expired")
+    submit = Submit()
+    try:
+        submit.ParseFromString(grant.submit)
+    except DecodeError:
+        raise invalid("grant.submit", "is signed, and no Submit: the router speaks another protocol") from None
+    return submit
+
+
+def forbidden(message: str) -> RequestRefused:
+    """Not allowed: PERMISSION_DENIED."""
+    return RequestRefused(CODE_PERMISSION_DENIED, FORBIDDEN, message)
+
+
+def _signature(key: bytes, grant: Grant) -> bytes:
+    """Every part with its length before it, so that no two grants read alike."""
+    parts = (
+        _GRANT_DOMAIN,
+        grant.submit,
+        grant.epoch.to_bytes(8, "little"),
+        grant.expires_unix_ms.to_bytes(8, "little"),
+    )
+    return hmac.digest(key, b"".join(len(part).to_bytes(8, "little") + part for part in parts), "sha256")

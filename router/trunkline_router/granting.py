@@ -1,0 +1,243 @@
+"""The direct path: the router chooses and signs, the client streams from the worker.
+
+The client's word moves its own request and nothing else. It opens no breaker, counts in no worker's accuracy, and
+raises no suspicion: all of that a client could say of a worker that is well. How often it may ask is bounded.
+"""
+
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from trunkline.grant import LIFETIME_S, forbidden, key_id, sign_grant
+from trunkline.ledger import TOKEN_BYTES, Ledger
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
+from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline.validation import validate_token_ids
+from trunkline_router.dispatch import Dispatcher, trace_route
+from trunkline_router.edge import Prepared
+from trunkline_router.placement import Placement, TimeLeft
+from trunkline_router.request_stream import MAX_LEDGER_BYTES
+from trunkline_router.route import Route
+from trunkline_router.worker_link import Live
+from trunkline_router.worker_state import InFlight
+from trunkline_runtime.channel import MAX_MESSAGE_BYTES
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import current_trace_context
+
+# Of one request, whatever becomes of them: failover is bounded by what is lost, but full workers may come again.
+MAX_GRANTS = 64
+# A grant holds the prompt, once for each choice: what a client asks for in few bytes must not come to many. The first
+# answer leaves room in a message for ledgers; all of a request's together come to eight of those.
+MAX_FIRST_BYTES = MAX_MESSAGE_BYTES // 2
+MAX_ALL_BYTES = 8 * MAX_FIRST_BYTES
+LEAST_COME_BACK_MS, MOST_COME_BACK_MS = 10, 60_000  # what a client may say that a full worker said
+LOST = "the client has lost the worker that computed its request"
+FULL = "the worker has no room"
+
+
+class Granter:
+    """What granted requests of one router have in common. `key`: empty where it grants nothing. `now_unix_ms`: the time
+    that grants expire by."""
+
+    def __init__(self, dispatcher: Dispatcher, key: bytes, now_unix_ms: Callable[[], int]) -> None:
+        self.dispatcher = dispatcher
+        self.key = key
+        self.key_id = key_id(key)
+        self.now_unix_ms = now_unix_ms
+
+    def check_offered(self) -> None:
+        """Raises RequestRefused (FORBIDDEN) where this router grants nothing."""
+        if not self.key:
+            raise forbidden("this router gives no grants: it was started without --grant-key")
+
+    def takes_grants(self, live: Live) -> bool:
+        """Whether the worker would open this router's grants."""
+        return live.model.grant_key_id == self.key_id
+
+    def check_taken(self, model: str) -> None:
+        """Raises RequestRefused (FORBIDDEN) where no worker takes this router's grants."""
+        if not any(self.takes_grants(live) for live in self.dispatcher.pools.workers(model)[1]):
+            raise forbidden(f"no worker of model {model} takes this router's grants: start both with one --grant-key")
+
+    def answers(
+        self,
+        prepared: Prepared,
+        limits: GetModelResponse,
+        news: AsyncIterator[GrantRequest],
+        time_left: TimeLeft,
+        span: Span,
+        facts: dict[str, Any],
+    ) -> AsyncGenerator[GrantResponse, None]:
+        """Grants, as often as the client has reason to ask; until it ends its side. Raises RequestRefused."""
+        claims = Claims(prepared, limits)
+        placement = self.dispatcher.placement(prepared, time_left, claims, self.takes_grants)
+        return _Granting(self, prepared, claims, placement, news, span, facts).answers()
+
+
+class Claims:
+    """What a client says that it has of its answer. See placement.Progress."""
+
+    def __init__(self, prepared: Prepared, limits: GetModelResponse) -> None:
+        sampling = prepared.sampling
+        room = min(limits.context_length, limits.kv_token_capacity) - len(prepared.prompt)
+        self._most_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else room
+        self._vocab_size = limits.vocab_size
+        self._ledgers = [Ledger() for _ in range(prepared.choices)]
+        self.prompt_known = False
+
+    @property
+    def has_output(self) -> bool:
+        return self.prompt_known or any(ledger.num_tokens or ledger.finished for ledger in self._ledgers)
+
+    @property
+    def num_output(self) -> int:
+        return max((ledger.num_tokens for _, ledger in self.unfinished()), default=0)
+
+    @property
+    def can_resume(self) -> bool:
+        return sum(ledger.num_tokens for _, ledger in self.unfinished()) * TOKEN_BYTES <= MAX_LEDGER_BYTES
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(ledger.num_tokens for ledger in self._ledgers)
+
+    def longest_output(self) -> "array[int] | None":
+        longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
+        return longest.tokens or None
+
+    def unfinished(self) -> Iterator[tuple[int, Ledger]]:
+        """The choices that another worker has to bring to their end."""
+        return ((choice, ledger) for choice, ledger in enumerate(self._ledgers) if not ledger.finished)
+
+    def take(self, lost: DirectLost) -> None:
+        """The client's ledgers. What it once had it still has. Raises RequestRefused (INVALID_REQUEST)."""
+        for claimed in lost.ledgers:
+            if claimed.choice >= len(self._ledgers):
+                raise invalid("ledgers.choice", f"{claimed.choice} is not in [0, {len(self._ledgers)})")
+            known = self._ledgers[claimed.choice]
+            self._check(claimed, known)
+            ledger = self._ledgers[claimed.choice] = Ledger()
+            output = claimed.output
+            ledger.finished, ledger.num_tokens, ledger.text_bytes = (
+                claimed.finished, max(known.num_tokens, len(output.output_token_ids)), output.text_bytes_sent,
+            )  # fmt: skip
+            ledger.tokens = None if claimed.finished else array("i", output.output_token_ids)
+        self.prompt_known |= lost.prompt_known
+        if all(ledger.finished for ledger in self._ledgers):
+            raise invalid("ledgers", "every choice is finished: there is nothing to go on with")
+
+    def _check(self, claimed: ChoiceLedger, known: Ledger) -> None:
+        token_ids = claimed.output.output_token_ids
+        if known.finished and not claimed.finished:
+            raise invalid("ledgers.finished", f"choice {claimed.choice} had ended before")
+        if len(token_ids) > self._most_tokens:
+            raise invalid("ledgers.output", f"{len(token_ids)} tokens are more than the {self._most_tokens} possible")
+        if not claimed.finished and len(token_ids) < known.num_tokens:
+            raise invalid("ledgers.output", f"{len(token_ids)} tokens, after {known.num_tokens} before")
+        validate_token_ids(token_ids, vocab_size=self._vocab_size, field="ledgers.output.output_token_ids")
+
+
+@dataclass(slots=True)
+class _Granting:
+    """One request."""
+
+    granter: Granter
+    prepared: Prepared
+    claims: Claims
+    placement: Placement
+    news: AsyncIterator[GrantRequest]
+    span: Span
+    facts: dict[str, Any]
+    grants: int = 0
+    granted_bytes: int = 0
+    has_lost: bool = False  # a worker, as the client says
+
+    async def answers(self) -> AsyncGenerator[GrantResponse, None]:
+        prepared, dispatcher = self.prepared, self.granter.dispatcher
+        now_s = dispatcher.clock_s()
+        tenant = prepared.scheduling.tenant
+        dispatcher.quarantine.check(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
+        dispatcher.budget.on_request()
+        while True:
+            route = await self.placement.place()
+            worker = route.worker
+            heard = worker.num_heard
+            with route.in_flight() as flight:
+                yield self._grants(route)
+                while (lost := await self._next(flight)) is not None:
+                    if lost.WhichOneof("news") == "lost" or worker.num_heard == heard or worker.is_hung:
+                        break
+                    heard = worker.num_heard  # it does something, so the request waits for its turn
+                    yield GrantResponse(request_id=prepared.request_id, wait=True)
+            if lost is None:
+                return
+            self._take(worker, lost)
+
+    async def _next(self, flight: InFlight) -> GrantRequest | None:
+        """The next message that wants an answer; None where the client has what it wanted. Raises RequestRefused."""
+        async for message in self.news:
+            kind = message.WhichOneof("news")
+            if kind == "started":
+                flight.has_started()
+            elif kind in ("lost", "silent"):
+                return message
+            elif kind == "request":
+                raise invalid("request", "is for the first message; a call is for one request")
+            else:
+                raise invalid("news", "one of started, lost and silent must be set")
+        return None
+
+    def _grants(self, route: Route[Live]) -> GrantResponse:
+        """What the client takes to this worker. Raises RequestRefused."""
+        granter, prepared, worker, claims = self.granter, self.prepared, route.worker, self.claims
+        submits = prepared.submits(
+            claims.unfinished(),
+            timeout_ns=self.placement.timeout_ns(),
+            trace=current_trace_context(),
+            prompt_known=claims.prompt_known,
+            # Convicts nobody. But should this be what killed that worker, no innocent one beside it is convicted.
+            suspect=self.has_lost,
+        )
+        expires_unix_ms = granter.now_unix_ms() + int(LIFETIME_S * 1e3)
+        epoch = worker.model.epoch
+        response = GrantResponse(
+            request_id=prepared.request_id,
+            worker_address=worker.address,
+            grants=[sign_grant(granter.key, one, epoch=epoch, expires_unix_ms=expires_unix_ms) for one in submits],
+            prompt=prepared.prompt_info(),
+        )
+        num_bytes = response.ByteSize()
+        if not self.grants and num_bytes > MAX_FIRST_BYTES:
+            raise forbidden(f"too long to be granted: prompt and choices make {num_bytes} bytes")
+        self.granted_bytes += num_bytes
+        response.prompt.worker_id = self.facts["worker"] = worker.model.worker_id
+        self.grants += 1
+        self.facts["grants"] = self.grants
+        trace_route(self.span, route)
+        return response
+
+    def _take(self, worker: Live, message: GrantRequest) -> None:
+        """The client wants to go on elsewhere. Raises RequestRefused where it may not."""
+        kind = message.WhichOneof("news")
+        lost = message.lost if kind == "lost" else message.silent
+        self.claims.take(lost)
+        refused = no_worker(LOST)
+        if kind == "lost" and lost.refusal.reason == OVERLOADED:
+            delay_ms = min(max(lost.refusal.retry_delay_ms, LEAST_COME_BACK_MS), MOST_COME_BACK_MS)
+            refused = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, FULL, retry_delay_ms=delay_ms)
+        self.has_lost |= refused.reason != OVERLOADED
+        self.placement.on_lost(worker, refused)
+        if self.grants >= MAX_GRANTS or self.granted_bytes > MAX_ALL_BYTES:
+            raise refused
+        problem = "granting another worker"
+        facts: dict[str, str | int] = {
+            "worker": worker.model.worker_id,
+            "problem": kind or "",
+            "tokens": self.claims.completion_tokens,
+        }
+        self.span.add_event(problem, facts)
+        get_logger().warning(problem, request_id=self.prepared.request_id, **facts)

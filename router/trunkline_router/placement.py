@@ -1,0 +1,124 @@
+"""Where one request goes, and where it goes on: choosing, waiting for a worker, and which ones are no longer asked.
+
+The same whether the router streams the answer or grants it to the client.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
+from trunkline_router.edge import Prepared
+from trunkline_router.failover import MAX_JITTER_S, Recovery
+from trunkline_router.pool import Pools
+from trunkline_router.retry_budget import RetryBudget
+from trunkline_router.route import Route
+from trunkline_router.worker_link import Live
+
+TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
+
+
+class Progress(Protocol):
+    """How far an answer has come."""
+
+    @property
+    def has_output(self) -> bool:
+        """Whether any news has come: from then on only an equal worker may go on."""
+        ...
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the longest unfinished choice: what a worker must have room for beside the prompt."""
+        ...
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether all that another worker needs is there."""
+        ...
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices."""
+        ...
+
+    def longest_output(self) -> "array[int] | None":
+        """The longest unfinished choice; None where there is nothing yet."""
+        ...
+
+
+@dataclass(slots=True)
+class Placement:
+    """One request. `is_usable` is what else a worker must be."""
+
+    pools: Pools
+    budget: RetryBudget
+    clock_s: Callable[[], float]
+    rng: Random
+    recovery: Recovery
+    prepared: Prepared
+    time_left: TimeLeft
+    progress: Progress
+    is_usable: Callable[[Live], bool]
+    _failed: list[Live] = field(default_factory=list)  # where an attempt was lost
+    _full: list[Live] = field(default_factory=list)  # where there was no room of late
+    _fingerprint: str = ""  # of the weights that have begun the answer
+
+    async def place(self) -> Route[Live]:
+        """Chooses a worker, once there is one. Raises RequestRefused."""
+        progress = self.progress
+        if self.recovery.has_failed and not progress.has_output:
+            delay_s = self.budget.take(self.clock_s()) + self.rng.uniform(0, MAX_JITTER_S)
+            await asyncio.sleep(self._within_deadline(delay_s))
+        while True:
+            changed = self.pools.change()
+            try:
+                request = self.prepared.route_request(self.clock_s(), progress.longest_output())
+                route = self.pools.route(self.prepared.model, request, usable=self._may_go_to)
+                break
+            except RequestRefused as nobody:
+                wait_s = self.recovery.wait_s(self.clock_s(), nobody, has_output=progress.has_output)
+            try:
+                async with asyncio.timeout(self._within_deadline(wait_s)):
+                    await changed.wait()
+            except TimeoutError:
+                self._full.clear()  # by now they may have room
+        if not progress.has_output:
+            self._fingerprint = route.worker.model.fingerprint
+        return route
+
+    def timeout_ns(self) -> int | None:
+        """Time left to the request; None: it has no deadline. Raises RequestRefused where there is none left."""
+        left_s = self._within_deadline(float("inf"))
+        return None if left_s == float("inf") else int(left_s * 1e9)
+
+    def on_lost(self, worker: Live, refused: RequestRefused) -> None:
+        """An attempt there ended before the answer was complete. Raises RequestRefused where it was the last one."""
+        progress = self.progress
+        self.recovery.on_refusal(
+            refused,
+            num_tokens=progress.completion_tokens,
+            has_output=progress.has_output,
+            can_resume=progress.can_resume,
+        )
+        (self._full if refused.reason == OVERLOADED else self._failed).append(worker)
+
+    def _may_go_to(self, live: Live) -> bool:
+        return (
+            self.prepared.fits(live.most_tokens, self.progress.num_output)
+            and live not in self._failed
+            and live not in self._full
+            and (not self.progress.has_output or live.model.fingerprint == self._fingerprint)
+            and self.is_usable(live)
+        )
+
+    def _within_deadline(self, wait_s: float) -> float:
+        """Raises RequestRefused where the deadline has passed."""
+        left_s = self.time_left()
+        if left_s is None:
+            return wait_s
+        if left_s <= 0:
+            raise deadline_exceeded()
+        return min(wait_s, left_s)

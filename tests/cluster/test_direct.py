@@ -1,0 +1,165 @@
+"""Clients that stream from real workers by grants: the answers are the router's to the bit, whatever happens.
+
+See test_faults.py, whose streams and accidents these are.
+"""
+
+import asyncio
+import dataclasses
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc
+import pytest
+
+from tests.cluster.test_faults import HANG, STREAMS, TOKENS
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline.client import Client
+from trunkline.errors import error_of
+from trunkline.grant import sign_grant
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import GetModelRequest, Submit, WorkerServiceGenerateRequest
+from trunkline_bench.faults.fleet import Fleet, running_fleet, until
+from trunkline_bench.faults.main import worker_flags
+from trunkline_bench.faults.scenarios import ACCIDENTS, compare, struck, undisturbed
+from trunkline_bench.faults.streams import Order, Record, Streams, orders
+
+KEY = "a key for tests, of thirty-two bytes"
+QUICK = ("kill -9 of an engine", "link reset")
+SILENCE_S = 1.0
+
+
+@asynccontextmanager
+async def direct_fleet(workers: int = 3) -> AsyncIterator[tuple[Fleet, Fleet]]:
+    """A fleet, as clients of its router see it, and as direct ones do."""
+    environment = {"TRUNKLINE_GRANT_KEY": KEY}
+    async with AsyncExitStack() as stack:
+        routed = await stack.enter_async_context(
+            running_fleet(
+                DEMO_MODEL,
+                *worker_flags(deterministic=True),
+                workers=workers,
+                router_arguments=(*HANG, f"--grant-key={KEY}"),
+                environment=environment,
+            )
+        )
+        client = Client(routed.addresses[0], direct=True, inter_token_timeout_s=SILENCE_S)
+        await stack.enter_async_context(client)
+        yield routed, dataclasses.replace(routed, clients=[client])
+
+
+async def test_direct_answers_are_the_routers_to_the_bit_also_across_accidents() -> None:
+    wanted = orders(STREAMS, tokens=TOKENS)
+    async with direct_fleet() as (routed, direct):
+        expected = await undisturbed(routed, wanted)
+        calm = compare(await undisturbed(direct, wanted), expected, 0.0)
+        assert calm.is_clean, (calm.errors, calm.differing, calm.seams)
+        for name in QUICK:
+            outcome = await struck(direct, wanted, expected, ACCIDENTS[name])
+            assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
+            assert outcome.resumed > 0, f"{name}: it hit nobody"
+        assert [line for line in routed.routers[0].lines if "outcome" in line and "granted" in line]
+        assert not [process for process in routed.routers if KEY in "".join(process.lines)]
+        survived = await router_killed(direct, wanted)
+        assert compare(survived, expected, 0.0).is_clean, "no answer that has begun needs its router"
+
+
+async def router_killed(fleet: Fleet, wanted: Sequence[Order]) -> Sequence[Record]:
+    """All streams; the only router is killed once each of them has begun."""
+    all_begun = asyncio.Event()
+
+    async def one(order: Order) -> Record:
+        streams = Streams(lambda total: begun(order))
+        (record,) = await streams.run(fleet.clients, [order])
+        return record
+
+    waiting = [id(order) for order in wanted]
+
+    def begun(order: Order) -> None:
+        if id(order) in waiting:
+            waiting.remove(id(order))
+        if not waiting:
+            all_begun.set()
+
+    running = asyncio.gather(*(one(order) for order in wanted))
+    await all_begun.wait()
+    fleet.routers[0].kill()
+    records = await running
+    await fleet.nothing_live()
+    return records
+
+
+@pytest.mark.slow
+async def test_direct_answers_survive_any_accident() -> None:
+    wanted = orders(STREAMS, tokens=(100, 250))
+    async with direct_fleet() as (routed, direct):
+        expected = await undisturbed(routed, wanted)
+        for name, accident in ACCIDENTS.items():
+            outcome = await struck(direct, wanted, expected, accident)
+            assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
+
+
+DOOMED = """
+import asyncio, sys
+from trunkline import Client
+
+async def main():
+    async with Client(sys.argv[1], direct=True) as client:
+        async for piece in client.generate([5, 6, 7], n=2, max_tokens=900, ignore_eos=True):
+            print(piece.response.request_id, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_client_that_is_killed_leaves_nothing_behind() -> None:
+    async with direct_fleet(workers=1) as (routed, _):
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", DOOMED, routed.addresses[0], stdout=asyncio.subprocess.PIPE
+        )
+        assert client.stdout is not None
+        request_id = (await client.stdout.readline()).decode().strip()
+        assert (await routed.workers[0].load()).running == 2
+        client.kill()
+        await client.wait()
+        await routed.nothing_live()
+
+        def ended() -> list[str]:
+            return [line for line in routed.routers[0].lines if "request ended" in line and request_id in line]
+
+        await until(lambda: bool(ended()), "the router has heard of the client's end")
+
+
+async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_bare_requests() -> None:
+    async with direct_fleet(workers=1) as (routed, _):
+        (worker,) = routed.workers
+        model = await worker.stub.GetModel(GetModelRequest())
+        assert model.grant_key_id
+        submit = Submit(prompt_token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=2, seed=1))
+        now_ms = int(time.time() * 1e3)
+        good, old, expired = (
+            sign_grant(KEY.encode(), submit, epoch=epoch, expires_unix_ms=expires_ms)
+            for epoch, expires_ms in (
+                (model.epoch, now_ms + 30_000),
+                (model.epoch ^ 1, now_ms + 30_000),
+                (model.epoch, now_ms),
+            )
+        )
+        forged = sign_grant(KEY[::-1].encode(), submit, epoch=model.epoch, expires_unix_ms=now_ms + 30_000)
+        chunks = [item.chunk async for item in worker.stub.Generate(WorkerServiceGenerateRequest(grant=good))]
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 2
+        for request in (
+            WorkerServiceGenerateRequest(grant=good),
+            WorkerServiceGenerateRequest(grant=old),
+            WorkerServiceGenerateRequest(grant=expired),
+            WorkerServiceGenerateRequest(grant=forged),
+            WorkerServiceGenerateRequest(submit=submit),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await worker.stub.Generate(request).read()
+            assert (caught.value.code(), error_of(caught.value).reason) == (
+                grpc.StatusCode.PERMISSION_DENIED,
+                "FORBIDDEN",
+            )
+        await routed.nothing_live()
