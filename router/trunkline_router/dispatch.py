@@ -14,6 +14,7 @@ from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline_router.edge import Prepared
 from trunkline_router.failover import MAX_JITTER_S, FailoverLimits, Recovery
+from trunkline_router.fanout import Fanout
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
 from trunkline_router.request_stream import BrokenOff, RequestStream
@@ -49,6 +50,7 @@ class Dispatcher:
         self.quarantine = quarantine or Quarantine()
         self.budget = RetryBudget(clock_s())
         self.cells = Cells(on_free=pools.notify)
+        self.fanout = Fanout(clock_s)
 
     def dispatch(
         self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]
@@ -83,7 +85,7 @@ class _Dispatch:
             seed=self.prepared.seed,
             lane=self.prepared.scheduling.lane,
         )
-        self.stream = RequestStream(self.prepared.request_id, self.prepared.choices, prompt)
+        self.stream = RequestStream(self.prepared.request_id, self.prepared.choices, prompt, self.shared.fanout)
         self.stream.on_progress = self.suspicion.on_progress
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
@@ -167,7 +169,8 @@ class _Dispatch:
         self.facts["worker"] = worker.model.worker_id
         _trace_route(self.span, route)
         stream.begin(worker.model.worker_id)
-        first = not stream.prompt_known
+        is_told_cached = not stream.prompt_known
+        has_started = False
         handles: list[int] = []
         worker.breaker.on_dispatch()
         with route.in_flight() as flight:
@@ -183,7 +186,9 @@ class _Dispatch:
             handles += worker.session.submit(submits, [stream.put] * len(submits))
             try:
                 while (response := await stream.take()) is not None:
-                    flight.has_started(stream.cached_tokens if first else None)
+                    if not has_started:
+                        has_started = True
+                        flight.has_started(stream.cached_tokens if is_told_cached else None)
                     worker.breaker.on_success(shared.clock_s())
                     yield response
             finally:
