@@ -1,8 +1,8 @@
 """When streams with news may send them on: at once while there is time, together and a little later when there is not.
 
 Handing a token to its stream is several times cheaper than a message to a client. So after a round in which streams
-wrote, the next round is put off for as long as that one took, at most MOST_REST_S: under load half of the time stays for
-what workers say meanwhile, and it leaves in fewer messages. With nothing to do between rounds, none is put off.
+wrote, the next round is put off for as long as that one took, at most MOST_REST_S: under load half of the time stays
+for what workers say meanwhile, and it leaves in fewer messages. With nothing to do between rounds, none is put off.
 """
 
 import asyncio
