@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 _PROPAGATOR = TraceContextTextMapPropagator()
-_TRACER_NAME = "trunkline"
+_TRACER = trace.get_tracer("trunkline")  # once: asking for it takes as long as a span. It finds the provider later.
 
 
 EXPORTERS = ("otlp", "console", "none")
@@ -93,8 +93,7 @@ def request_span(
 ) -> Iterator[Span]:
     """The span of one request, current inside the block, a child of the caller's span where one is given."""
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
-    tracer = trace.get_tracer(_TRACER_NAME)
-    with tracer.start_as_current_span(
+    with _TRACER.start_as_current_span(
         name, context=_PROPAGATOR.extract(carrier) if carrier else None, kind=SpanKind.SERVER, attributes=attributes
     ) as span:
         yield span
@@ -105,9 +104,7 @@ def start_span(
 ) -> Span:
     """The same without a block: the caller ends it."""
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
-    return trace.get_tracer(_TRACER_NAME).start_span(
-        name, context=_PROPAGATOR.extract(carrier), kind=SpanKind.SERVER, attributes=attributes
-    )
+    return _TRACER.start_span(name, context=_PROPAGATOR.extract(carrier), kind=SpanKind.SERVER, attributes=attributes)
 
 
 def current_trace_context() -> tuple[str, str]:
