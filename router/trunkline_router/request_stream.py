@@ -1,7 +1,8 @@
 """One request's news, on their way from its workers to the client.
 
-News that the client has not taken yet merge into one response, so a slow client never holds a session back. What
-merges is bounded: a client that falls too far behind its output loses its request, before others lose their memory.
+News that the client has not taken yet merge into one response, so a slow client never holds a session back; nor does
+a router that is behind, see Fanout. What merges is bounded: a client that falls too far behind its output loses its
+request, before others lose their memory.
 
 A worker that breaks off ends an attempt, not the stream: what it has said is in the ledgers, and the next attempt goes
 on from there.
@@ -166,20 +167,21 @@ class RequestStream:
             self.on_progress()
         self._announce()
 
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._chunks) and self.prompt_known
+
     async def take(self) -> GenerateResponse | None:
         """Everything new in one response; None after the last one. Raises BrokenOff where a worker gave up, when all
         that it had said is taken; RequestRefused where the request is over."""
-        while True:
-            can_send = self._chunks and self.prompt_known
-            if not can_send:
+        while not (self._has_news and self._due.is_set()):
+            if not self._has_news:
                 if self._refused is not None:
                     raise self._refused
                 if self._broken is not None:
                     raise self._broken
                 if not self._running and not self._chunks:
                     return None
-            elif self._due.is_set():
-                break
             self._due.clear()
             await self._due.wait()
         self._due.clear()
