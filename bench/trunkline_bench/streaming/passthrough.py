@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import uvloop
 
-from trunkline_runtime.channel import MESSAGE_OPTIONS, open_channel
+from trunkline_bench.streaming.source import SERVER_OPTIONS
+from trunkline_runtime.channel import open_channel
 
 
 class Passthrough(grpc.GenericRpcHandler):
@@ -35,7 +36,7 @@ class Passthrough(grpc.GenericRpcHandler):
 
 async def serve(address: str) -> None:
     async with open_channel(address) as channel:
-        server = grpc.aio.server(handlers=[Passthrough(channel)], options=(*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0)))
+        server = grpc.aio.server(handlers=[Passthrough(channel)], options=SERVER_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         print(port, flush=True)

@@ -32,7 +32,7 @@ from trunkline.v1.worker_pb2 import (
     WorkerServiceGenerateResponse,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
-from trunkline_runtime.channel import MESSAGE_OPTIONS
+from trunkline_runtime.channel import KEEPALIVE_MS, MESSAGE_OPTIONS
 
 DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 STAMP_DIGITS = 16  # of a monotonic clock's microseconds, the same clock for all processes of a machine
@@ -41,6 +41,13 @@ PIECE_BYTES = 1 << 20
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 LONG = 1 << 22  # tokens: no request here is refused for its length
 EPOCH = 1
+# Without an interceptor, else as our servers.
+SERVER_OPTIONS = (
+    *MESSAGE_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+)
 
 
 def stamp() -> str:
@@ -172,7 +179,7 @@ class Source(WorkerServiceServicer):
 
 
 async def serve(steps_per_s: float) -> None:
-    server = grpc.aio.server(options=(*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0)))
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServiceServicer_to_server(Source(steps_per_s), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
