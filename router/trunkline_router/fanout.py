@@ -20,12 +20,13 @@ class Fanout:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._due: dict[asyncio.Event, None] = {}
+        self._is_round = False  # under way
         self._began_s = 0.0
         self._rest_until_s = 0.0
 
     def has_news(self, due: asyncio.Event) -> None:
         """Sets the stream's event in the next round."""
-        if not self._due:
+        if not self._due and not self._is_round:
             self._schedule()
         self._due[due] = None
 
@@ -40,6 +41,7 @@ class Fanout:
     def _round(self) -> None:
         # The tasks that are woken here run between the other two, and write as far as their clients let them.
         loop = asyncio.get_running_loop()
+        self._is_round = True
         loop.call_soon(self._begin)
         due, self._due = self._due, {}
         for event in due:
@@ -52,3 +54,6 @@ class Fanout:
     def _end(self) -> None:
         now_s = self._clock_s()
         self._rest_until_s = now_s + min(REST_PER_ROUND * (now_s - self._began_s), MOST_REST_S)
+        self._is_round = False
+        if self._due:
+            self._schedule()

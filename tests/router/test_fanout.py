@@ -97,6 +97,26 @@ async def test_after_a_round_the_next_one_waits_in_proportion_to_that_one(timers
     assert due.is_set()
 
 
+async def test_news_that_come_while_a_round_is_under_way_wait_like_those_after_it(timers: Timers) -> None:
+    clock = Clock()
+    rounds = Fanout(clock)
+    first, second = asyncio.Event(), asyncio.Event()
+
+    async def write() -> None:
+        await first.wait()
+        rounds.has_news(second)
+        clock.now_s += 0.002
+
+    writing = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    rounds.has_news(first)
+    await some_turns()
+    assert writing.done()
+    assert not second.is_set()
+    assert await timers.go_off() == pytest.approx(fanout.REST_PER_ROUND * 0.002)
+    assert second.is_set()
+
+
 async def test_news_after_that_time_do_not_wait() -> None:
     clock = Clock()
     rounds = Fanout(clock)

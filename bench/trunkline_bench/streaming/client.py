@@ -93,7 +93,7 @@ async def run(load: Load) -> Seen:
     seen = Seen()
     async with open_channel(load.address) as channel:
         await channel.channel_ready()
-        generate = channel.unary_stream(EDGE if load.edge else WORKER)
+        generate: Method = channel.unary_stream(EDGE if load.edge else WORKER)
         gc.collect()
         gc.freeze()
         others_done = asyncio.Event()
