@@ -20,6 +20,7 @@ import uvloop
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.worker_pb2 import Submit, WorkerServiceGenerateRequest, WorkerServiceGenerateResponse
+from trunkline_bench.simulation.report import percentile
 from trunkline_bench.streaming.source import STAMP_DIGITS
 from trunkline_runtime.channel import open_channel
 
@@ -57,7 +58,9 @@ class Seen:
     tokens: int = 0
     requests: int = 0
     stalled_ended: list[str] = field(default_factory=list)  # statuses of stalled streams that did not end well
-    ages_ms: list[float] = field(default_factory=list)
+    # Of tokens, where latency was asked for
+    age_p50_ms: float = 0.0
+    age_p99_ms: float = 0.0
 
 
 def request_bytes(load: Load, stream: int, *, logprobs: int | None = None) -> bytes:
@@ -99,16 +102,18 @@ async def run(load: Load) -> Seen:
         others_done = asyncio.Event()
         stalling = [asyncio.create_task(stall(load, generate, seen, others_done)) for _ in range(load.stalled)]
         started_s, started_cpu_s = time.monotonic(), cpu_s()
+        ages_ms: list[float] = []
         async with asyncio.TaskGroup() as group:
             for stream in range(load.stalled, load.streams):
-                group.create_task(read(load, generate, stream, seen))
+                group.create_task(read(load, generate, stream, seen, ages_ms))
         seen.seconds, seen.cpu_s = time.monotonic() - started_s, cpu_s() - started_cpu_s
+        seen.age_p50_ms, seen.age_p99_ms = percentile(ages_ms, 0.5), percentile(ages_ms, 0.99)
         others_done.set()
         await asyncio.gather(*stalling)
     return seen
 
 
-async def read(load: Load, generate: Method, stream: int, seen: Seen) -> None:
+async def read(load: Load, generate: Method, stream: int, seen: Seen, ages_ms: list[float]) -> None:
     request = request_bytes(load, stream)
     for _ in range(load.rounds):
         call = generate(request)
@@ -118,7 +123,7 @@ async def read(load: Load, generate: Method, stream: int, seen: Seen) -> None:
             if load.latency:
                 now_us, text = time.monotonic_ns() // 1000, text_of(load, response)
                 for at in range(0, len(text), STAMP_DIGITS):
-                    seen.ages_ms.append((now_us - int(text[at : at + STAMP_DIGITS])) / 1e3)
+                    ages_ms.append((now_us - int(text[at : at + STAMP_DIGITS])) / 1e3)
         check_last(load, response)
         seen.messages += messages
         seen.requests += 1

@@ -96,7 +96,6 @@ async def _process(
         env=environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL if "router" in module else None,
-        limit=1 << 26,
     )
     try:
         yield process
