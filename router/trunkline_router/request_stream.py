@@ -213,8 +213,12 @@ class RequestStream:
         self._announce()
 
     def _announce(self) -> None:
-        if not self._due.is_set():
+        if self._due.is_set():
+            return
+        if self._prompt_sent and self._running:
             self._fanout.has_news(self._due)
+        else:  # somebody waits for the first response, and nothing more merges with the last
+            self._due.set()
 
     def _take_prompt(self, report: PromptReport) -> None:
         self.prompt_known = True

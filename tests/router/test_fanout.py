@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from trunkline.v1.generation_pb2 import OutputChunk, PromptReport
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router import fanout
@@ -134,19 +135,44 @@ async def test_however_long_a_round_takes_the_wait_is_bounded(timers: Timers) ->
     assert due.is_set()
 
 
-async def test_what_comes_while_streams_wait_leaves_in_one_response(timers: Timers) -> None:
+def token(place: int, **more: Any) -> SequenceOutput:
+    chunk = OutputChunk(first_token_index=place, token_ids=[place], text="é", text_offset=2 * place, **more)
+    return SequenceOutput(chunk=chunk, prompt=PromptReport() if not place else None)
+
+
+async def test_the_first_response_waits_for_no_round_and_what_comes_between_rounds_leaves_in_one(
+    timers: Timers,
+) -> None:
     clock = Clock()
     rounds = Fanout(clock)
     await a_round_that_takes(0.004, rounds, clock)
     stream = RequestStream("r", 1, PromptInfo(), rounds)
+    stream.put(token(0))
+    first = await stream.take()
+    assert first is not None
     taking = asyncio.ensure_future(stream.take())
-    for token in range(3):
-        chunk = OutputChunk(first_token_index=token, token_ids=[token], text="é", text_offset=2 * token)
-        stream.put(SequenceOutput(chunk=chunk, prompt=PromptReport() if not token else None))
+    for place in (1, 2, 3):
+        stream.put(token(place))
         await some_turns()
     assert not taking.done()
     await timers.go_off()
     response = taking.result()
     assert response is not None
     (chunk,) = response.chunks
-    assert (chunk.first_token_index, list(chunk.token_ids), chunk.text) == (0, [0, 1, 2], "ééé")
+    assert (chunk.first_token_index, list(chunk.token_ids), chunk.text) == (1, [1, 2, 3], "ééé")
+
+
+async def test_the_last_response_waits_for_no_round() -> None:
+    clock = Clock()
+    rounds = Fanout(clock)
+    stream = RequestStream("r", 1, PromptInfo(), rounds)
+    stream.put(token(0))
+    await stream.take()
+    await a_round_that_takes(0.004, rounds, clock)
+    taking = asyncio.ensure_future(stream.take())
+    stream.put(token(1))
+    stream.put(token(2, finish_reason=FinishReason.FINISH_REASON_STOP))
+    await some_turns()
+    response = taking.result()
+    assert response is not None
+    assert list(response.chunks[0].token_ids) == [1, 2]

@@ -2,7 +2,7 @@
 
 usage: python -m trunkline_bench.streaming.source [--steps-per-s 20]     (prints its port)
 
-Its answers are a choice's `max_tokens` long. The text of a token is the time at which its step began, so that whoever
+Its answers are a choice's `max_tokens` long. The text of a token is the time at which its step was due, so that whoever
 reads it can tell how long it was under way.
 """
 
@@ -50,8 +50,9 @@ SERVER_OPTIONS = (
 )
 
 
-def stamp() -> str:
-    return f"{time.monotonic_ns() // 1000:0{STAMP_DIGITS}d}"
+def stamp(step_s: float) -> str:
+    """A time as the text of a token: microseconds."""
+    return f"{int(step_s * 1e6):0{STAMP_DIGITS}d}"
 
 
 class Choice:
@@ -100,10 +101,14 @@ class Pace:
     def __init__(self, steps_per_s: float) -> None:
         self._interval_s = 1 / steps_per_s if steps_per_s else 0.0
 
-    async def next_step(self) -> None:
-        """All streams of this process step together, as those of a worker do."""
-        if self._interval_s:
-            await asyncio.sleep(self._interval_s - time.monotonic() % self._interval_s)
+    async def next_step(self) -> float:
+        """Returns when it was due: all streams of this process step together, as those of a worker do."""
+        now_s = time.monotonic()
+        if not self._interval_s:
+            return now_s
+        due_s = (now_s // self._interval_s + 1) * self._interval_s
+        await asyncio.sleep(due_s - now_s)
+        return due_s
 
 
 class Source(WorkerServiceServicer):
@@ -131,8 +136,7 @@ class Source(WorkerServiceServicer):
                 if not open_choices:
                     arrived.clear()
                     await arrived.wait()
-                await self._pace.next_step()
-                text = stamp()
+                text = stamp(await self._pace.next_step())
                 outputs = []
                 for choice in list(open_choices.values()):
                     report = choice.report()
@@ -146,9 +150,8 @@ class Source(WorkerServiceServicer):
     async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]  # likewise
         choice = Choice(request.submit)
         while not choice.ended:
-            await self._pace.next_step()
-            report = choice.report()
-            await context.write(WorkerServiceGenerateResponse(chunk=choice.next_chunk(stamp()), prompt=report))
+            text, report = stamp(await self._pace.next_step()), choice.report()
+            await context.write(WorkerServiceGenerateResponse(chunk=choice.next_chunk(text), prompt=report))
 
     async def WatchCache(self, request: Any, context: Any) -> AsyncIterator[WatchCacheResponse]:
         yield WatchCacheResponse(epoch=EPOCH, snapshot=CacheSnapshot(first=True, last=True))
