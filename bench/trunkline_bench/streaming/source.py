@@ -96,30 +96,34 @@ def _logprobs(top: int) -> TokenLogprobs:
 
 
 class Pace:
-    """Steps at fixed times; without a rate, whenever the caller can take one."""
+    """Steps at fixed times, the same for all streams of this process, as those of a worker are; without a rate, whenever
+    the caller can take one."""
 
     def __init__(self, steps_per_s: float) -> None:
         self._interval_s = 1 / steps_per_s if steps_per_s else 0.0
+        self._step = 0
 
     async def next_step(self) -> float:
-        """Returns when it was due: all streams of this process step together, as those of a worker do."""
+        """Returns when it was due."""
         now_s = time.monotonic()
         if not self._interval_s:
             return now_s
-        due_s = (now_s // self._interval_s + 1) * self._interval_s
+        self._step = max(self._step, int(now_s / self._interval_s)) + 1  # a timer may go off too early
+        due_s = self._step * self._interval_s
         await asyncio.sleep(due_s - now_s)
         return due_s
 
 
 class Source(WorkerServiceServicer):
     def __init__(self, steps_per_s: float) -> None:
-        self._pace = Pace(steps_per_s)
+        self._steps_per_s = steps_per_s
         self._files = {name: (DEMO_MODEL / name).read_bytes() for name in TOKENIZER_FILES}
         self._vocab_size: int = json.loads((DEMO_MODEL / "config.json").read_text())["vocab_size"]
 
     async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> None:  # type: ignore[override]  # it writes
         open_choices: dict[int, Choice] = {}
         arrived = asyncio.Event()
+        pace = Pace(self._steps_per_s)
 
         async def read() -> None:
             async for request in request_iterator:
@@ -136,7 +140,7 @@ class Source(WorkerServiceServicer):
                 if not open_choices:
                     arrived.clear()
                     await arrived.wait()
-                text = stamp(await self._pace.next_step())
+                text = stamp(await pace.next_step())
                 outputs = []
                 for choice in list(open_choices.values()):
                     report = choice.report()
@@ -148,9 +152,9 @@ class Source(WorkerServiceServicer):
             reading.cancel()
 
     async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]  # likewise
-        choice = Choice(request.submit)
+        choice, pace = Choice(request.submit), Pace(self._steps_per_s)
         while not choice.ended:
-            text, report = stamp(await self._pace.next_step()), choice.report()
+            text, report = stamp(await pace.next_step()), choice.report()
             await context.write(WorkerServiceGenerateResponse(chunk=choice.next_chunk(text), prompt=report))
 
     async def WatchCache(self, request: Any, context: Any) -> AsyncIterator[WatchCacheResponse]:
