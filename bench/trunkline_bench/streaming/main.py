@@ -53,30 +53,40 @@ async def requests(found: dict[str, Hop], rounds: int, *, text: bool) -> Runs:
 def streaming_rows(runs: Runs) -> dict[str, list[str]]:
     rows = {}
     for (name, count), taken in runs.items():
-        rate = median(one.seen.messages / one.seen.seconds for one in taken)
-        base = median(one.seen.messages / one.seen.seconds for one in runs["passthrough", count])
-        per_token_us = median(one.hop_cpu_s / one.seen.tokens for one in taken) * 1e6
+        base = runs["passthrough", count]
         cells = [
-            f"{rate:,.0f}",
-            f"{rate / base:.0%}",
-            f"{median(one.seen.tokens / one.seen.seconds for one in taken):,.0f}",
+            f"{median(one.seen.messages / one.seen.seconds for one in taken):,.0f}",
+            f"{tokens_per_s(taken):,.0f}",
+            f"{tokens_per_s(taken) / tokens_per_s(base):.0%}",
             f"{median(one.seen.tokens / one.seen.messages for one in taken):.1f}",
-            f"{median(one.hop_cpu_s / one.seen.messages for one in taken) * 1e6:.1f}",
-            f"{per_token_us:.1f}",
-            f"{1e6 / per_token_us:,.0f}",
+            f"{1e6 / tokens_per_cpu_s(taken):.1f}",
+            f"{tokens_per_cpu_s(taken):,.0f}",
+            f"{tokens_per_cpu_s(taken) / tokens_per_cpu_s(base):.0%}",
         ]
         rows[f"{name}, {count} streams"] = cells
     return rows
 
 
+def tokens_per_s(taken: list[Run]) -> float:
+    return median(one.seen.tokens / one.seen.seconds for one in taken)
+
+
+def tokens_per_cpu_s(taken: list[Run]) -> float:
+    return median(one.seen.tokens / one.hop_cpu_s for one in taken)
+
+
+def messages_per_cpu_s(taken: list[Run]) -> float:
+    return median(one.seen.messages / one.hop_cpu_s for one in taken)
+
+
 STREAMING = (
     "messages/s",
-    "of passthrough",
     "tokens/s",
+    "of passthrough",
     "tokens per message",
-    "CPU µs per message",
     "CPU µs per token",
     "tokens/s per core",
+    "of passthrough",
 )
 
 
@@ -90,7 +100,9 @@ def latency_rows(runs: Runs) -> dict[str, list[str]]:
             f"{p50:.1f} / {p99:.1f}",
             f"{p50 - base[0]:+.1f} / {p99 - base[1]:+.1f}",
             f"{median(one.seen.tokens / one.seen.messages for one in taken):.2f}",
-            f"{median(one.hop_cpu_s / one.seen.messages for one in taken) * 1e6:.1f}",
+            f"{1e6 / messages_per_cpu_s(taken):.1f}",
+            f"{messages_per_cpu_s(taken):,.0f}",
+            f"{messages_per_cpu_s(taken) / messages_per_cpu_s(runs['passthrough', count]):.0%}",
         ]
         rows[f"{name}, {count} streams"] = cells
     return rows
@@ -100,7 +112,14 @@ def ages_ms(taken: list[Run]) -> tuple[float, float]:
     return median(one.seen.age_p50_ms for one in taken), median(one.seen.age_p99_ms for one in taken)
 
 
-LATENCY = ("age of a token p50 / p99, ms", "more than direct, ms", "tokens per message", "CPU µs per message")
+LATENCY = (
+    "age of a token p50 / p99, ms",
+    "more than direct, ms",
+    "tokens per message",
+    "CPU µs per message",
+    "messages/s per core",
+    "of passthrough",
+)
 
 
 def request_rows(runs: Runs, what: str) -> dict[str, list[str]]:

@@ -96,8 +96,10 @@ def _logprobs(top: int) -> TokenLogprobs:
 
 
 class Pace:
-    """Steps at fixed times, the same for all streams of this process, as those of a worker are; without a rate, whenever
-    the caller can take one."""
+    """Steps at fixed times, the same for all streams of this process, as those of a worker are.
+
+    Without a rate, whenever the caller can take one.
+    """
 
     def __init__(self, steps_per_s: float) -> None:
         self._interval_s = 1 / steps_per_s if steps_per_s else 0.0
