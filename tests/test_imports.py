@@ -29,7 +29,17 @@ MAY: dict[str, set[str]] = {
     "trunkline_worker": RUNTIME
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"},
-    "trunkline_bench": {*OURS, "torch", "triton", "numpy", "matplotlib", "transformers", "safetensors", "grpc"},
+    "trunkline_bench": {
+        *OURS,
+        "torch",
+        "triton",
+        "numpy",
+        "matplotlib",
+        "transformers",
+        "safetensors",
+        "grpc",
+        "uvloop",
+    },
     "trunkline_cli": CONTRACT | {"trunkline", "grpc_health", "huggingface_hub"},
 }
 
