@@ -25,7 +25,7 @@ PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow lint protos chart-schema demo-model clean \
   bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
-  bench-routing bench-faults bench-quotas
+  bench-routing bench-faults bench-quotas bench-streaming
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
@@ -86,6 +86,9 @@ bench-quotas: $(DEV_STAMP)
 
 bench-faults: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.faults.main $(ARGS)
+
+bench-streaming: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.streaming.main $(ARGS)
 
 # With the Python that has a torch for the GPU: PYTHONPATH is all that the stages need.
 bench-gpu:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import import_module
 
 from opentelemetry import trace
@@ -83,6 +84,16 @@ def _otlp_exporter() -> SpanExporter:
         raise TracingError(f"the OTLP exporter cannot be made from the OTEL_* variables: {error}") from None
 
 
+def _tracer() -> trace.Tracer:
+    return _tracer_of(trace.get_tracer_provider())
+
+
+@lru_cache(maxsize=1)
+def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
+    """Making one takes as long as making a span."""
+    return provider.get_tracer(_TRACER_NAME)
+
+
 @contextmanager
 def request_span(
     name: str,
@@ -93,8 +104,7 @@ def request_span(
 ) -> Iterator[Span]:
     """The span of one request, current inside the block, a child of the caller's span where one is given."""
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
-    tracer = trace.get_tracer(_TRACER_NAME)
-    with tracer.start_as_current_span(
+    with _tracer().start_as_current_span(
         name, context=_PROPAGATOR.extract(carrier) if carrier else None, kind=SpanKind.SERVER, attributes=attributes
     ) as span:
         yield span
@@ -105,9 +115,7 @@ def start_span(
 ) -> Span:
     """The same without a block: the caller ends it."""
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
-    return trace.get_tracer(_TRACER_NAME).start_span(
-        name, context=_PROPAGATOR.extract(carrier), kind=SpanKind.SERVER, attributes=attributes
-    )
+    return _tracer().start_span(name, context=_PROPAGATOR.extract(carrier), kind=SpanKind.SERVER, attributes=attributes)
 
 
 def current_trace_context() -> tuple[str, str]:

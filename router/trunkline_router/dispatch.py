@@ -12,6 +12,7 @@ from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge import Prepared
 from trunkline_router.failover import FailoverLimits, Recovery
+from trunkline_router.fanout import Fanout
 from trunkline_router.placement import Placement, Progress, TimeLeft
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
@@ -46,6 +47,7 @@ class Dispatcher:
         self.quarantine = quarantine or Quarantine()
         self.budget = RetryBudget(clock_s())
         self.cells = Cells(on_free=pools.notify)
+        self.fanout = Fanout(clock_s)
 
     def dispatch(
         self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]
@@ -79,7 +81,8 @@ class _Dispatch:
 
     def __post_init__(self) -> None:
         self.suspicion = Suspicion()
-        self.stream = RequestStream(self.prepared.request_id, self.prepared.choices, self.prepared.prompt_info())
+        prepared = self.prepared
+        self.stream = RequestStream(prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout)
         self.stream.on_progress = self.suspicion.on_progress
         self.placement = self.shared.placement(self.prepared, self.time_left, self.stream, self._is_free)
 
@@ -125,7 +128,8 @@ class _Dispatch:
         self.facts["worker"] = worker.model.worker_id
         trace_route(self.span, route)
         stream.begin(worker.model.worker_id)
-        first = not stream.prompt_known
+        is_told_cached = not stream.prompt_known
+        has_started = False
         handles: list[int] = []
         worker.breaker.on_dispatch()
         with route.in_flight() as flight:
@@ -141,7 +145,9 @@ class _Dispatch:
             handles += worker.session.submit(submits, [stream.put] * len(submits))
             try:
                 while (response := await stream.take()) is not None:
-                    flight.has_started(stream.cached_tokens if first else None)
+                    if not has_started:
+                        has_started = True
+                        flight.has_started(stream.cached_tokens if is_told_cached else None)
                     worker.breaker.on_success(shared.clock_s())
                     yield response
             finally:

@@ -1,7 +1,8 @@
 """One request's news, on their way from its workers to the client.
 
-News that the client has not taken yet merge into one response, so a slow client never holds a session back. What
-merges is bounded: a client that falls too far behind its output loses its request, before others lose their memory.
+News that the client has not taken yet merge into one response, so a slow client never holds a session back; nor does
+a router that is behind, see Fanout. What merges is bounded: a client that falls too far behind its output loses its
+request, before others lose their memory.
 
 A worker that breaks off ends an attempt, not the stream: what it has said is in the ledgers, and the next attempt goes
 on from there.
@@ -16,6 +17,7 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline_router.fanout import Fanout
 
 MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
 MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.
@@ -38,39 +40,40 @@ class BrokenOff(Exception):
 class _Unsent:
     """What one choice has produced since the client last took something.
 
-    The first chunk is passed on as it came. Only when a second one joins it is it copied: by then the client is slow,
-    and the step's whole message, of which the chunk is a part, should not be kept in memory for it.
+    The first chunk is passed on as it came. Once a second one joins it, they are kept as they travel: serialized chunks
+    one after the other are one chunk, but for its text and where it starts. By then the client is slow, and the step's
+    whole message, of which a chunk is a part, should not be kept in memory for it.
     """
 
-    __slots__ = ("_chunk", "_texts")
+    __slots__ = ("_first", "_text", "_wire")
 
     def __init__(self, chunk: OutputChunk) -> None:
-        self._chunk = chunk
-        self._texts: list[str] | None = None  # joined in the end: strings that grow in a message are never freed
+        self._first = chunk
+        self._wire: bytearray | None = None
+        self._text = bytearray()
 
     def extend(self, chunk: OutputChunk) -> int:
         """The choice's next chunk, contiguous with what is there. Returns by how many bytes more is waiting now."""
-        more_bytes = chunk.ByteSize()
-        if self._texts is None:
-            more_bytes += self._chunk.ByteSize()  # not counted before: most chunks leave before another one comes
-            first, self._chunk = self._chunk, OutputChunk()
-            self._chunk.CopyFrom(first)
-            self._texts = [first.text]
-        mine = self._chunk
-        self._texts.append(chunk.text)
-        mine.token_ids.extend(chunk.token_ids)
-        mine.logprobs.extend(chunk.logprobs)
-        mine.finish_reason = chunk.finish_reason
-        if chunk.WhichOneof("matched") == "stop_token_id":
-            mine.stop_token_id = chunk.stop_token_id
-        elif chunk.WhichOneof("matched") == "stop_string":
-            mine.stop_string = chunk.stop_string
+        wire = chunk.SerializeToString()
+        more_bytes = len(wire)
+        if self._wire is None:
+            first = self._first
+            self._first = OutputChunk(first_token_index=first.first_token_index, text_offset=first.text_offset)
+            self._wire = bytearray(first.SerializeToString())
+            self._text += first.text.encode()
+            more_bytes += len(self._wire)  # not counted before: most chunks leave before another one comes
+        self._wire += wire
+        self._text += chunk.text.encode()
         return more_bytes
 
     def merged(self) -> OutputChunk:
-        if self._texts is not None:
-            self._chunk.text = "".join(self._texts)
-        return self._chunk
+        if self._wire is None:
+            return self._first
+        chunk = OutputChunk.FromString(bytes(self._wire))
+        chunk.first_token_index = self._first.first_token_index
+        chunk.text_offset = self._first.text_offset
+        chunk.text = self._text.decode()
+        return chunk
 
 
 class RequestStream:
@@ -81,7 +84,13 @@ class RequestStream:
     """
 
     def __init__(
-        self, request_id: str, choices: int, prompt: PromptInfo, *, max_ledger_bytes: int = MAX_LEDGER_BYTES
+        self,
+        request_id: str,
+        choices: int,
+        prompt: PromptInfo,
+        fanout: Fanout | None = None,
+        *,
+        max_ledger_bytes: int = MAX_LEDGER_BYTES,
     ) -> None:
         self._request_id = request_id
         self._running = choices
@@ -91,7 +100,8 @@ class RequestStream:
         self._waiting_bytes = 0
         self._refused: RequestRefused | None = None
         self._broken: BrokenOff | None = None
-        self._wake = asyncio.Event()
+        self._fanout = fanout or Fanout()
+        self._due = asyncio.Event()  # what is there may be taken
         self._ledgers = [Ledger() for _ in range(choices)]
         self._most_ledger_tokens = max_ledger_bytes // TOKEN_BYTES
         self._in_progress = False  # the present attempt has said something
@@ -142,31 +152,39 @@ class RequestStream:
             return
         if self._broken is not None:
             return  # of a choice whose sibling broke off: the next attempt computes it again
+        chunk = output.chunk
+        index = chunk.index
         try:
-            self._ledgers[output.chunk.index].add(output.chunk)
+            num_tokens = self._ledgers[index].add(chunk)
         except (OutOfOrder, IndexError) as error:
             self._break_off(no_worker(f"the worker lost its place: {error}"), suspect=False, sole_suspect=False)
             return
-        if output.chunk.index == 0 and not self.prompt_known:
+        if index == 0 and not self.prompt_known:
             self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
-        self._take_chunk(output.chunk)
+        self._take_chunk(index, chunk, num_tokens)
         if not self._in_progress:
             self._in_progress = True
             self.on_progress()
-        self._wake.set()
+        self._announce()
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._chunks) and self.prompt_known
 
     async def take(self) -> GenerateResponse | None:
         """Everything new in one response; None after the last one. Raises BrokenOff where a worker gave up, when all
         that it had said is taken; RequestRefused where the request is over."""
-        while not (self._chunks and self.prompt_known):
-            if self._refused is not None:
-                raise self._refused
-            if self._broken is not None:
-                raise self._broken
-            if not self._running and not self._chunks:
-                return None
-            self._wake.clear()
-            await self._wake.wait()
+        while not (self._has_news and self._due.is_set()):
+            if not self._has_news:
+                if self._refused is not None:
+                    raise self._refused
+                if self._broken is not None:
+                    raise self._broken
+                if not self._running and not self._chunks:
+                    return None
+            self._due.clear()
+            await self._due.wait()
+        self._due.clear()
         response = GenerateResponse(
             request_id=self._request_id, chunks=[unsent.merged() for unsent in self._chunks.values()]
         )
@@ -192,25 +210,33 @@ class RequestStream:
             self._broken = BrokenOff(refused)
         self._broken.suspect |= suspect
         self._broken.sole_suspect |= sole_suspect
-        self._wake.set()
+        self._announce()
+
+    def _announce(self) -> None:
+        if self._due.is_set():
+            return
+        if self._prompt_sent and self._running:
+            self._fanout.has_news(self._due)
+        else:  # somebody waits for the first response, and nothing more merges with the last
+            self._due.set()
 
     def _take_prompt(self, report: PromptReport) -> None:
         self.prompt_known = True
         self._prompt.cached_tokens = report.cached_tokens
         self._prompt.logprobs.extend(report.logprobs)
 
-    def _take_chunk(self, chunk: OutputChunk) -> None:
-        self.completion_tokens += len(chunk.token_ids)
+    def _take_chunk(self, index: int, chunk: OutputChunk, num_tokens: int) -> None:
+        self.completion_tokens += num_tokens
         if self.can_resume and self.completion_tokens > self._most_ledger_tokens:
             self.can_resume = False
             for ledger in self._ledgers:
                 ledger.forget()
-        if chunk.finish_reason:
+        if self._ledgers[index].finished:
             self._running -= 1
-            self.finish_reasons[chunk.index] = chunk.finish_reason
-        waiting = self._chunks.get(chunk.index)
+            self.finish_reasons[index] = chunk.finish_reason
+        waiting = self._chunks.get(index)
         if waiting is None:
-            self._chunks[chunk.index] = _Unsent(chunk)
+            self._chunks[index] = _Unsent(chunk)
             return
         self._waiting_bytes += waiting.extend(chunk)
         if self._waiting_bytes > MAX_WAITING_BYTES:

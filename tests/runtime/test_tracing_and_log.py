@@ -32,7 +32,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """What the runtime traces while the test runs; the process's own provider stays as it is."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing.trace, "get_tracer", provider.get_tracer)
+    monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: provider)
     return exporter
 
 

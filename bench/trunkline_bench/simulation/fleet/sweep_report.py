@@ -21,7 +21,7 @@ prefix, and as many requests at once as the real pool holds of mean length. Load
 `ideal`: hits of a cache without bounds that all workers share, on the same requests; `what fits`: the same with no more
 room than all pools together, least recently used out first. `delay`: time to the first token less what an idle worker
 with nothing cached would need, so it is negative where a cache saved more than the fleet cost. Busy
-time says little where something always decodes, so the variation over workers of computed prompt tokens stands beside it.
+time says little where something always decodes: the variation over workers of computed prompt tokens stands beside it.
 
 `uncached-tokens` is Trunkline's first policy (tokens to compute, and 16 for each running choice), `sglang-cache-aware`
 is what the SGLang gateway's cache_aware does with its defaults, on the exact index.

@@ -1,0 +1,189 @@
+"""`make bench-streaming`: what one router process adds to a stream, against a hop that only passes bytes on.
+
+A source that computes nothing, the hop, and a client, each a process of its own; the hops take turns, and medians
+count. All share the machine's cores, so the hop's own CPU time is what tells how much one core can do.
+"""
+
+import argparse
+import asyncio
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+from trunkline_bench.simulation.report import cpu_name, table
+from trunkline_bench.streaming.client import Load
+from trunkline_bench.streaming.processes import Hop, Run, hops, run
+
+RESULTS = Path(__file__).parents[2] / "results"
+TOKENS = {64: 800, 256: 250}  # of each stream, by the number of streams
+PACED_TOKENS = 100
+STEPS_PER_S = 20.0
+REQUEST_STREAMS, REQUEST_ROUNDS = 64, 40
+STALLED, READING, STALLED_TOKENS = 4, 4, 50_000
+
+Runs = dict[tuple[str, int], list[Run]]  # by hop and streams
+
+
+async def streams(found: dict[str, Hop], rounds: int, *, paced: bool) -> Runs:
+    runs: Runs = {}
+    for _ in range(rounds):
+        for count, tokens in TOKENS.items():
+            for name, hop in found.items():
+                load = Load(hop.address, hop.edge, count, PACED_TOKENS if paced else tokens, latency=paced)
+                runs.setdefault((name, count), []).append(one := await run(hop, load))
+                print(f"{name}, {count} streams: {one.seen.messages / one.seen.seconds:,.0f} messages/s", flush=True)
+    return runs
+
+
+async def requests(found: dict[str, Hop], rounds: int, *, text: bool) -> Runs:
+    runs: Runs = {}
+    for _ in range(rounds):
+        for name, hop in found.items():
+            if text and not hop.edge:
+                continue
+            load = Load(hop.address, hop.edge, REQUEST_STREAMS, 1, rounds=REQUEST_ROUNDS, text=text)
+            runs.setdefault((name, REQUEST_STREAMS), []).append(one := await run(hop, load))
+            print(f"{name}: {one.seen.requests / one.seen.seconds:,.0f} requests/s", flush=True)
+    return runs
+
+
+def streaming_rows(runs: Runs) -> dict[str, list[str]]:
+    rows = {}
+    for (name, count), taken in runs.items():
+        base = runs["passthrough", count]
+        cells = [
+            f"{median(one.seen.messages / one.seen.seconds for one in taken):,.0f}",
+            f"{tokens_per_s(taken):,.0f}",
+            f"{tokens_per_s(taken) / tokens_per_s(base):.0%}",
+            f"{median(one.seen.tokens / one.seen.messages for one in taken):.1f}",
+            f"{1e6 / tokens_per_cpu_s(taken):.1f}",
+            f"{tokens_per_cpu_s(taken):,.0f}",
+            f"{tokens_per_cpu_s(taken) / tokens_per_cpu_s(base):.0%}",
+        ]
+        rows[f"{name}, {count} streams"] = cells
+    return rows
+
+
+def tokens_per_s(taken: list[Run]) -> float:
+    return median(one.seen.tokens / one.seen.seconds for one in taken)
+
+
+def tokens_per_cpu_s(taken: list[Run]) -> float:
+    return median(one.seen.tokens / one.hop_cpu_s for one in taken)
+
+
+def messages_per_cpu_s(taken: list[Run]) -> float:
+    return median(one.seen.messages / one.hop_cpu_s for one in taken)
+
+
+STREAMING = (
+    "messages/s",
+    "tokens/s",
+    "of passthrough",
+    "tokens per message",
+    "CPU µs per token",
+    "tokens/s per core",
+    "of passthrough",
+)
+
+
+def latency_rows(runs: Runs) -> dict[str, list[str]]:
+    """Medians over rounds of each round's percentiles."""
+    rows = {}
+    for (name, count), taken in runs.items():
+        p50, p99 = ages_ms(taken)
+        base = ages_ms(runs["direct", count])
+        cells = [
+            f"{p50:.1f} / {p99:.1f}",
+            f"{p50 - base[0]:+.1f} / {p99 - base[1]:+.1f}",
+            f"{median(one.seen.tokens / one.seen.messages for one in taken):.2f}",
+            f"{1e6 / messages_per_cpu_s(taken):.1f}",
+            f"{messages_per_cpu_s(taken):,.0f}",
+            f"{messages_per_cpu_s(taken) / messages_per_cpu_s(runs['passthrough', count]):.0%}",
+        ]
+        rows[f"{name}, {count} streams"] = cells
+    return rows
+
+
+def ages_ms(taken: list[Run]) -> tuple[float, float]:
+    return median(one.seen.age_p50_ms for one in taken), median(one.seen.age_p99_ms for one in taken)
+
+
+LATENCY = (
+    "age of a token p50 / p99, ms",
+    "more than direct, ms",
+    "tokens per message",
+    "CPU µs per message",
+    "messages/s per core",
+    "of passthrough",
+)
+
+
+def request_rows(runs: Runs, what: str) -> dict[str, list[str]]:
+    rows = {}
+    for (name, _), taken in runs.items():
+        cpu_us = median(one.hop_cpu_s / one.seen.requests for one in taken) * 1e6
+        rate = median(one.seen.requests / one.seen.seconds for one in taken)
+        rows[f"{name}, {what}"] = [f"{rate:,.0f}", f"{cpu_us:.0f}", f"{1e6 / cpu_us:,.0f}"]
+    return rows
+
+
+REQUESTS = ("requests/s", "CPU µs per request", "requests/s per core")
+
+
+async def stalled(found: dict[str, Hop]) -> str:
+    hop = found["router"]
+    load = Load(hop.address, True, STALLED + READING, STALLED_TOKENS, stalled=STALLED)
+    one = await run(hop, load)
+    return (
+        f"{STALLED} clients that stop reading, each of a stream with 20 log-probabilities per token, beside {READING} "
+        f"that read: the router's resident memory goes from {one.resident_mib:.0f} to {one.peak_mib:.0f} MiB at most, "
+        f"the others get {one.seen.tokens / one.seen.seconds:,.0f} tokens/s meanwhile, and when the {STALLED} read on "
+        f"they find {', '.join(sorted(set(one.seen.stalled_ended))) or 'nothing wrong'}.\n"
+    )
+
+
+async def measure(rounds: int, before: Path | None) -> str:
+    async with hops(0.0, before) as found:
+        fast = await streams(found, rounds, paced=False)
+        by_ids = await requests(found, rounds, text=False)
+        by_text = await requests(found, rounds, text=True)
+        memory = await stalled(found)
+    async with hops(STEPS_PER_S, before) as found:
+        paced = await streams(found, rounds, paced=True)
+    return (
+        "## As fast as it goes\n\n"
+        + table(streaming_rows(fast), STREAMING)
+        + f"\n## Paced: {STEPS_PER_S:.0f} steps/s\n\n"
+        + table(latency_rows(paced), LATENCY)
+        + f"\n## Requests of one token, {REQUEST_STREAMS} at once\n\n"
+        + table(request_rows(by_ids, "token ids") | request_rows(by_text, "text"), REQUESTS)
+        + f"\n## Clients that stop reading\n\n{memory}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before", type=Path, help="another checkout, whose router takes its turns too")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    names = ("trunkline", "grpcio", "protobuf", "uvloop")
+    text = (
+        "# Streaming through one router process\n\n"
+        f"- date: {datetime.now(UTC):%Y-%m-%d}\n"
+        f"- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores, shared by source, hop and client\n"
+        f"- versions: {', '.join(f'{name} {version(name)}' for name in names)}, Python {platform.python_version()}\n"
+        f"- command: `make bench-streaming ARGS='--rounds {arguments.rounds}'`; medians of the rounds\n\n"
+        + asyncio.run(measure(arguments.rounds, arguments.before))
+    )
+    print(text)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / f"streaming-{datetime.now(UTC):%Y-%m-%d}.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The processes of a run, and what they use."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from json import dumps, loads
+from pathlib import Path
+
+from trunkline.client import Client
+from trunkline_bench.streaming.client import Load, Seen
+
+START_S = 60.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SAMPLE_INTERVAL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """Something that a client can be pointed at."""
+
+    address: str
+    edge: bool
+    pid: int
+
+    def cpu_s(self) -> float:
+        """User and system time since its start."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / TICKS_PER_S
+
+    def resident_mib(self) -> float:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES / (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One client's run, and what the hop used for it."""
+
+    seen: Seen
+    hop_cpu_s: float
+    resident_mib: float  # before
+    peak_mib: float
+
+
+@asynccontextmanager
+async def hops(steps_per_s: float, before: Path | None) -> AsyncIterator[dict[str, Hop]]:
+    """A source and what stands before it: "direct" is the source itself."""
+    module = "trunkline_bench.streaming"
+    async with contextlib.AsyncExitStack() as stack:
+        source = await stack.enter_async_context(_process(f"{module}.source", "--steps-per-s", str(steps_per_s)))
+        direct = Hop(await _printed_address(source), False, source.pid)
+        passing = await stack.enter_async_context(_process(f"{module}.passthrough", direct.address))
+        found = {"direct": direct, "passthrough": Hop(await _printed_address(passing), False, passing.pid)}
+        for name, checkout in {"router": None, "router before": before}.items():
+            if name != "router" and checkout is None:
+                continue
+            port = _free_port()
+            arguments = ("--workers", direct.address, "--port", str(port), "--slow-start-s", "0")
+            router = await stack.enter_async_context(_process("trunkline_router.main", *arguments, checkout=checkout))
+            found[name] = Hop(f"127.0.0.1:{port}", True, router.pid)
+            async with Client(found[name].address) as client:
+                await client.ready(START_S)
+        yield found
+
+
+async def run(hop: Hop, load: Load) -> Run:
+    """A client in a process of its own."""
+    cpu_s, resident_mib = hop.cpu_s(), hop.resident_mib()
+    peak_mib = resident_mib
+    async with _process("trunkline_bench.streaming.client", dumps(asdict(load))) as client:
+        assert client.stdout is not None
+        printing = asyncio.create_task(client.stdout.read())
+        while not printing.done():
+            await asyncio.wait({printing}, timeout=SAMPLE_INTERVAL_S)
+            peak_mib = max(peak_mib, hop.resident_mib())
+        if await client.wait():
+            raise SystemExit(f"bench-streaming: the client failed: {load}")
+    return Run(Seen(**loads(printing.result())), hop.cpu_s() - cpu_s, resident_mib, peak_mib)
+
+
+@asynccontextmanager
+async def _process(
+    module: str, *arguments: str, checkout: Path | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Of this checkout, or another one. A router's log is written, and thrown away."""
+    environment = dict(os.environ)
+    if checkout is not None:
+        environment["PYTHONPATH"] = f"{checkout}/protos:{checkout}/router"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, *arguments),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL if "router" in module else None,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _printed_address(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), START_S)
+    return f"127.0.0.1:{int(line)}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

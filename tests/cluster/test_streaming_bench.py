@@ -1,0 +1,15 @@
+"""The streaming bench's source is a worker as a router wants it, and its client sees every token, whichever way."""
+
+from trunkline_bench.streaming.client import Load
+from trunkline_bench.streaming.processes import hops, run
+
+STREAMS, TOKENS = 3, 20
+
+
+async def test_every_token_comes_through_each_hop() -> None:
+    async with hops(0.0, None) as found:
+        for name, hop in found.items():
+            seen = (await run(hop, Load(hop.address, hop.edge, STREAMS, TOKENS, latency=True))).seen
+            assert (seen.tokens, seen.requests) == (STREAMS * TOKENS, STREAMS), name
+            assert seen.messages <= seen.tokens, name
+            assert 0 < seen.age_p50_ms <= seen.age_p99_ms, name
