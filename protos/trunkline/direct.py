@@ -133,13 +133,13 @@ class DirectPath:
                     continue
                 if isinstance(item, Exception):
                     raise item
-                response = answer.take(item)
+                responses = answer.take(item)
                 if not has_started:
                     has_started = True
                     await router_call.started()
                 if answer.is_complete:
                     await router_call.end()
-                if response is not None:
+                for response in responses:
                     yield response
             await router_call.farewell()
 
@@ -169,8 +169,9 @@ class _Answer:
         if not self._prompt_known:
             self._prompt.CopyFrom(granted.prompt)
 
-    def take(self, item: WorkerServiceGenerateResponse) -> GenerateResponse | None:
-        """What the caller hears; None where that has to wait. Raises _Lost where it does not follow what came."""
+    def take(self, item: WorkerServiceGenerateResponse) -> list[GenerateResponse]:
+        """What the caller hears, a chunk each; nothing where that has to wait. Raises _Lost where it does not follow
+        what came."""
         chunk = item.chunk
         try:
             self._ledgers[chunk.index].add(chunk)
@@ -182,14 +183,14 @@ class _Answer:
             self._prompt.logprobs.extend(item.prompt.logprobs)
         self._waiting.append(item)
         if not self._prompt_known:
-            return None
-        response = GenerateResponse(request_id=self._request_id, chunks=[waiting.chunk for waiting in self._waiting])
+            return []
+        responses = [GenerateResponse(request_id=self._request_id, chunks=[waiting.chunk]) for waiting in self._waiting]
         self._waiting = []
         if not self._prompt_sent:
             self._prompt_sent = True
-            response.prompt.CopyFrom(self._prompt)
+            responses[0].prompt.CopyFrom(self._prompt)
         if self.is_complete:
-            response.usage.CopyFrom(
+            responses[-1].usage.CopyFrom(
                 Usage(
                     prompt_tokens=self._prompt.prompt_tokens,
                     cached_tokens=self._prompt.cached_tokens,
@@ -197,7 +198,7 @@ class _Answer:
                     resumptions=self.resumptions,
                 )
             )
-        return response
+        return responses
 
     def claims(self, refusal: RequestError | None = None) -> DirectLost:
         """How far it has come, for the router."""

@@ -27,35 +27,27 @@ class Breaker:
     def is_closed(self) -> bool:
         return self._open_until_s is None
 
-    def on_dispatch(self) -> None:
+    def dispatch(self) -> "Trial":
         """A request is sent there: the trial, where it is open."""
-        if self._open_until_s is not None:
-            self._trial = True
+        is_trial = self._open_until_s is not None and not self._trial
+        self._trial |= is_trial
+        return Trial(self, is_trial)
 
-    def on_refusal(self, reason: str, now_s: float) -> None:
-        """A request there ended with this reason of the error table."""
-        if reason in (NO_WORKER, INTERNAL):
-            self.on_failure(now_s)
-        else:
-            self.on_success(now_s)
-
-    def on_success(self, now_s: float) -> None:
-        """A request there has output, or was refused for a good reason."""
+    def on_success(self, now_s: float, *, is_trial: bool) -> None:
         self._failures = 0
-        if self._open_until_s is not None and self._trial:
+        if is_trial:
+            self._trial = False
             self._open_until_s = None
             self._closed_s = now_s
-        self._trial = False
+
+    def on_failure(self, now_s: float, *, is_trial: bool) -> None:
+        self._failures += 1
+        if is_trial or (self._open_until_s is None and self._failures >= FAILURES_TO_OPEN):
+            self._open(now_s)
 
     def on_no_outcome(self) -> None:
-        """A request there ended before anything could be said of the worker: cancelled, or past its deadline."""
+        """A trial ended before anything could be said of the worker."""
         self._trial = False
-
-    def on_failure(self, now_s: float) -> None:
-        """A request there failed, and it was not the request's fault."""
-        self._failures += 1
-        if self._trial or (self._open_until_s is None and self._failures >= FAILURES_TO_OPEN):
-            self._open(now_s)
 
     def on_lost(self, now_s: float, lived_s: float) -> None:
         """The connection is gone after this time."""
@@ -69,3 +61,35 @@ class Breaker:
         self._openings += 1
         self._failures = 0
         self._trial = False
+
+
+class Trial:
+    """One request's word on the worker that it was sent to: the first one counts, and no word is none."""
+
+    def __init__(self, breaker: Breaker, is_trial: bool) -> None:
+        self._breaker = breaker
+        self._is_trial = is_trial
+        self._is_decided = False
+
+    def succeeded(self, now_s: float) -> None:
+        """It has output."""
+        if not self._is_decided:
+            self._is_decided = True
+            self._breaker.on_success(now_s, is_trial=self._is_trial)
+
+    def refused(self, reason: str, now_s: float) -> None:
+        """The worker, which is there, ended it with this reason of the error table."""
+        if self._is_decided:
+            return
+        self._is_decided = True
+        if reason in (NO_WORKER, INTERNAL):
+            self._breaker.on_failure(now_s, is_trial=self._is_trial)
+        else:
+            self._breaker.on_success(now_s, is_trial=self._is_trial)
+
+    def end(self) -> None:
+        """It is over, one way or another."""
+        if not self._is_decided:
+            self._is_decided = True
+            if self._is_trial:
+                self._breaker.on_no_outcome()

@@ -57,12 +57,28 @@ class Dispatcher:
         return _Dispatch(self, prepared, time_left, span, facts).responses()
 
     def placement(
-        self, prepared: Prepared, time_left: TimeLeft, progress: Progress, is_usable: Callable[[Live], bool]
+        self,
+        prepared: Prepared,
+        time_left: TimeLeft,
+        progress: Progress,
+        *,
+        is_usable: Callable[[Live], bool] = lambda live: True,
+        is_free: Callable[[Live], bool] = lambda live: True,
+        is_quiet: Callable[[Live], bool] = lambda live: True,
     ) -> Placement:
-        """Where a request goes. `is_usable`: what else a worker must be."""
-        recovery = Recovery(self.limits)
+        """Where a request goes; see Placement."""
         return Placement(
-            self.pools, self.budget, self.clock_s, self.rng, recovery, prepared, time_left, progress, is_usable
+            self.pools,
+            self.budget,
+            self.clock_s,
+            self.rng,
+            Recovery(self.limits),
+            prepared,
+            time_left,
+            progress,
+            is_usable=is_usable,
+            is_free=is_free,
+            is_quiet=is_quiet,
         )
 
 
@@ -83,19 +99,21 @@ class _Dispatch:
         self.suspicion = Suspicion()
         prepared = self.prepared
         self.stream = RequestStream(prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout)
-        self.stream.on_progress = self.suspicion.on_progress
-        self.placement = self.shared.placement(self.prepared, self.time_left, self.stream, self._is_free)
+        self.placement = self.shared.placement(
+            self.prepared, self.time_left, self.stream, is_free=self._is_free, is_quiet=self._is_quiet
+        )
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
-        prepared, stream, facts = self.prepared, self.stream, self.facts
-        shared = self.shared
-        tenant = prepared.scheduling.tenant
-        shared.quarantine.check(tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s())
+        stream, facts, shared = self.stream, self.facts, self.shared
         shared.budget.on_request()
         while True:
+            self._check_quarantine()
             route = await self.placement.place()
+            self._check_quarantine()  # another copy of it may have been convicted meanwhile
+            stream.on_progress = None
             if self.suspicion.is_suspect:
                 self.suspicion.enter(shared.cells.enter(route.worker))
+                stream.on_progress = self.suspicion.on_progress
             try:
                 async with aclosing(self._attempt(route)) as responses:
                     async for response in responses:
@@ -110,9 +128,20 @@ class _Dispatch:
         reasons = [FinishReason.Name(reason) for _, reason in sorted(stream.finish_reasons.items())]
         facts["outcome"] = ",".join(dict.fromkeys(r.removeprefix("FINISH_REASON_").lower() for r in reasons))
 
+    def _check_quarantine(self) -> None:
+        """Raises RequestRefused (QUARANTINED)."""
+        prepared, shared = self.prepared, self.shared
+        shared.quarantine.check(
+            prepared.scheduling.tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s()
+        )
+
     def _is_free(self, live: Live) -> bool:
         """Whether it may go there under the suspicion that it is under."""
-        return not self.suspicion.is_suspect or self.shared.cells.is_free(live)
+        return not self.suspicion.is_suspect or self._is_quiet(live)
+
+    def _is_quiet(self, live: Live) -> bool:
+        """Whether no suspect is there."""
+        return self.shared.cells.is_free(live)
 
     async def _attempt(self, route: Route[Live]) -> AsyncGenerator[GenerateResponse, None]:
         """The responses from one worker. Whichever way this ends, the worker is told and the load is settled. Raises
@@ -131,7 +160,7 @@ class _Dispatch:
         is_told_cached = not stream.prompt_known
         has_started = False
         handles: list[int] = []
-        worker.breaker.on_dispatch()
+        trial = worker.breaker.dispatch()
         with route.in_flight() as flight:
 
             def let_go() -> None:
@@ -148,21 +177,23 @@ class _Dispatch:
                     if not has_started:
                         has_started = True
                         flight.has_started(stream.cached_tokens if is_told_cached else None)
-                    worker.breaker.on_success(shared.clock_s())
+                        trial.succeeded(shared.clock_s())
                     yield response
+            except BrokenOff as broken:
+                # One that drains or hangs has said so, and one that is lost is counted once, by its link.
+                if worker.accepts and not worker.session.is_broken:
+                    trial.refused(broken.refused.reason, shared.clock_s())
+                raise
             finally:
-                worker.breaker.on_no_outcome()
+                trial.end()
                 worker.session.abort(handles)
 
     def _note(self, worker: Live, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused where it was the last one."""
         shared, prepared, stream, refused = self.shared, self.prepared, self.stream, broken.refused
-        now_s = shared.clock_s()
-        if worker.accepts:  # one that drains or hangs has said so, and one that is lost is counted once, by its link
-            worker.breaker.on_refusal(refused.reason, now_s)
         if broken.suspect and self.suspicion.on_death(sole_suspect=broken.sole_suspect):
             tenant = prepared.scheduling.tenant
-            shared.quarantine.convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
+            shared.quarantine.convict(tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s())
             get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant)
             raise quarantined()
         self.placement.on_lost(worker, refused)

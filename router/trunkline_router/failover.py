@@ -35,14 +35,31 @@ class Recovery:
         self._waits_since_s: float | None = None  # for a worker
 
     @property
-    def has_failed(self) -> bool:
-        """Whether any attempt was made and ended."""
-        return bool(self._refusals) or self._lost > 0
+    def lost_last(self) -> bool:
+        """Whether the last attempt was lost, not turned away by a full worker."""
+        return bool(self._refusals) and self._refusals[-1].reason != OVERLOADED
 
-    def on_refusal(self, refused: RequestRefused, *, num_tokens: int, has_output: bool, can_resume: bool) -> None:
+    def last_word(self) -> RequestRefused:
+        """What the client is told, should nothing else be tried."""
+        return last_word(self._refusals)
+
+    def stop_waiting(self) -> None:
+        """A worker is there, and will be free."""
+        self._waits_since_s = None
+
+    def on_refusal(
+        self,
+        refused: RequestRefused,
+        *,
+        num_tokens: int,
+        has_output: bool,
+        can_resume: bool,
+        handed_over: bool = False,
+    ) -> None:
         """An attempt ended with this; the request has `num_tokens` of output. Raises what the client is told where
-        that was the last attempt."""
-        if num_tokens > self._progress:
+        that was the last attempt. `handed_over`: by a worker that is going away, which is nobody's failure."""
+        made_progress = num_tokens > self._progress
+        if made_progress:
             self._progress = num_tokens
             self._refusals.clear()
             self._waits_since_s = None
@@ -53,6 +70,8 @@ class Recovery:
             if not has_output and not self._lost and self._count(OVERLOADED) >= MAX_FULL:
                 raise last_word(self._refusals)
             return
+        if made_progress and handed_over:
+            return
         self._lost += 1
         if self._lost > self._limits.max_resumptions or self._count(NO_WORKER) >= MAX_WITHOUT_PROGRESS:
             raise last_word(self._refusals)
@@ -60,7 +79,7 @@ class Recovery:
     def wait_s(self, now_s: float, nobody: RequestRefused, *, has_output: bool) -> float:
         """Nobody is left to go to: how long to wait, at most, for that to change. Raises what the client is told where
         waiting makes no sense: `nobody` or what workers have said."""
-        if not self._lost and not has_output:
+        if not self.lost_last and not self._lost and not has_output:
             # Nothing was begun, so nothing is lost: the client knows best whether to come back.
             raise last_word(self._refusals) if self._refusals else nobody
         if self._waits_since_s is None:
@@ -68,8 +87,7 @@ class Recovery:
         left_s = self._waits_since_s + self._limits.patience_s - now_s
         if left_s <= 0:
             raise last_word(self._refusals) if self._refusals else nobody
-        hints_ms = [refused.retry_delay_ms for refused in self._refusals if refused.reason == OVERLOADED]
-        return min(left_s, min(hints_ms) / 1e3) if hints_ms else left_s
+        return left_s
 
     def _count(self, reason: str) -> int:
         return sum(refused.reason == reason for refused in self._refusals)

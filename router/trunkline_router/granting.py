@@ -74,7 +74,9 @@ class Granter:
     ) -> AsyncGenerator[GrantResponse, None]:
         """Grants, as often as the client has reason to ask; until it ends its side. Raises RequestRefused."""
         claims = Claims(prepared, limits)
-        placement = self.dispatcher.placement(prepared, time_left, claims, self.takes_grants)
+        placement = self.dispatcher.placement(
+            prepared, time_left, claims, is_usable=self.takes_grants, is_quiet=self.dispatcher.cells.is_free
+        )
         return _Granting(self, prepared, claims, placement, news, span, facts).answers()
 
 

@@ -4,6 +4,7 @@ The same whether the router streams the answer or grants it to the client.
 """
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from trunkline_router.pool import Pools
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
 from trunkline_router.worker_link import Live
+
+FULL_FOR_MS = 500  # a worker that is full, and does not say for how long
 
 TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
 
@@ -51,7 +54,7 @@ class Progress(Protocol):
 
 @dataclass(slots=True)
 class Placement:
-    """One request. `is_usable` is what else a worker must be."""
+    """One request. `is_usable` is what else a worker must be; `is_free` what it may have to wait for a worker to be."""
 
     pools: Pools
     budget: RetryBudget
@@ -62,29 +65,40 @@ class Placement:
     time_left: TimeLeft
     progress: Progress
     is_usable: Callable[[Live], bool]
-    _failed: list[Live] = field(default_factory=list)  # where an attempt was lost
-    _full: list[Live] = field(default_factory=list)  # where there was no room of late
+    is_free: Callable[[Live], bool]
+    is_quiet: Callable[[Live], bool]  # whether it has no suspect: preferred
+    _failed: dict[Live, int] = field(default_factory=dict)  # where an attempt was lost, and how often it was back then
+    _full: dict[Live, float] = field(default_factory=dict)  # where there was no room, and until when
+    _is_queueing: bool = False  # a worker could have it, were it free
     _fingerprint: str = ""  # of the weights that have begun the answer
 
     async def place(self) -> Route[Live]:
         """Chooses a worker, once there is one. Raises RequestRefused."""
         progress = self.progress
-        if self.recovery.has_failed and not progress.has_output:
-            delay_s = self.budget.take(self.clock_s()) + self.rng.uniform(0, MAX_JITTER_S)
-            await asyncio.sleep(self._within_deadline(delay_s))
+        if self.recovery.lost_last and not progress.has_output:
+            delay_s = self.budget.take(self.clock_s())
+            if delay_s is None:
+                raise self.recovery.last_word()
+            await asyncio.sleep(self._within_deadline(delay_s + self.rng.uniform(0, MAX_JITTER_S)))
         while True:
             changed = self.pools.change()
+            self._is_queueing = False
+            now_s = self.clock_s()
             try:
-                request = self.prepared.route_request(self.clock_s(), progress.longest_output())
-                route = self.pools.route(self.prepared.model, request, usable=self._may_go_to)
+                request = self.prepared.route_request(now_s, progress.longest_output())
+                route = self.pools.route(self.prepared.model, request, usable=self._may_go_to, preferred=self.is_quiet)
                 break
             except RequestRefused as nobody:
-                wait_s = self.recovery.wait_s(self.clock_s(), nobody, has_output=progress.has_output)
-            try:
-                async with asyncio.timeout(self._within_deadline(wait_s)):
+                if self._is_queueing:
+                    self.recovery.stop_waiting()  # it has its turn, and its patience is for workers that do not come
+                    wait_s = float("inf")
+                else:
+                    wait_s = self.recovery.wait_s(now_s, nobody, has_output=progress.has_output)
+            wait_s = min([wait_s, *(until_s - now_s for until_s in self._full.values() if until_s > now_s)])
+            wait_s = self._within_deadline(wait_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if wait_s == float("inf") else wait_s):
                     await changed.wait()
-            except TimeoutError:
-                self._full.clear()  # by now they may have room
         if not progress.has_output:
             self._fingerprint = route.worker.model.fingerprint
         return route
@@ -102,17 +116,25 @@ class Placement:
             num_tokens=progress.completion_tokens,
             has_output=progress.has_output,
             can_resume=progress.can_resume,
+            handed_over=worker.load.draining,
         )
-        (self._full if refused.reason == OVERLOADED else self._failed).append(worker)
+        if refused.reason == OVERLOADED:
+            self._full[worker] = self.clock_s() + (refused.retry_delay_ms or FULL_FOR_MS) / 1e3
+        else:
+            self._failed[worker] = worker.comebacks
 
     def _may_go_to(self, live: Live) -> bool:
-        return (
+        may = (
             self.prepared.fits(live.most_tokens, self.progress.num_output)
-            and live not in self._failed
-            and live not in self._full
+            and self._failed.get(live) != live.comebacks
+            and self._full.get(live, 0.0) <= self.clock_s()
             and (not self.progress.has_output or live.model.fingerprint == self._fingerprint)
             and self.is_usable(live)
         )
+        if may and not self.is_free(live):
+            self._is_queueing = True
+            return False
+        return may
 
     def _within_deadline(self, wait_s: float) -> float:
         """Raises RequestRefused where the deadline has passed."""

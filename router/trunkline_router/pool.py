@@ -59,22 +59,36 @@ class Pools:
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
 
-    def route(self, name: str, request: RouteRequest, usable: Callable[[Live], bool]) -> Route[Live]:
-        """Chooses among the model's workers that are `usable`. Raises RequestRefused."""
-        return self._route(name, request, usable, self._rng)
+    def route(
+        self,
+        name: str,
+        request: RouteRequest,
+        usable: Callable[[Live], bool],
+        preferred: Callable[[Live], bool] = lambda live: True,
+    ) -> Route[Live]:
+        """Chooses among the model's workers that are `usable`, and `preferred` where any is. Raises RequestRefused."""
+        return self._route(name, request, usable, preferred, self._rng)
 
     def explain(self, name: str, request: RouteRequest, usable: Callable[[Live], bool]) -> Route[Live]:
         """What route() would say now; what it says then is not changed by this. Raises RequestRefused."""
         rng = Random()
         rng.setstate(self._rng.getstate())
-        return self._route(name, request, usable, rng)
+        return self._route(name, request, usable, lambda live: True, rng)
 
-    def _route(self, name: str, request: RouteRequest, usable: Callable[[Live], bool], rng: Random) -> Route[Live]:
+    def _route(
+        self,
+        name: str,
+        request: RouteRequest,
+        usable: Callable[[Live], bool],
+        preferred: Callable[[Live], bool],
+        rng: Random,
+    ) -> Route[Live]:
         workers = [live for live in self.workers(name)[1] if usable(live)]
         if not workers:
             raise no_worker(f"no worker is left for model {name}")
         # Where all of them have failed of late, any may have recovered: better than refusing.
         workers = [live for live in workers if live.breaker.allows(request.now_s)] or workers
+        workers = [live for live in workers if preferred(live)] or workers
         return route(self.index, workers, request, self.policy, rng)
 
 

@@ -80,7 +80,8 @@ class RequestStream:
     """`prompt` is filled in by the first choice's report; until it is there, nothing goes out.
 
     `on_overflow` is called when the client has let too much wait: the request ends then, and the worker should know
-    at once, not only when the client reads on. `on_progress` is called with an attempt's first output.
+    at once, not only when the client reads on. `on_progress`, where it is set, is called with the tokens that the
+    present attempt has brought each choice, on average.
     """
 
     def __init__(
@@ -104,12 +105,13 @@ class RequestStream:
         self._due = asyncio.Event()  # what is there may be taken
         self._ledgers = [Ledger() for _ in range(choices)]
         self._most_ledger_tokens = max_ledger_bytes // TOKEN_BYTES
-        self._in_progress = False  # the present attempt has said something
+        self._attempt_tokens = 0  # of the present attempt
+        self._attempt_choices = choices
         self.prompt_known = False
         self.can_resume = True
         self.resumptions = 0
         self.on_overflow: Callable[[], None] = lambda: None
-        self.on_progress: Callable[[], None] = lambda: None
+        self.on_progress: Callable[[int], None] | None = None
         self.completion_tokens = 0
         self.finish_reasons: dict[int, FinishReason.ValueType] = {}
 
@@ -137,7 +139,8 @@ class RequestStream:
         if not self._prompt_sent:
             self._prompt.worker_id = worker_id
         self._broken = None
-        self._in_progress = False
+        self._attempt_tokens = 0
+        self._attempt_choices = self._running
 
     def unfinished(self) -> Iterator[tuple[int, Ledger]]:
         """The choices that an attempt has to bring to their end."""
@@ -162,9 +165,9 @@ class RequestStream:
         if index == 0 and not self.prompt_known:
             self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
         self._take_chunk(index, chunk, num_tokens)
-        if not self._in_progress:
-            self._in_progress = True
-            self.on_progress()
+        if self.on_progress is not None:
+            self._attempt_tokens += num_tokens
+            self.on_progress(self._attempt_tokens // self._attempt_choices)
         self._announce()
 
     @property

@@ -29,12 +29,17 @@ class WorkerSession:
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
         self._broken = False
-        self.num_messages = 0  # that came from the worker
+        self.num_news = 0  # outputs of steps; refusals, which a front gives without its engine, are none
 
     @property
     def num_open(self) -> int:
         """Choices without a last output."""
         return len(self._sinks)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the stream has ended."""
+        return self._broken
 
     def submit(self, submits: Iterable[Submit], sinks: Iterable[Sink]) -> list[int]:
         """Sends choices; each one's news go to its sink, the last with a finish or an error. Returns their handles."""
@@ -72,7 +77,6 @@ class WorkerSession:
         writing = asyncio.create_task(self._write(call, router_id))
         try:
             async for response in call:
-                self.num_messages += 1
                 if response.HasField("welcome"):
                     on_open(response.welcome)
                 for output in response.outputs:
@@ -83,7 +87,9 @@ class WorkerSession:
             self._break()
 
     def _hand_out(self, output: SequenceOutput) -> None:
-        ended = output.HasField("error") or output.chunk.finish_reason
+        is_error = output.HasField("error")
+        self.num_news += not is_error
+        ended = is_error or output.chunk.finish_reason
         sink = self._sinks.pop(output.handle, None) if ended else self._sinks.get(output.handle)
         if sink is not None:  # None: aborted meanwhile
             sink(output)

@@ -1,11 +1,16 @@
 """Which of a dead worker's requests may have killed it, and how that is found out.
 
 Only requests in the steps under way can be the reason: the suspects. Each of them goes on at a worker where no other
-suspect is (a cell), until it has survived a step. If that engine dies too, the suspect is convicted: it is the only one
-that was in both. One that comes under suspicion again keeps its cell to its end.
+suspect is (a cell), and where no new request goes either if it can go elsewhere, until it has survived a few steps. If
+that engine dies too while everybody else in the step had shown to be harmless, the suspect is convicted. One that comes
+under suspicion again keeps its cell for more steps.
 """
 
 from collections.abc import Callable, Hashable
+
+# So many steps show that a request is harmless. Workers count them too: see flying() in the worker's front.
+CLEARING_STEPS = 4
+CLEARING_STEPS_AGAIN = 32
 
 
 class Cells:
@@ -59,9 +64,9 @@ class Suspicion:
         if self._cell is not None:
             self._cell.leave()
 
-    def on_progress(self) -> None:
-        """It has survived a step, which clears a first suspicion."""
-        if self.is_suspect and self._deaths == 1:
+    def on_progress(self, steps: int) -> None:
+        """It has survived so many steps at the worker where it is now."""
+        if self.is_suspect and steps >= (CLEARING_STEPS if self._deaths == 1 else CLEARING_STEPS_AGAIN):
             self.is_suspect = False
             self.leave()
 

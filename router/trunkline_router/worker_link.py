@@ -84,12 +84,13 @@ class Live(WorkerState):
         self.session = session
         self.breaker = breaker  # the worker's, whichever its connection
         self.is_hung = False
+        self.comebacks = 0  # how often it was there again after it had hung
         self.num_watched = 0  # items of its watch stream
 
     @property
     def num_heard(self) -> int:
         """Messages that came from it: steps make some, and nothing else does while it has work."""
-        return self.session.num_messages + self.num_watched
+        return self.session.num_news + self.num_watched
 
     @property
     def accepts(self) -> bool:
@@ -229,6 +230,7 @@ class WorkerLink:
             news = live.num_heard
             if live.is_hung and news != news_when_hung:
                 live.is_hung = False
+                live.comebacks += 1
                 started_s = now_s
                 self._log.info("worker is back", address=self.address)
                 self._on_change()

@@ -40,11 +40,14 @@ async def test_no_token_is_lost_repeated_or_changed_by_any_accident() -> None:
     await assert_nobody_notices(list(ACCIDENTS), (100, 250))
 
 
-async def test_a_request_that_kills_engines_costs_two_workers_at_most_and_nobody_else_anything() -> None:
+@pytest.mark.parametrize("deadly_step", [1, pytest.param(3, marks=pytest.mark.slow)])
+async def test_a_request_that_kills_engines_costs_two_workers_at_most_and_nobody_else_anything(
+    deadly_step: int,
+) -> None:
     wanted = orders(STREAMS, tokens=TOKENS)
     poison = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
     flags = worker_flags(deterministic=True)
-    async with running_fleet(DEMO_MODEL, *flags, environment=poison_environment()) as fleet:
+    async with running_fleet(DEMO_MODEL, *flags, environment=poison_environment(deadly_step)) as fleet:
         expected = await undisturbed(fleet, wanted)
         outcome, sick, lost = await poisoned(fleet, wanted, expected, poison)
     assert (sick.error, sick.asked_again) == ("Quarantined", "Quarantined")

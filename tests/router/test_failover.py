@@ -1,5 +1,6 @@
 """A stream outlives its worker: what happens to requests when workers are lost, hang, drain, or die of them."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -7,17 +8,27 @@ import pytest
 
 from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
-from trunkline.status import CODE_INTERNAL, INTERNAL, QUARANTINED, RequestRefused, no_worker
+from trunkline.status import (
+    CODE_INTERNAL,
+    CODE_RESOURCE_EXHAUSTED,
+    INTERNAL,
+    OVERLOADED,
+    QUARANTINED,
+    RequestRefused,
+    no_worker,
+)
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.breaker import FAILURES_TO_OPEN
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
+from trunkline_router.suspicion import CLEARING_STEPS
 from trunkline_router.worker_link import LinkLimits
 
 PROMPT = list(range(10, 30))
 LONG = PROMPT * 20  # worth going to its holder for, whatever else waits there
 DIED = no_worker("the engine died")
+FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=50)
 
 
 def fakes(*names: str, **fields: Any) -> list[FakeWorker]:
@@ -196,11 +207,69 @@ async def test_a_worker_that_hangs_loses_its_requests_and_gets_new_ones_when_it_
         assert link.live.slow_start_share < 1
 
 
-async def test_an_idle_worker_that_says_nothing_does_not_hang() -> None:
-    worker = FakeWorker("a")
-    async with cluster(worker, link_limits=LinkLimits(inter_token_timeout_s=0.1)) as router:
-        await until(lambda: router.live(0).slow_start_share > 0.11)
-        assert router.live(0).accepts
+async def test_an_idle_worker_that_says_nothing_does_not_hang_and_a_busy_one_that_only_refuses_does() -> None:
+    workers = fakes("busy", "idle")
+    async with cluster(*workers, link_limits=LinkLimits(inter_token_timeout_s=0.2)) as router:
+        call, choice = await begun(router, workers)
+        hung = choice.worker
+        other = next(worker for worker in workers if worker is not hung)
+        hung.cache_prompt(LONG)
+        await until(lambda: len(router.live(workers.index(hung)).blocks) > 0)
+        other.answer = 1
+        while router.live(workers.index(hung)).accepts:  # its front goes on to refuse what comes
+            refused = router.generate(LONG)
+            try:
+                async with asyncio.timeout(0.1):
+                    (await hung.arrived.get()).fail(FULL)
+            except TimeoutError:
+                pass
+            await rest(refused)
+        await rest(call)
+        assert router.live(workers.index(other)).accepts
+
+
+async def test_a_worker_that_was_hung_and_is_back_may_have_its_requests_again() -> None:
+    worker = FakeWorker("only", answer=None)
+    async with cluster(worker, link_limits=LinkLimits(inter_token_timeout_s=0.2)) as router:
+        call, choice = await begun(router, [worker])
+        choice.tokens(2)
+        await until(lambda: not router.live(0).accepts)
+        worker.send_load(running=0)
+        resumed = await worker.arrived.get()
+        resumed.tokens(1, finish=True)
+        assert tokens_of(await rest(call)) == [0, 1, 2]
+
+
+async def test_a_stream_does_not_wait_beside_a_worker_that_was_full_before() -> None:
+    workers = fakes("a", "b")
+    async with cluster(*workers) as router:
+        call, choice = await begun(router, workers)
+        choice.fail(FULL)
+        second = await next(worker for worker in workers if worker is not choice.worker).arrived.get()
+        second.tokens(2)
+        await call.read()
+        await asyncio.sleep(FULL.retry_delay_ms / 1e3)  # by now it has room, as it said
+        second.fail(WORKER_DRAINS)
+        resumed = await choice.worker.arrived.get()
+        resumed.tokens(1, finish=True)
+        assert tokens_of(await rest(call)) == [2]
+
+
+async def test_copies_of_a_convicted_request_that_wait_are_not_sent_any_more() -> None:
+    workers = fakes("a", "b", "c", "d")
+    async with cluster(*workers) as router:
+        workers[0].cache_prompt(LONG)
+        await until(lambda: len(router.live(0).blocks) > 0)
+        calls = [router.generate(LONG) for _ in range(5)]
+        for choice in [await workers[0].arrived.get() for _ in calls]:
+            choice.fail(DIED, suspect=True)
+        (await first_of(workers[1:])).fail(DIED, suspect=True, sole_suspect=True)
+        for worker in workers[1:]:
+            while worker.num_running:
+                (await worker.arrived.get()).fail(DIED, suspect=True, sole_suspect=True)
+        seen = [await refusal(call) for call in calls]
+        assert {one.reason for one in seen} == {QUARANTINED}
+        assert sum(len(worker.submits) for worker in workers[1:]) <= len(workers) - 1, "those that were out already"
 
 
 async def suspects(router: Cluster, workers: list[FakeWorker], *names: str) -> dict[str, Any]:
@@ -226,13 +295,14 @@ async def test_suspects_go_on_each_at_a_worker_of_its_own() -> None:
         assert all(choice.submit.suspect for choice in alone)
         assert workers[1].arrived.empty()
         assert workers[2].arrived.empty(), "the third one waits"
+        alone[0].tokens(CLEARING_STEPS - 1)
         alone[0].tokens(1)
         third = await alone[0].worker.arrived.get()
         assert {choice.submit.request_id for choice in [*alone, third]} == {"x", "y", "z"}
         for choice in (*alone, third):
             choice.tokens(1, finish=True)
         totals = [(await rest(call))[-1].usage.completion_tokens for call in calls.values()]
-    assert sorted(totals) == [2, 2, 3]
+    assert sorted(totals) == [2, 2, 2 + CLEARING_STEPS]
 
 
 async def test_a_request_that_kills_a_second_worker_alone_is_quarantined_and_its_company_goes_on() -> None:

@@ -15,9 +15,9 @@ from trunkline.status import (
 from trunkline_router.breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, OPEN_MOST_S, SHORT_LIFE_S, STABLE_S, Breaker
 from trunkline_router.failover import MAX_FULL, MAX_WITHOUT_PROGRESS, FailoverLimits, Recovery
 from trunkline_router.quarantine import CONVICTION_S, MAX_CONVICTIONS, Convictions
-from trunkline_router.retry_budget import LEAST_PER_S, MOST_AT_ONCE, RETRY_SHARE, RetryBudget
+from trunkline_router.retry_budget import LEAST_PER_S, MOST_AT_ONCE, MOST_WAIT_S, RETRY_SHARE, RetryBudget
 from trunkline_router.signs_of_life import SignsOfLife
-from trunkline_router.suspicion import Cells, Suspicion
+from trunkline_router.suspicion import CLEARING_STEPS, CLEARING_STEPS_AGAIN, Cells, Suspicion
 from trunkline_router.worker_link import LEAST_SHARE, slow_start_share
 
 LOST = no_worker("lost")
@@ -68,11 +68,18 @@ def test_full_workers_end_a_new_request_but_not_one_that_has_begun() -> None:
     note(begun, LOST, 7)
     for _ in range(3 * MAX_FULL):
         note(begun, full(), 7)
+    assert not begun.lost_last
     for _ in range(MAX_FULL - 1):
         note(new, full())
     with pytest.raises(RequestRefused) as caught:
         note(new, full(200))
     assert caught.value.retry_delay_ms == 200
+
+
+def test_handovers_with_progress_are_nobodys_failure() -> None:
+    recovery = Recovery(FailoverLimits(max_resumptions=2))
+    for tokens in range(1, 50):
+        recovery.on_refusal(LOST, num_tokens=tokens, has_output=True, can_resume=True, handed_over=True)
 
 
 def test_a_request_that_lost_nothing_does_not_wait_and_one_that_did_waits_its_patience_once() -> None:
@@ -81,44 +88,61 @@ def test_a_request_that_lost_nothing_does_not_wait_and_one_that_did_waits_its_pa
     recovery = Recovery(FailoverLimits(patience_s=30.0))
     note(recovery, LOST, 1)
     assert recovery.wait_s(100.0, LOST, has_output=True) == 30.0
-    note(recovery, full(400), 1)
-    assert recovery.wait_s(110.0, LOST, has_output=True) == 0.4, "a full worker says when it has room"
+    assert recovery.wait_s(110.0, LOST, has_output=True) == 20.0
     with pytest.raises(RequestRefused):
         recovery.wait_s(130.0, LOST, has_output=True)
+    recovery.stop_waiting()
+    assert recovery.wait_s(130.0, LOST, has_output=True) == 30.0, "in a queue for a worker it is not used up"
     note(recovery, LOST, 2)
-    assert recovery.wait_s(130.0, LOST, has_output=True) == 30.0, "progress earns new patience"
+    assert recovery.wait_s(150.0, LOST, has_output=True) == 30.0, "progress earns new patience"
+
+
+def fail(breaker: Breaker, now_s: float) -> None:
+    breaker.dispatch().refused(NO_WORKER, now_s)
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_a_trial_closes_it() -> None:
     breaker = Breaker()
     for _ in range(FAILURES_TO_OPEN - 1):
-        breaker.on_failure(0.0)
-    breaker.on_success(0.0)
+        fail(breaker, 0.0)
+    breaker.dispatch().succeeded(0.0)
     for _ in range(FAILURES_TO_OPEN):
         assert breaker.allows(0.0)
-        breaker.on_failure(0.0)
+        fail(breaker, 0.0)
     assert not breaker.allows(OPEN_FIRST_S - 0.01)
     assert breaker.allows(OPEN_FIRST_S)
-    breaker.on_dispatch()
+    trial = breaker.dispatch()
     assert not breaker.allows(OPEN_FIRST_S), "one trial at a time"
-    breaker.on_success(OPEN_FIRST_S)
+    trial.succeeded(OPEN_FIRST_S)
     assert breaker.is_closed
 
 
 def test_a_trial_that_fails_doubles_the_time_up_to_a_bound_and_one_without_outcome_makes_room_for_another() -> None:
     breaker, now_s = Breaker(), 0.0
     for _ in range(FAILURES_TO_OPEN):
-        breaker.on_failure(now_s)
+        fail(breaker, now_s)
     for doubled in range(1, 10):
         now_s += OPEN_MOST_S
-        breaker.on_dispatch()
-        breaker.on_no_outcome()
+        breaker.dispatch().end()
         assert breaker.allows(now_s)
-        breaker.on_dispatch()
-        breaker.on_failure(now_s)
+        fail(breaker, now_s)
         open_s = min(OPEN_FIRST_S * 2**doubled, OPEN_MOST_S)
         assert not breaker.allows(now_s + open_s - 0.01)
         assert breaker.allows(now_s + open_s)
+
+
+def test_old_requests_say_nothing_of_a_worker_that_fails_new_ones() -> None:
+    breaker = Breaker()
+    old = breaker.dispatch()
+    old.succeeded(0.0)
+    for _ in range(FAILURES_TO_OPEN):
+        old.succeeded(1.0)  # its second response, and its third
+        fail(breaker, 1.0)
+    assert not breaker.is_closed
+    trial = breaker.dispatch()
+    old.end()
+    assert not breaker.allows(1.0 + OPEN_FIRST_S), "nor is its end that of the trial"
+    trial.end()
 
 
 def test_a_worker_that_keeps_dying_young_is_left_alone_for_longer_and_an_old_one_is_not() -> None:
@@ -127,12 +151,10 @@ def test_a_worker_that_keeps_dying_young_is_left_alone_for_longer_and_an_old_one
     assert breaker.is_closed
     breaker.on_lost(1.0, lived_s=2.0)
     assert not breaker.allows(1.0)
-    breaker.on_dispatch()
-    breaker.on_success(2.0)
+    breaker.dispatch().succeeded(2.0)
     breaker.on_lost(3.0, lived_s=2.0)
     assert not breaker.allows(3.0 + OPEN_FIRST_S), "the second time it is twice as long"
-    breaker.on_dispatch()
-    breaker.on_success(10.0)
+    breaker.dispatch().succeeded(10.0)
     breaker.on_lost(10.0 + STABLE_S + 1, lived_s=1.0)
     assert breaker.allows(10.0 + STABLE_S + 1 + OPEN_FIRST_S), "long ago"
 
@@ -141,18 +163,21 @@ def test_a_worker_that_keeps_dying_young_is_left_alone_for_longer_and_an_old_one
 def test_a_refusal_for_a_good_reason_is_no_failure_of_the_worker(reason: str, fails: bool) -> None:
     breaker = Breaker()
     for _ in range(FAILURES_TO_OPEN):
-        breaker.on_refusal(reason, 0.0)
+        breaker.dispatch().refused(reason, 0.0)
     assert breaker.is_closed is not fails
 
 
-def test_the_budget_lets_one_workers_requests_go_on_at_once_and_then_a_share() -> None:
+def test_the_budget_lets_one_workers_requests_go_on_at_once_then_a_share_and_refuses_what_would_wait_too_long() -> None:
     budget = RetryBudget(0.0)
     assert [budget.take(0.0) for _ in range(int(MOST_AT_ONCE))] == [0.0] * int(MOST_AT_ONCE)
-    waits = [budget.take(0.0) for _ in range(20)]
-    assert waits == [pytest.approx((n + 1) / LEAST_PER_S) for n in range(20)]
-    for _ in range(int(22 / RETRY_SHARE)):
+    most = int(MOST_WAIT_S * LEAST_PER_S)
+    waits = [budget.take(0.0) for _ in range(most)]
+    assert waits == [pytest.approx((n + 1) / LEAST_PER_S) for n in range(most)]
+    assert [budget.take(0.0) for _ in range(1000)] == [None] * 1000
+    assert budget.take(1 / LEAST_PER_S) == pytest.approx(MOST_WAIT_S), "those that were refused have left no debt"
+    for _ in range(int((most + 2) / RETRY_SHARE)):
         budget.on_request()
-    assert budget.take(0.0) == 0.0, "requests that go well pay for retries"
+    assert budget.take(1 / LEAST_PER_S) == 0.0, "requests that go well pay for retries"
 
 
 def test_silence_counts_only_with_work_and_while_this_side_was_awake() -> None:
@@ -165,14 +190,15 @@ def test_silence_counts_only_with_work_and_while_this_side_was_awake() -> None:
     assert not signs.is_silent(1024, news=2, has_work=True), "a router that slept learns nothing from it"
 
 
-def test_a_cell_holds_one_suspect_until_it_has_survived_a_step() -> None:
+def test_a_cell_holds_one_suspect_until_it_has_survived_a_few_steps() -> None:
     freed: list[bool] = []
     cells = Cells(lambda: freed.append(True))
     suspicion = Suspicion()
     assert not suspicion.on_death(sole_suspect=True), "nobody is convicted of the first one"
     suspicion.enter(cells.enter("w"))
+    suspicion.on_progress(CLEARING_STEPS - 1)
     assert not cells.is_free("w")
-    suspicion.on_progress()
+    suspicion.on_progress(CLEARING_STEPS)
     assert cells.is_free("w")
     assert freed == [True]
     assert not suspicion.is_suspect
@@ -180,20 +206,24 @@ def test_a_cell_holds_one_suspect_until_it_has_survived_a_step() -> None:
     assert freed == [True], "once"
 
 
-def test_a_death_convicts_in_a_cell_and_alone_only_and_a_second_suspicion_is_not_cleared_by_a_step() -> None:
+def test_a_death_convicts_in_a_cell_and_alone_only_and_a_second_suspicion_takes_longer_to_clear() -> None:
     cells, suspicion = Cells(lambda: None), Suspicion()
     suspicion.on_death(sole_suspect=False)
     suspicion.enter(cells.enter("w"))
-    suspicion.on_progress()
+    suspicion.on_progress(CLEARING_STEPS)
     assert not suspicion.on_death(sole_suspect=True), "it had left its cell: others may have been there"
     suspicion.enter(cells.enter("v"))
-    suspicion.on_progress()
+    suspicion.on_progress(CLEARING_STEPS)
     assert suspicion.is_suspect
     assert not cells.is_free("v")
     assert not suspicion.on_death(sole_suspect=False)
     suspicion.leave()
     suspicion.enter(cells.enter("u"))
     assert suspicion.on_death(sole_suspect=True)
+    suspicion.leave()
+    suspicion.enter(cells.enter("t"))
+    suspicion.on_progress(CLEARING_STEPS_AGAIN)
+    assert cells.is_free("t")
 
 
 def test_convictions_end_and_are_bounded() -> None:

@@ -167,16 +167,17 @@ async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
     assert len(response.chunks[0].token_ids) == 4, "which does not touch the answer"
 
 
-async def test_progress_is_told_once_per_attempt() -> None:
-    news, told = stream(), list[bool]()
-    news.on_progress = lambda: told.append(True)
+async def test_progress_is_told_by_attempt_and_choice() -> None:
+    news, told = stream(choices=2), list[int]()
+    news.on_progress = told.append
     news.put(output())
-    news.put(output(first=2, offset=2))
-    assert len(told) == 1
+    news.put(output(index=1))
+    news.put(output(first=2, offset=2, finish_reason=STOP))
+    assert told == [1, 2, 3]
     news.put(SequenceOutput(error=no_worker("lost").to_proto()))
     news.begin("other")
-    news.put(output(first=4, offset=4))
-    assert len(told) == 2
+    news.put(output(index=1, first=2, offset=2))
+    assert told[-1] == 2, "of the one choice that is left"
 
 
 async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_taken_does_not_count(

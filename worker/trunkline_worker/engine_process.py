@@ -259,6 +259,7 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
         link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
+    recorder.steps = engine.executor.run_ahead + 1
     engine.before_launch = recorder.launch
     link.send(EngineResponse(ready=EngineReady(model=description)))
     gc.collect()

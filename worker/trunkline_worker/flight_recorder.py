@@ -21,6 +21,7 @@ class FlightRecorder:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._next = 0
+        self.steps = STEPS_UNDER_WAY  # that may be under way at once
 
     @classmethod
     def create(cls) -> tuple["FlightRecorder", BinaryIO]:
@@ -37,7 +38,7 @@ class FlightRecorder:
     def launch(self, handles: Sequence[int]) -> None:
         """A step with these sequences begins; the oldest one on record is over."""
         start = self._next * _slot_bytes()
-        self._next = (self._next + 1) % STEPS_UNDER_WAY
+        self._next = (self._next + 1) % self.steps
         handles = handles[:MAX_SEQUENCES]
         # The count last: who dies in here leaves the slot empty, not half old and half new.
         COUNT.pack_into(self._memory, start, 0)

@@ -29,6 +29,9 @@ from trunkline_worker.submit_validation import max_total_tokens, validate_submit
 # What a refused caller is told before the engine has said anything about its queue.
 UNKNOWN_RETRY_DELAY_MS = 1000
 
+# A suspect that was in so many steps here is harmless; of others one step is enough.
+PROVING_STEPS = 4
+
 Deliver = Callable[[SequenceOutput], None]
 
 
@@ -45,7 +48,7 @@ class Choice:
     started_s: float
     num_prompt: int
     suspect: bool  # it was submitted as one
-    has_spoken: bool = False
+    steps: int = 0  # that have brought it tokens here
     deadline: asyncio.TimerHandle | None = None
 
 
@@ -73,6 +76,7 @@ class Front:
         self._retry_delays_ms: list[int] = []  # by lane, as the engine last said
         self._refused = [0 for _ in Lane]  # by a full queue, before the engine heard of them
         self._next_handle = 0
+        self._last_handle = 0  # of what the engine has taken in
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = get_logger()
@@ -153,6 +157,7 @@ class Front:
 
     def on_step(self, step: EngineStep) -> None:
         """The news of one engine step."""
+        self._last_handle = max(self._last_handle, step.last_handle)
         for handle in step.admitted_handles:
             self._waiting.admitted(handle)
         for output in step.outputs:
@@ -178,7 +183,7 @@ class Front:
         if choice.stream.finished and not output.finish_reason:
             assert self._link is not None
             self._link.finish(choice.handle)  # a stop string: the engine does not know
-        choice.has_spoken = True
+        choice.steps += 1
         choice.deliver(result)
         if result.HasField("error"):
             self._end(choice, result.error.reason)
@@ -202,20 +207,26 @@ class Front:
 
     def on_engine_death(self, reason: str) -> None:
         """Every stream ends at once."""
-        in_flight = set() if self._link is None else self._link.in_flight()
-        flying = [choice for choice in self._choices.values() if choice.handle in in_flight]
-        # A suspect that has said something here has survived a step here.
-        suspects = {choice.request_id for choice in flying if choice.suspect and not choice.has_spoken}
-        self._log.error("engine died", reason=reason, choices=len(self._choices), in_step=len(flying),
-                        suspects=sorted(suspects))  # fmt: skip
+        flying = self._flying()
+        self._log.error("engine died", reason=reason, choices=len(self._choices), in_step=len(flying))
         self.dead.set()
         self.draining = True  # until this process has ended, routers should know that nothing more is taken
         self._publish_load(self.mirror.load)
         refused = no_worker("the worker's engine ended while it computed this request")
+        unproven = {_request_of(choice) for choice in flying if not _is_proven(choice)}
         for choice in list(self._choices.values()):
-            suspect = choice.handle in in_flight
-            sole = suspect and choice.suspect and suspects <= {choice.request_id}
+            suspect = choice in flying
+            sole = suspect and choice.suspect and unproven <= {_request_of(choice)}
             self._break_off(choice, refused, suspect=suspect, sole_suspect=sole)
+
+    def _flying(self) -> set[Choice]:
+        """Choices that the engine may have died of: in its last steps, or not yet seen to be taken in by it."""
+        in_flight = set() if self._link is None else self._link.in_flight()
+        return {
+            choice
+            for choice in self._choices.values()
+            if choice.handle in in_flight or choice.handle > self._last_handle
+        }
 
     async def drain(self, timeout_s: float) -> Drained:
         """Admits nothing more, waits for what runs, and cuts off what is left. May be called again."""
@@ -272,3 +283,13 @@ class Front:
         choice.span.end()
         duration_ms = round((time.monotonic() - choice.started_s) * 1e3, 1)
         self._log.info("choice ended", request_id=choice.request_id, outcome=outcome, duration_ms=duration_ms, **facts)
+
+
+def _request_of(choice: Choice) -> tuple[Deliver, str]:
+    """Whose choice it is: names that clients give are their own within one session only."""
+    return choice.deliver, choice.request_id
+
+
+def _is_proven(choice: Choice) -> bool:
+    """Whether it has shown that engines survive it."""
+    return choice.steps >= (PROVING_STEPS if choice.suspect else 1)

@@ -47,9 +47,9 @@ def worker_flags(*, deterministic: bool) -> tuple[str, ...]:
     return (*kind, "--kv-blocks=3000", "--drain-timeout-s=1")
 
 
-def poison_environment() -> dict[str, str]:
-    """For workers: their engines die of POISON."""
-    return {"PYTHONPATH": str(POISON_FOLDER)}
+def poison_environment(deadly_step: int = 1) -> dict[str, str]:
+    """For workers: their engines die of POISON, in this step of it."""
+    return {"PYTHONPATH": str(POISON_FOLDER), "TRUNKLINE_DEADLY_STEP": str(deadly_step)}
 
 
 def row(outcome: Outcome) -> list[str]:

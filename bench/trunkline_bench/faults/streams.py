@@ -31,6 +31,8 @@ class Record:
 
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    usage: tuple[int, int] = (0, 0)  # prompt and output tokens
     logprobs: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     tops: dict[int, list[list[float]]] = field(default_factory=dict)  # the likeliest tokens' log-probabilities
     finish: dict[int, str] = field(default_factory=dict)
@@ -44,7 +46,16 @@ class Record:
 
     def outcome(self) -> tuple[Any, ...]:
         """What must not depend on accidents."""
-        return self.token_ids, self.text, self.logprobs, self.finish, self.error
+        return (
+            self.token_ids,
+            self.text,
+            self.logprobs,
+            self.tops,
+            self.finish,
+            self.prompt_logprobs,
+            self.usage,
+            self.error,
+        )
 
     @property
     def ttft_s(self) -> float:
@@ -74,6 +85,8 @@ def orders(count: int, *, tokens: tuple[int, int], seed: int = 7) -> list[Order]
             options["stop"] = [" forest", " and the little bird"]
         if number % 9 == 0:
             options |= {"n": 2, "temperature": 0.8}
+        if number % 8 == 3:
+            options |= {"ignore_eos": False, "min_tokens": 20, "stop_token_ids": [17], "include_stop": True}
         if number % 11 == 0:
             options["prompt_logprobs"] = 0
         made.append(Order(prompt, options))
@@ -125,8 +138,11 @@ class Streams:
                     record.finish[piece.index] = piece.finish_reason
                 if piece.response.HasField("prompt"):
                     record.worker_id = piece.response.prompt.worker_id
+                    record.prompt_logprobs = [entry.chosen.logprob for entry in piece.response.prompt.logprobs]
                 if piece.response.HasField("usage"):
-                    record.resumptions = piece.response.usage.resumptions
+                    usage = piece.response.usage
+                    record.resumptions = usage.resumptions
+                    record.usage = usage.prompt_tokens, usage.completion_tokens
                 self.total_tokens += len(piece.token_ids)
                 self._on_token(self.total_tokens)
         except TrunklineError as error:

@@ -282,8 +282,8 @@ class SequenceOutput(_message.Message):
     suspect: _builtins.bool
     """With `error`: the worker's engine died, and a step that computed this choice was under way. It may be the reason."""
     sole_suspect: _builtins.bool
-    """With `suspect`: it was submitted as a suspect, and no other request in that step was that had not survived a step
-    here already.
+    """With `suspect`: it was submitted as a suspect, and every other request in that step had shown to be harmless: by
+    a step that it had survived here, or four where it was a suspect too.
     """
     @_builtins.property
     def chunk(self) -> _generation_pb2.OutputChunk:

@@ -8,19 +8,25 @@ import signal
 import sys
 from typing import Any
 
+# It dies in the step that would give such a request this many tokens after it came to the worker.
+DEADLY_STEP = int(os.environ.get("TRUNKLINE_DEADLY_STEP", "1"))
 POISON = [1999, 1998, 1997, 1996]  # tokens that no other prompt of a harmed fleet begins with
 
 if "trunkline_worker.engine_process" in sys.orig_argv:
     from trunkline_worker.step_thread import InlineExecutor
 
-    sick: set[int] = set()
+    sick: dict[int, int] = {}  # steps survived, by sequence
     launch = InlineExecutor.launch
 
     def launch_or_die(self: InlineExecutor, plan: Any) -> None:
-        sick.difference_update(plan.ended)
-        sick.update(start.sequence_id for start in plan.starts if start.token_ids[: len(POISON)] == POISON)
-        if any(step.sequence_id in sick and step.samples for step in plan.steps):
-            os.kill(os.getpid(), signal.SIGSEGV)
+        for ended in plan.ended:
+            sick.pop(ended, None)
+        sick.update((start.sequence_id, 0) for start in plan.starts if start.token_ids[: len(POISON)] == POISON)
+        for step in plan.steps:
+            if step.sequence_id in sick and step.samples:
+                sick[step.sequence_id] += 1
+                if sick[step.sequence_id] == DEADLY_STEP:
+                    os.kill(os.getpid(), signal.SIGSEGV)
         launch(self, plan)
 
     InlineExecutor.launch = launch_or_die  # type: ignore[method-assign]
