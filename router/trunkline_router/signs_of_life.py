@@ -16,8 +16,9 @@ class SignsOfLife:
         self._news = 0
         self._had_work = False
 
-    def is_silent(self, now_s: float, *, news: int, has_work: bool) -> bool:
-        """To be asked every check_interval_s. `news`: how many messages have come in all."""
+    def is_silent(self, now_s: float, *, news: int, has_work: bool, allowance_s: float = 0.0) -> bool:
+        """To be asked every check_interval_s. `news`: how many messages have come in all; `allowance_s`: what is added
+        to the time because the worker's steps are long."""
         passed_s = 0.0 if self._checked_s is None else now_s - self._checked_s
         self._checked_s = now_s
         had_work, self._had_work = self._had_work, has_work
@@ -26,4 +27,4 @@ class SignsOfLife:
             self._silent_s = 0.0
             return False
         self._silent_s += min(passed_s, 2 * self.check_interval_s)
-        return self._silent_s >= self.timeout_s
+        return self._silent_s >= self.timeout_s + allowance_s

@@ -15,6 +15,7 @@ from trunkline.v1.worker_pb2 import (
     GetStatsRequest,
     GetTokenizerRequest,
     SessionWelcome,
+    StepCostModel,
     WatchCacheRequest,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 UNARY_TIMEOUT_S = 10.0  # GetModel and the tokenizer's files, from a worker that says it is up
+LONG_STEPS = 3.0  # steps of the largest size that a worker may be silent for beyond the time-out
 LEAST_SHARE = 0.1  # of a worker that has this moment come
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
 
@@ -235,7 +237,9 @@ class WorkerLink:
                 self._log.info("worker is back", address=self.address)
                 self._on_change()
                 continue
-            is_silent = signs.is_silent(now_s, news=news, has_work=live.session.num_open > 0)
+            allowance_s = longest_silence_s(live.model, live.load.step_cost)
+            has_work = live.session.num_open > 0
+            is_silent = signs.is_silent(now_s, news=news, has_work=has_work, allowance_s=allowance_s)
             # What was granted may never have come to the worker: before it is taken for hung it is asked.
             if granted_signs.is_silent(now_s, news=news, has_work=live.open_choices > live.session.num_open):
                 granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
@@ -287,6 +291,11 @@ class WorkerLink:
             # Where the whole worker is gone, its session has ended too and this task is cancelled here.
             await asyncio.sleep(BACKOFF_FIRST_S * self._rng.uniform(0.5, 1.0))
             self._log.warning("subscribing anew", address=self.address, problem=problem)
+
+
+def longest_silence_s(model: GetModelResponse, cost: StepCostModel) -> float:
+    """How long a worker that is well may say nothing: in its largest steps, and while a batch fills."""
+    return LONG_STEPS * (cost.fixed_s + cost.token_s * model.max_step_tokens) + model.batch_window_ms / 1e3
 
 
 def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:

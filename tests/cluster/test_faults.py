@@ -55,6 +55,19 @@ async def test_a_request_that_kills_engines_costs_two_workers_at_most_and_nobody
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
 
 
+async def test_a_request_that_hangs_engines_is_found_out_likewise() -> None:
+    wanted = orders(STREAMS // 2, tokens=TOKENS)
+    poison = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
+    flags = (*worker_flags(deterministic=True), "--step-timeout-s=1")
+    environment = poison_environment() | {"TRUNKLINE_DEADLY_HANG": "1"}
+    async with running_fleet(DEMO_MODEL, *flags, environment=environment) as fleet:
+        expected = await undisturbed(fleet, wanted)
+        outcome, sick, lost = await poisoned(fleet, wanted, expected, poison)
+    assert (sick.error, sick.asked_again) == ("Quarantined", "Quarantined")
+    assert lost <= 2
+    assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
+
+
 @pytest.mark.slow
 async def test_a_router_that_is_killed_costs_its_own_streams_one_more_try() -> None:
     wanted = orders(STREAMS, tokens=TOKENS)

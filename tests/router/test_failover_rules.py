@@ -12,13 +12,14 @@ from trunkline.status import (
     RequestRefused,
     no_worker,
 )
+from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
 from trunkline_router.breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, OPEN_MOST_S, SHORT_LIFE_S, STABLE_S, Breaker
 from trunkline_router.failover import MAX_FULL, MAX_WITHOUT_PROGRESS, FailoverLimits, Recovery
 from trunkline_router.quarantine import CONVICTION_S, MAX_CONVICTIONS, Convictions
 from trunkline_router.retry_budget import LEAST_PER_S, MOST_AT_ONCE, MOST_WAIT_S, RETRY_SHARE, RetryBudget
 from trunkline_router.signs_of_life import SignsOfLife
 from trunkline_router.suspicion import CLEARING_STEPS, CLEARING_STEPS_AGAIN, Cells, Suspicion
-from trunkline_router.worker_link import LEAST_SHARE, slow_start_share
+from trunkline_router.worker_link import LEAST_SHARE, LONG_STEPS, longest_silence_s, slow_start_share
 
 LOST = no_worker("lost")
 
@@ -188,6 +189,16 @@ def test_silence_counts_only_with_work_and_while_this_side_was_awake() -> None:
     assert silent == [False, False, False, False, True]
     assert not signs.is_silent(25, news=2, has_work=True), "a message ends it"
     assert not signs.is_silent(1024, news=2, has_work=True), "a router that slept learns nothing from it"
+
+
+def test_a_worker_of_long_steps_may_be_silent_for_longer() -> None:
+    signs = SignsOfLife(4.0)
+    silent = [signs.is_silent(now, news=1, has_work=True, allowance_s=2.0) for now in range(8)]
+    assert silent == [False] * 6 + [True] * 2
+    model = GetModelResponse(max_step_tokens=2000, batch_window_ms=500)
+    cost = StepCostModel(fixed_s=0.1, token_s=0.001)
+    assert longest_silence_s(model, cost) == pytest.approx(LONG_STEPS * 2.1 + 0.5)
+    assert longest_silence_s(GetModelResponse(), StepCostModel()) == 0, "a worker that does not say"
 
 
 def test_a_cell_holds_one_suspect_until_it_has_survived_a_few_steps() -> None:

@@ -40,6 +40,7 @@ from trunkline_worker.settings import EngineSettings
 from trunkline_worker.stats import EngineStats
 from trunkline_worker.step_runner import step_runner
 from trunkline_worker.step_thread import InlineExecutor, QueueingExecutor, ThreadedExecutor, WaitingExecutor
+from trunkline_worker.watchdog import Watchdog
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 INTEGRITY_CHECK_S = 60.0  # an engine that has nothing to do looks its books over, no more often than this
@@ -172,7 +173,7 @@ def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:
     )
 
 
-def run(engine: Engine, link: FrontLink) -> None:
+def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
     """Steps until the front is gone."""
     timeout_s: float | None = 0.0
     checked_s = time.perf_counter()
@@ -182,11 +183,15 @@ def run(engine: Engine, link: FrontLink) -> None:
             engine.accept(request)
         if any(request.want_stats for request in requests):
             link.send(EngineResponse(stats=engine.stats()))
+        if engine.has_work:
+            watchdog.goes_on(time.perf_counter())
         step = engine.step() if engine.has_work else None
         if step is not None:
             link.send(EngineResponse(step=step))
         # With nothing under way, only step() itself can say that there is nothing to plan now.
         timeout_s = 0.0 if step is not None and not engine.is_computing else idle_s(engine)
+        if timeout_s is None:
+            watchdog.rests()
         if timeout_s is None and time.perf_counter() - checked_s > INTEGRITY_CHECK_S:
             checked_s = time.perf_counter()
             engine.scheduler.check_integrity()
@@ -264,7 +269,7 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
     link.send(EngineResponse(ready=EngineReady(model=description)))
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not look at it again and again
-    run(engine, link)
+    run(engine, link, Watchdog(settings.step_timeout_s))
 
 
 def out_of_memory(error: torch.OutOfMemoryError, stage: str) -> str:

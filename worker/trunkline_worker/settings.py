@@ -95,6 +95,9 @@ class EngineSettings:
     batch_window_ms: float = _setting(
         100.0, "of dynamic batching: how long a batch waits to fill", minimum=0.0, maximum=3.6e6
     )
+    step_timeout_s: float = _setting(
+        120.0, "a step that takes longer ends the engine, to be started again; 0: never", minimum=0.0, maximum=86400.0
+    )
     run_ahead: int | None = _setting(
         None, "steps that are planned before the one under way is done; default: 1 on a GPU, 0 on a CPU", minimum=0,
         maximum=1,

@@ -6,10 +6,12 @@ Python imports a module of this name at its start, wherever it lies on PYTHONPAT
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 # It dies in the step that would give such a request this many tokens after it came to the worker.
 DEADLY_STEP = int(os.environ.get("TRUNKLINE_DEADLY_STEP", "1"))
+HANGS = bool(os.environ.get("TRUNKLINE_DEADLY_HANG"))  # then it does not end
 POISON = [1999, 1998, 1997, 1996]  # tokens that no other prompt of a harmed fleet begins with
 
 if "trunkline_worker.engine_process" in sys.orig_argv:
@@ -26,6 +28,8 @@ if "trunkline_worker.engine_process" in sys.orig_argv:
             if step.sequence_id in sick and step.samples:
                 sick[step.sequence_id] += 1
                 if sick[step.sequence_id] == DEADLY_STEP:
+                    if HANGS:
+                        time.sleep(3600)
                     os.kill(os.getpid(), signal.SIGSEGV)
         launch(self, plan)
 
