@@ -13,6 +13,7 @@ from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge import Prepared
 from trunkline_router.failover import FailoverLimits, Recovery
 from trunkline_router.fanout import Fanout
+from trunkline_router.live import Live
 from trunkline_router.placement import Placement, Progress, TimeLeft
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
@@ -20,7 +21,6 @@ from trunkline_router.request_stream import BrokenOff, RequestStream
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
 from trunkline_router.suspicion import Cells, Suspicion
-from trunkline_router.worker_link import Live
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 

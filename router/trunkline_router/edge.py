@@ -13,11 +13,11 @@ from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
 from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
+from trunkline_router.live import Live
 from trunkline_router.pool import limits_of
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.tenants import Scheduling
 from trunkline_router.tokenizer import PromptTokenizer
-from trunkline_router.worker_link import Live
 
 MAX_REQUEST_ID = 128
 SESSION_KEY = "x-trunkline-session"

@@ -19,10 +19,10 @@ from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher, trace_route
 from trunkline_router.edge import Prepared
+from trunkline_router.live import Live
 from trunkline_router.placement import Placement, TimeLeft
 from trunkline_router.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.route import Route
-from trunkline_router.worker_link import Live
 from trunkline_router.worker_state import InFlight
 from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 from trunkline_runtime.log import get_logger

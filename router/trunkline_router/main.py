@@ -26,7 +26,8 @@ from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
 from trunkline_router.shared_state.fleet import PoolFleet, conviction_key, shared_state
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
-from trunkline_router.worker_link import LinkLimits, Tokenizers, WorkerLink
+from trunkline_router.tokenizer_pool import Tokenizers
+from trunkline_router.worker_link import LinkLimits, WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings

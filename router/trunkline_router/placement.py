@@ -14,10 +14,10 @@ from typing import Protocol
 from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
 from trunkline_router.edge import Prepared
 from trunkline_router.failover import MAX_JITTER_S, Recovery
+from trunkline_router.live import Live
 from trunkline_router.pool import Pools
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
-from trunkline_router.worker_link import Live
 
 FULL_FOR_MS = 500  # a worker that is full, and does not say for how long
 

@@ -15,8 +15,10 @@ from trunkline_router.route_request import RouteRequest
 from trunkline_router.ttft import LANE_NAMES, TERM_NAMES, Terms, block_s, predict
 from trunkline_router.worker_facts import Column, WorkerTable, hash_53
 
-# Predicted times within this share of the best, or within the time of one block, are equals.
+# Predicted times within this share of the best, within the time of one block, or within this time are equals. What
+# workers have learned of their steps differs by as much, and one that seems slower is never sent what would correct it.
 NEAR_SHARE = 0.02
+NEAR_S = 3e-3
 # A worker takes no request for its place on the hash ring while it has more than its even share of choices by this
 # factor, and none for its sessions by that one.
 HASH_LOAD_BOUND = 1.25
@@ -125,7 +127,7 @@ def _soonest(request: RouteRequest, workers: WorkerTable, rng: Random) -> _Choic
     cost_s = terms.cost_s()
     best = int(cost_s.argmin())
     best_s = float(cost_s[best])
-    near_s = max(NEAR_SHARE * best_s, float(block_s(workers)[best]))
+    near_s = max(NEAR_SHARE * best_s, NEAR_S, float(block_s(workers)[best]))
     near = np.flatnonzero(cost_s <= best_s + near_s)
     matched = workers.matched_tokens[near]
     equals = near[matched > matched.max() - workers["block_size"][near]]

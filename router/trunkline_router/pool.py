@@ -6,11 +6,12 @@ from random import Random
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.live import Live
 from trunkline_router.policies import RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route
 from trunkline_router.route_request import RouteRequest
-from trunkline_router.worker_link import Live, WorkerLink
+from trunkline_router.worker_link import WorkerLink
 
 
 class Pools:
@@ -25,7 +26,7 @@ class Pools:
         self._known: set[str] = set()  # names seen at least once: NO_WORKER rather than MODEL_NOT_FOUND
 
     def change(self) -> asyncio.Event:
-        """Set when a worker comes, goes, or has room again: to be asked for before looking, then waited for."""
+        """Set when a worker comes, goes, or loses its suspect: to be asked for before looking, then waited for."""
         return self._change
 
     def notify(self) -> None:

@@ -36,12 +36,12 @@ from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import Prepared, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.granting import Granter
+from trunkline_router.live import Live
 from trunkline_router.pool import limits_of
 from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants, tenant_of
-from trunkline_router.worker_link import Live
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import request_span, trace_context_of
 

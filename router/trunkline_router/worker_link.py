@@ -13,7 +13,6 @@ from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetModelResponse,
     GetStatsRequest,
-    GetTokenizerRequest,
     SessionWelcome,
     StepCostModel,
     WatchCacheRequest,
@@ -22,19 +21,19 @@ from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_router.breaker import Breaker
 from trunkline_router.cache_follower import CacheFollower, WatchBroken
 from trunkline_router.index import WorkerBlocks
+from trunkline_router.live import Live
 from trunkline_router.prefix_index import PrefixIndex
-from trunkline_router.render_pool import RenderPool
 from trunkline_router.session import WorkerSession
 from trunkline_router.signs_of_life import SignsOfLife
-from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
-from trunkline_router.worker_state import WorkerState
+from trunkline_router.tokenizer import TokenizerError
+from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
-UNARY_TIMEOUT_S = 10.0  # GetModel and the tokenizer's files, from a worker that says it is up
+UNARY_TIMEOUT_S = 10.0  # GetModel, from a worker that says it is up
 LONG_STEPS = 3.0  # steps of the largest size that a worker may be silent for beyond the time-out
 LEAST_SHARE = 0.1  # of a worker that has this moment come
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
@@ -42,69 +41,6 @@ BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
 
 class WorkerUnusable(Exception):
     """What the worker says of itself makes no sense: perhaps it is of another version. One line for a person."""
-
-
-class Tokenizers:
-    """Tokenizers by digest: workers with equal files share one."""
-
-    def __init__(self, renderers: RenderPool) -> None:
-        self._renderers = renderers
-        self._by_digest: dict[bytes, PromptTokenizer] = {}
-        self._fetching = asyncio.Lock()  # a pool starts together: the first worker's files serve the others
-
-    async def of(self, model: GetModelResponse, stub: "WorkerServiceAsyncStub") -> PromptTokenizer:
-        """The worker's tokenizer, fetched where its digest is new. Raises TokenizerError."""
-        async with self._fetching:
-            known = self._by_digest.get(model.tokenizer_digest)
-            if known is not None:
-                return known
-            files: dict[str, bytearray] = {}
-            async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=UNARY_TIMEOUT_S):
-                files.setdefault(piece.name, bytearray()).extend(piece.data)
-            whole = {name: bytes(data) for name, data in files.items()}
-            tokenizer = await asyncio.to_thread(PromptTokenizer, whole, self._renderers)
-            self._by_digest[model.tokenizer_digest] = tokenizer
-            return tokenizer
-
-
-class Live(WorkerState):
-    """A connected worker: what is known of it, and how to talk to it. Gone with the connection; what comes after is
-    another one."""
-
-    def __init__(
-        self,
-        model: GetModelResponse,
-        blocks: WorkerBlocks,
-        tokenizer: PromptTokenizer,
-        session: WorkerSession,
-        breaker: Breaker,
-        address: str,
-    ) -> None:
-        super().__init__(model, blocks)
-        self.address = address
-        self.tokenizer = tokenizer
-        self.session = session
-        self.breaker = breaker  # the worker's, whichever its connection
-        self.is_hung = False
-        self.comebacks = 0  # how often it was there again after it had hung
-        self.num_watched = 0  # items of its watch stream
-
-    @property
-    def num_heard(self) -> int:
-        """Messages that came from it: steps make some, and nothing else does while it has work."""
-        return self.session.num_news + self.num_watched
-
-    @property
-    def accepts(self) -> bool:
-        return not (self.load.draining or self.is_hung)
-
-    def on_turn(self) -> None:
-        log = get_logger()
-        if self.routed_by_load:
-            log.warning("worker routed by load: its events are stale, or its index was wrong too often",
-                        worker=self.worker_id, index_accuracy=round(self.accuracy.share, 3))  # fmt: skip
-        else:
-            log.info("worker's cache events count again", worker=self.worker_id)
 
 
 @dataclass(frozen=True, slots=True)

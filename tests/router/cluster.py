@@ -18,13 +18,15 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceS
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
+from trunkline_router.live import Live
 from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants
-from trunkline_router.worker_link import LinkLimits, Live, Tokenizers, WorkerLink
+from trunkline_router.tokenizer_pool import Tokenizers
+from trunkline_router.worker_link import LinkLimits, WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 

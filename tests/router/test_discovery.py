@@ -29,7 +29,8 @@ from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import address_problem
-from trunkline_router.worker_link import Tokenizers, WorkerLink
+from trunkline_router.tokenizer_pool import Tokenizers
+from trunkline_router.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 

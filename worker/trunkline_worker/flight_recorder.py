@@ -5,10 +5,11 @@ gone: a message would cost a step more, and the last one might never be sent.
 """
 
 import mmap
+import os
 import struct
 import tempfile
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 STEPS_UNDER_WAY = 2  # at most: settings.run_ahead is 1 or 0
 MAX_SEQUENCES = 1 << 16  # of one step; more than that many are not told apart
@@ -26,7 +27,10 @@ class FlightRecorder:
     @classmethod
     def create(cls) -> tuple["FlightRecorder", BinaryIO]:
         """A new one, and the file without a name by whose descriptor another process opens it."""
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+        # Where there is no file in memory it lies on a disk, whose being full would harm the engine.
+        has_memfd = hasattr(os, "memfd_create")
+        file: BinaryIO
+        file = os.fdopen(os.memfd_create("flight-recorder"), "w+b") if has_memfd else _temporary_file()
         file.truncate(STEPS_UNDER_WAY * _slot_bytes())
         return cls.open(file.fileno()), file
 
@@ -52,6 +56,10 @@ class FlightRecorder:
             (count,) = COUNT.unpack_from(self._memory, start)
             found.update(struct.unpack_from(f"<{count}Q", self._memory, start + COUNT.size))
         return found
+
+
+def _temporary_file() -> BinaryIO:
+    return cast("BinaryIO", tempfile.TemporaryFile())  # the caller closes it
 
 
 def _slot_bytes() -> int:

@@ -65,7 +65,7 @@ class WorkerService(WorkerServiceServicer):
                 async for request in request_iterator:
                     if request.HasField("hello"):
                         log.info("session opened", router=request.hello.router_id)
-                    session.take(request)
+                    await session.take(request)
             except Exception as error:
                 if not isinstance(error, grpc.aio.UsageError):
                     log.error("session ends by an unexpected error", exc_info=error)

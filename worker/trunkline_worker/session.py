@@ -19,6 +19,7 @@ from trunkline_worker.front import Choice, Front
 
 # A router reads as fast as it can and keeps what its own clients leave; one for which this much waits stands still.
 MAX_WAITING_BYTES = 4 * MAX_MESSAGE_BYTES
+LONG_LEDGER_TOKENS = 256  # takes a millisecond or so
 MAX_RESPONSE_BYTES = MAX_MESSAGE_BYTES // 4  # of outputs in one message; a single output is bounded by validation
 
 
@@ -83,8 +84,8 @@ class Session:
         self._outbox = Outbox(self._give_up)
         self._choices: dict[int, Choice] = {}  # by the router's handle
 
-    def take(self, request: SessionRequest) -> None:
-        """What the router says."""
+    async def take(self, request: SessionRequest) -> None:
+        """What the router says. Others get their turn between long ledgers, whose text is made anew."""
         for submit in request.submits:
             try:
                 self._submit(submit)
@@ -94,6 +95,8 @@ class Session:
                 get_logger().error("unexpected error", request_id=submit.request_id, exc_info=error)
                 broken = RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; see the worker's log")
                 self._outbox.put(SequenceOutput(handle=submit.handle, error=broken.to_proto()))
+            if len(submit.resume.output_token_ids) > LONG_LEDGER_TOKENS:
+                await asyncio.sleep(0)
         for handle in request.abort_handles:
             choice = self._choices.pop(handle, None)
             if choice is not None:

@@ -7,12 +7,12 @@ from hashlib import blake2b
 from random import Random
 from urllib.parse import urlsplit
 
+from trunkline_router.live import Live
 from trunkline_router.pool import Pools
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
-from trunkline_router.worker_link import Live
 
 
 class PoolFleet:

@@ -1,0 +1,36 @@
+"""The tokenizers of all workers: those with equal files share one."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from trunkline.v1.worker_pb2 import GetModelResponse, GetTokenizerRequest
+from trunkline_router.render_pool import RenderPool
+from trunkline_router.tokenizer import PromptTokenizer
+
+if TYPE_CHECKING:
+    from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
+
+FETCH_TIMEOUT_S = 10.0
+
+
+class Tokenizers:
+    """By digest of the files."""
+
+    def __init__(self, renderers: RenderPool) -> None:
+        self._renderers = renderers
+        self._by_digest: dict[bytes, PromptTokenizer] = {}
+        self._fetching = asyncio.Lock()  # a pool starts together: the first worker's files serve the others
+
+    async def of(self, model: GetModelResponse, stub: "WorkerServiceAsyncStub") -> PromptTokenizer:
+        """The worker's tokenizer, fetched where its digest is new. Raises TokenizerError."""
+        async with self._fetching:
+            known = self._by_digest.get(model.tokenizer_digest)
+            if known is not None:
+                return known
+            files: dict[str, bytearray] = {}
+            async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=FETCH_TIMEOUT_S):
+                files.setdefault(piece.name, bytearray()).extend(piece.data)
+            whole = {name: bytes(data) for name, data in files.items()}
+            tokenizer = await asyncio.to_thread(PromptTokenizer, whole, self._renderers)
+            self._by_digest[model.tokenizer_digest] = tokenizer
+            return tokenizer
