@@ -160,7 +160,7 @@ def test_the_penalty_near_a_full_pool_is_convex_and_outweighs_a_short_prefix() -
 def test_a_worker_without_a_free_place_is_avoided() -> None:
     fleet = Fleet(2)
     cache(fleet.workers[0], PROMPT)
-    report(fleet.workers[0], running=64, running_kv_tokens=10_000)
+    report(fleet.workers[0], running=64, waiting=16, running_kv_tokens=10_000)
     assert fleet.chosen(PROMPT) == {"w1"}
 
 
