@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.simulation.fitted_cost import FittedCost
 
@@ -16,6 +18,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_every_stage_runs(tmp_path: Path) -> None:
     done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
