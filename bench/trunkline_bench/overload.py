@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import gc
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelRequest, SessionHello, SessionRequest, Submit
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_bench.engine import DEMO_MODEL, cpu_name
+from trunkline_bench.ports import free_port
 from trunkline_bench.simulation.report import percentile, table
 
 REPOSITORY = Path(__file__).parents[2]
@@ -160,13 +160,6 @@ def report(capacity: float, seen: Seen, seconds: float) -> str:
         "waiting bound / capacity": [f"{MAX_WAITING / capacity:.2f} s: what a hint should say"],
     }
     return table(rows, ("measured",))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main() -> None:

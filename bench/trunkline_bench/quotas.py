@@ -27,7 +27,7 @@ from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
-from trunkline_bench.overload import free_port
+from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
 from trunkline_bench.simulation.report import facts, percentile, table
 from trunkline_router.shared_state.fairness import jain

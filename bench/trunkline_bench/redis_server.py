@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from trunkline_bench.ports import free_port
+
 START_TIMEOUT_S = 10.0
 
 
@@ -28,7 +30,7 @@ class RedisServer:
 
     def __init__(self, password: str = "") -> None:
         self.password = password
-        self.port = _free_port()
+        self.port = free_port()
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -80,10 +82,3 @@ class RedisServer:
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._folder.cleanup()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

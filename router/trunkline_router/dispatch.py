@@ -8,6 +8,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge import Prepared
@@ -162,15 +163,17 @@ class _Dispatch:
         handles: list[int] = []
         trial = worker.breaker.dispatch()
         with route.in_flight() as flight:
-
+            # This generator stands still until the client reads on; should it never do so, nothing waits for that.
             def let_go() -> None:
-                # This generator stands still until the client reads on; should it never do so, nothing waits for that.
                 worker.session.abort(handles)
                 flight.end()
-                self.suspicion.leave()
-                self.facts["outcome"] = "OVERLOADED"
+                self.suspicion.broke_off()
 
-            stream.on_overflow = let_go
+            def give_up() -> None:
+                let_go()
+                self.facts["outcome"] = OVERLOADED
+
+            stream.on_overflow, stream.on_break = give_up, let_go
             handles += worker.session.submit(submits, [stream.put] * len(submits))
             try:
                 while (response := await stream.take()) is not None:

@@ -80,8 +80,8 @@ class RequestStream:
     """`prompt` is filled in by the first choice's report; until it is there, nothing goes out.
 
     `on_overflow` is called when the client has let too much wait: the request ends then, and the worker should know
-    at once, not only when the client reads on. `on_progress`, where it is set, is called with the tokens that the
-    present attempt has brought each choice, on average.
+    at once, not only when the client reads on. `on_break` likewise, when a worker gives an attempt up. `on_progress`,
+    where it is set, is called with the tokens that the present attempt has brought each choice, on average.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class RequestStream:
         self.can_resume = True
         self.resumptions = 0
         self.on_overflow: Callable[[], None] = lambda: None
+        self.on_break: Callable[[], None] = lambda: None
         self.on_progress: Callable[[int], None] | None = None
         self.completion_tokens = 0
         self.finish_reasons: dict[int, FinishReason.ValueType] = {}
@@ -211,6 +212,7 @@ class RequestStream:
         """The attempt is over. Of several choices' errors the first is told; any of them may be under suspicion."""
         if self._broken is None:
             self._broken = BrokenOff(refused)
+            self.on_break()
         self._broken.suspect |= suspect
         self._broken.sole_suspect |= sole_suspect
         self._announce()

@@ -54,6 +54,7 @@ class Suspicion:
     def __init__(self) -> None:
         self._deaths = 0
         self._cell: Cell | None = None
+        self._was_isolated = False  # as its last attempt broke off
         self.is_suspect = False  # it must go to a worker without another suspect
 
     def enter(self, cell: Cell) -> None:
@@ -64,6 +65,11 @@ class Suspicion:
         if self._cell is not None:
             self._cell.leave()
 
+    def broke_off(self) -> None:
+        """Its attempt is over, and why is looked at later."""
+        self._was_isolated = self._cell is not None and self._cell.is_held
+        self.leave()
+
     def on_progress(self, steps: int) -> None:
         """It has survived so many steps at the worker where it is now."""
         if self.is_suspect and steps >= (CLEARING_STEPS if self._deaths == 1 else CLEARING_STEPS_AGAIN):
@@ -71,8 +77,7 @@ class Suspicion:
             self.leave()
 
     def on_death(self, *, sole_suspect: bool) -> bool:
-        """It was in a step of an engine that died; whether that convicts it."""
-        isolated = self._cell is not None and self._cell.is_held
+        """It had broken off because an engine died in a step of it; whether that convicts it."""
         self._deaths += 1
         self.is_suspect = True
-        return isolated and sole_suspect
+        return self._was_isolated and sole_suspect

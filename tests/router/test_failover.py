@@ -408,3 +408,14 @@ async def test_workers_of_the_previous_protocol_version_serve_beside_new_ones() 
         assert tokens_of(await rest(call)) == [0, 1, 2]
         for call, _ in calls:
             call.cancel()
+
+
+async def test_the_siblings_of_a_choice_that_broke_off_are_not_computed_for_nobody() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+        call, zero = await begun(router, [worker], n=2)
+        (await worker.arrived.get()).fail(WORKER_DRAINS)
+        await until(lambda: worker.num_running == 0)
+        assert worker.aborted == [zero.submit]
+        await until(lambda: router.live(0).open_choices == 0)
+        call.cancel()

@@ -222,16 +222,18 @@ def test_a_death_convicts_in_a_cell_and_alone_only_and_a_second_suspicion_takes_
     suspicion.on_death(sole_suspect=False)
     suspicion.enter(cells.enter("w"))
     suspicion.on_progress(CLEARING_STEPS)
+    suspicion.broke_off()
     assert not suspicion.on_death(sole_suspect=True), "it had left its cell: others may have been there"
     suspicion.enter(cells.enter("v"))
     suspicion.on_progress(CLEARING_STEPS)
     assert suspicion.is_suspect
     assert not cells.is_free("v")
+    suspicion.broke_off()
+    assert cells.is_free("v"), "whenever its client reads on"
     assert not suspicion.on_death(sole_suspect=False)
-    suspicion.leave()
     suspicion.enter(cells.enter("u"))
+    suspicion.broke_off()
     assert suspicion.on_death(sole_suspect=True)
-    suspicion.leave()
     suspicion.enter(cells.enter("t"))
     suspicion.on_progress(CLEARING_STEPS_AGAIN)
     assert cells.is_free("t")

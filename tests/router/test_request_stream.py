@@ -115,10 +115,12 @@ async def test_the_first_error_counts() -> None:
     assert caught.value.suspect, "whichever choice was in the step"
 
 
-async def test_what_came_before_a_break_is_handed_out_first() -> None:
-    news = stream()
+async def test_what_came_before_a_break_is_handed_out_first_and_the_break_is_told_at_once() -> None:
+    news, told = stream(), list[bool]()
+    news.on_break = lambda: told.append(True)
     news.put(output())
     news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
+    assert told == [True], "the client may be slow to read"
     response = await news.take()
     assert response is not None
     assert list(response.chunks[0].token_ids) == [100, 101]

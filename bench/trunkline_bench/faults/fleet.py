@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from trunkline.client import Client
 from trunkline.v1.worker_pb2 import DrainRequest, LoadSample, WatchCacheRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_bench.faults.proxy import Proxy
+from trunkline_bench.ports import free_port
 
 START_S = 60.0
 STOP_S = 10.0
@@ -26,13 +26,6 @@ LOG_LINES = 400  # kept of each process, for a failure's message
 
 class FleetError(Exception):
     """The fleet does not do what it should. One line, and what the process printed last."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Process:

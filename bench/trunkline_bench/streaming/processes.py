@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from json import dumps, loads
 from pathlib import Path
 
 from trunkline.client import Client
+from trunkline_bench.ports import free_port
 from trunkline_bench.streaming.client import Load, Seen
 
 START_S = 60.0
@@ -59,7 +59,7 @@ async def hops(steps_per_s: float, before: Path | None) -> AsyncIterator[dict[st
         for name, checkout in {"router": None, "router before": before}.items():
             if name != "router" and checkout is None:
                 continue
-            port = _free_port()
+            port = free_port()
             arguments = ("--workers", direct.address, "--port", str(port), "--slow-start-s", "0")
             router = await stack.enter_async_context(_process("trunkline_router.main", *arguments, checkout=checkout))
             found[name] = Hop(f"127.0.0.1:{port}", True, router.pid)
@@ -109,10 +109,3 @@ async def _printed_address(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), START_S)
     return f"127.0.0.1:{int(line)}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
