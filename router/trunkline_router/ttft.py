@@ -97,7 +97,7 @@ def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Terms:
     kv_penalty_s = crowded * crowded * again * token_s
 
     fresh = np.maximum(workers["slow_start_share"], LEAST_START_SHARE)
-    start = fresh / fresh.max()  # those that come together are all fresh
+    start = 1.0 - (fresh.max() - fresh)  # what counts is how much fresher than the others: they may have come together
     slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= draw)
     again_s = prefill_s * (matched.max() - matched) / np.maximum(uncached, 1.0)  # for what another worker holds
     others_s = OTHERS_SHARE * choices * (1.0 + queue_s.min() / SHORT_QUEUE_S) * again_s

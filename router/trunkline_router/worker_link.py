@@ -162,9 +162,9 @@ class WorkerLink:
         news_when_hung = 0
         started_s = self._clock_s()
         while True:
+            live.slow_start_share = slow_start_share(self._clock_s() - started_s, self._limits.slow_start_s)
             await asyncio.sleep(signs.check_interval_s)
             now_s = self._clock_s()
-            live.slow_start_share = slow_start_share(now_s - started_s, self._limits.slow_start_s)
             news = live.num_heard
             if live.is_hung and news != news_when_hung:
                 live.is_hung = False

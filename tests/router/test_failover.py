@@ -23,7 +23,7 @@ from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.breaker import FAILURES_TO_OPEN
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.suspicion import CLEARING_STEPS
-from trunkline_router.worker_link import LinkLimits
+from trunkline_router.worker_link import LEAST_SHARE, LinkLimits
 
 PROMPT = list(range(10, 30))
 LONG = PROMPT * 20  # worth going to its holder for, whatever else waits there
@@ -205,6 +205,13 @@ async def test_a_worker_that_hangs_loses_its_requests_and_gets_new_ones_when_it_
         hung.send_load(running=0)
         await until(lambda: link.live is not None and link.live.accepts)
         assert link.live.slow_start_share < 1
+
+
+async def test_a_worker_starts_slowly_from_its_first_moment_on() -> None:
+    workers = fakes("a", "b")
+    async with cluster(*workers, link_limits=LinkLimits(slow_start_s=3600.0)) as router:
+        shares = [router.live(place).slow_start_share for place in range(2)]
+        assert shares == pytest.approx([LEAST_SHARE, LEAST_SHARE], abs=0.01)
 
 
 async def test_an_idle_worker_that_says_nothing_does_not_hang_and_a_busy_one_that_only_refuses_does() -> None:

@@ -176,6 +176,13 @@ def test_a_fresh_worker_has_its_full_chance_with_its_share_of_requests() -> None
     assert fleet.chosen(PROMPT) == {"w0", "w1"}
 
 
+def test_of_workers_that_came_nearly_together_none_is_held_back() -> None:
+    fleet = Fleet(2)
+    fleet.workers[0].slow_start_share, fleet.workers[1].slow_start_share = 0.1, 0.2
+    count = sum(fleet.route(PROMPT).worker.worker_id == "w0" for _ in range(2000))
+    assert count / 2000 == pytest.approx(0.45, abs=0.04)
+
+
 def test_a_faster_worker_is_given_more() -> None:
     fleet = Fleet(2)
     fast = StepCostModel(fixed_s=0.002, token_s=12.5e-6, kv_token_s=1e-8, pair_s=5e-10)
