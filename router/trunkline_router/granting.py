@@ -4,8 +4,10 @@ The client's word moves its own request and nothing else. It opens no breaker, c
 raises no suspicion: all of that a client could say of a worker that is well. How often it may ask is bounded.
 """
 
+import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,9 +170,9 @@ class _Granting:
             route = await self.placement.place()
             worker = route.worker
             heard = worker.num_heard
-            with route.in_flight() as flight:
+            with route.in_flight(is_granted=True) as flight, _at_expiry(flight.end) as expiry:
                 yield self._grants(route)
-                while (lost := await self._next(flight)) is not None:
+                while (lost := await self._next(flight, expiry)) is not None:
                     if lost.WhichOneof("news") == "lost" or worker.num_heard == heard or worker.is_hung:
                         break
                     heard = worker.num_heard  # it does something, so the request waits for its turn
@@ -179,11 +181,12 @@ class _Granting:
                 return
             self._take(worker, lost)
 
-    async def _next(self, flight: InFlight) -> GrantRequest | None:
+    async def _next(self, flight: InFlight, expiry: asyncio.TimerHandle) -> GrantRequest | None:
         """The next message that wants an answer; None where the client has what it wanted. Raises RequestRefused."""
         async for message in self.news:
             kind = message.WhichOneof("news")
             if kind == "started":
+                expiry.cancel()
                 flight.has_started()
             elif kind in ("lost", "silent"):
                 return message
@@ -243,3 +246,13 @@ class _Granting:
         }
         self.span.add_event(problem, facts)
         get_logger().warning(problem, request_id=self.prepared.request_id, **facts)
+
+
+@contextmanager
+def _at_expiry(let_go: Callable[[], None]) -> Iterator[asyncio.TimerHandle]:
+    """What grants hold that nobody has used: nothing, once they can no longer be used."""
+    handle = asyncio.get_running_loop().call_later(LIFETIME_S, let_go)
+    try:
+        yield handle
+    finally:
+        handle.cancel()

@@ -177,7 +177,7 @@ class WorkerLink:
             has_work = live.session.num_open > 0
             is_silent = signs.is_silent(now_s, news=news, has_work=has_work, allowance_s=allowance_s)
             # What was granted may never have come to the worker: before it is taken for hung it is asked.
-            if granted_signs.is_silent(now_s, news=news, has_work=live.open_choices > live.session.num_open):
+            if granted_signs.is_silent(now_s, news=news, has_work=live.granted_choices > 0):
                 granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
                 is_silent |= not (live.is_hung or await self._answers(stub) or live.num_heard != news)
             if is_silent and not live.is_hung:

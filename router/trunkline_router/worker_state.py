@@ -43,6 +43,7 @@ class WorkerState:
         self.routed_by_load = False
         # What this router has sent there and not heard the end of:
         self.open_choices = 0
+        self.granted_choices = 0  # of these, whether they ever come there is their clients' affair
         self.queued_tokens = 0  # uncached tokens of requests without a first output
         self._freshness = Freshness()
         self._is_stale = False
@@ -121,9 +122,11 @@ class WorkerState:
     # What is sent there
 
     @contextmanager
-    def in_flight(self, request: RouteRequest, plan: RoutePlan, chain: Sequence[int]) -> Iterator["InFlight"]:
+    def in_flight(
+        self, request: RouteRequest, plan: RoutePlan, chain: Sequence[int], *, is_granted: bool = False
+    ) -> Iterator["InFlight"]:
         """Counts a request here from dispatch to its end, whichever way it ends."""
-        flight = InFlight(self, request, plan.matched_tokens, chain)
+        flight = InFlight(self, request, plan.matched_tokens, chain, is_granted=is_granted)
         try:
             yield flight
         finally:
@@ -139,8 +142,12 @@ class WorkerState:
 
     def is_stale(self, now_s: float) -> bool:
         """Whether its events have stopped coming although it has work."""
-        has_work = self.open_choices > 0 or self._load.running + self._load.waiting > 0
-        return self._freshness.is_stale(now_s, has_work=has_work)
+        return self._freshness.is_stale(now_s, has_work=self._has_work)
+
+    @property
+    def _has_work(self) -> bool:
+        """For certain: what is granted may never come."""
+        return self.open_choices > self.granted_choices or self._load.running + self._load.waiting > 0
 
     def _review(self) -> None:
         """Whether its reports count from now on."""
@@ -238,8 +245,17 @@ class _Credit:
 class InFlight:
     """A request's part in its worker's load. Ends of all kinds are harmless when repeated."""
 
-    def __init__(self, worker: WorkerState, request: RouteRequest, matched_tokens: int, chain: Sequence[int]) -> None:
+    def __init__(
+        self,
+        worker: WorkerState,
+        request: RouteRequest,
+        matched_tokens: int,
+        chain: Sequence[int],
+        *,
+        is_granted: bool = False,
+    ) -> None:
         self._worker = worker
+        self._is_granted = is_granted
         self._lane = request.lane
         self._choices = request.choices
         self._queued = len(request.prompt) - matched_tokens
@@ -248,11 +264,12 @@ class InFlight:
         if request.may_use_cache:
             block_size = worker.model.block_size
             self._promised_tokens = min(worker.blocks.reported(chain) * block_size, request.most_reusable(block_size))
-        if not worker.open_choices and not worker.load.running + worker.load.waiting:
+        if not worker._has_work and not is_granted:
             worker._freshness.expected(request.now_s)
         worker._is_stale = worker.is_stale(request.now_s)
         worker._review()
         worker.open_choices += self._choices
+        worker.granted_choices += self._choices * is_granted
         worker.queued_tokens += self._queued
         worker._context_tokens += LATEST_SHARE * (matched_tokens + self._queued / 2 - worker._context_tokens)
         self._credit = worker._fresh
@@ -281,6 +298,7 @@ class InFlight:
         """The worker does nothing for it any more."""
         self.has_started()
         self._worker.open_choices -= self._choices
+        self._worker.granted_choices -= self._choices * self._is_granted
         self._credit.choices -= self._choices
         self._choices = 0
         self._worker.blocks.stop_expecting(self._chain)

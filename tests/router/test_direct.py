@@ -341,6 +341,28 @@ async def test_a_worker_that_hangs_over_granted_work_is_noticed_and_one_that_onl
         call.call.cancel()
 
 
+async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline_router.granting.LIFETIME_S", 0.3)
+    workers = fakes("a")
+    async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
+        used = Stream(client)
+        choice = await arrival(workers)
+        choice.tokens(1)
+        await used.came(1)
+        live = router.live(0)
+        await until(lambda: live.queued_tokens == 0)
+        unused = [Call(router, prompt=[*PROMPT, number]) for number in range(3)]
+        for call in unused:
+            await call.begin()
+        assert live.open_choices == 4
+        assert live.queued_tokens > 0
+        await until(lambda: (live.open_choices, live.queued_tokens) == (1, 0))
+        choice.tokens(1, finish=True)
+        await used.task
+        for call in unused:
+            call.call.cancel()
+
+
 async def test_where_no_grants_are_given_or_taken_answers_come_through_the_router(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -174,3 +174,18 @@ def test_requests_that_may_not_use_the_cache_promise_nothing() -> None:
     with route.in_flight() as flight:
         flight.has_started(0)
     assert worker.accuracy.num_requests == 0
+
+
+def test_granted_choices_that_may_never_come_make_no_idle_worker_stale_and_others_do() -> None:
+    fleet = Fleet(1)
+    (worker,) = fleet.workers
+    worker.heard(0.0)
+    later_s = 10 * STALE_AFTER_S
+    with fleet.route(PROMPT).in_flight(is_granted=True):
+        assert (worker.open_choices, worker.granted_choices) == (1, 1)
+        assert not worker.is_stale(later_s)
+        with fleet.route(PROMPT, now_s=later_s).in_flight():
+            assert not worker.is_stale(later_s + STALE_AFTER_S), "it has been expected to say something since now"
+            assert worker.is_stale(later_s + STALE_AFTER_S + 1)
+        assert not worker.is_stale(later_s + STALE_AFTER_S + 1)
+    assert (worker.open_choices, worker.granted_choices) == (0, 0)
