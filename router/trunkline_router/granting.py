@@ -4,10 +4,8 @@ The client's word moves its own request and nothing else. It opens no breaker, c
 raises no suspicion: all of that a client could say of a worker that is well. How often it may ask is bounded.
 """
 
-import asyncio
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher, trace_route
 from trunkline_router.edge import Prepared
+from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.live import Live
 from trunkline_router.placement import Placement, TimeLeft
 from trunkline_router.request_stream import MAX_LEDGER_BYTES
@@ -37,8 +36,12 @@ MAX_GRANTS = 64
 MAX_FIRST_BYTES = MAX_MESSAGE_BYTES // 2
 MAX_ALL_BYTES = 8 * MAX_FIRST_BYTES
 LEAST_COME_BACK_MS, MOST_COME_BACK_MS = 10, 60_000  # what a client may say that a full worker said
+REPORT_WAIT_S = 0.5  # for the worker's own word on what its client says that it has lost
 LOST = "the client has lost the worker that computed its request"
 FULL = "the worker has no room"
+
+
+Reserve = Callable[[], Awaitable[GrantCharge]]  # a request's part in its tenant's quotas; raises RequestRefused
 
 
 class Granter:
@@ -57,8 +60,8 @@ class Granter:
             raise forbidden("this router gives no grants: it was started without --grant-key")
 
     def takes_grants(self, live: Live) -> bool:
-        """Whether the worker would open this router's grants."""
-        return live.model.grant_key_id == self.key_id
+        """Whether the worker would open this router's grants, and say what became of them."""
+        return live.model.grant_key_id == self.key_id and live.session.number > 0
 
     def check_taken(self, model: str) -> None:
         """Raises RequestRefused (FORBIDDEN) where no worker takes this router's grants."""
@@ -71,6 +74,7 @@ class Granter:
         limits: GetModelResponse,
         news: AsyncIterator[GrantRequest],
         time_left: TimeLeft,
+        reserve: Reserve,
         span: Span,
         facts: dict[str, Any],
     ) -> AsyncGenerator[GrantResponse, None]:
@@ -79,7 +83,7 @@ class Granter:
         placement = self.dispatcher.placement(
             prepared, time_left, claims, is_usable=self.takes_grants, is_quiet=self.dispatcher.cells.is_free
         )
-        return _Granting(self, prepared, claims, placement, news, span, facts).answers()
+        return _Granting(self, prepared, claims, placement, news, reserve, span, facts).answers()
 
 
 class Claims:
@@ -154,6 +158,7 @@ class _Granting:
     claims: Claims
     placement: Placement
     news: AsyncIterator[GrantRequest]
+    reserve: Reserve
     span: Span
     facts: dict[str, Any]
     grants: int = 0
@@ -166,27 +171,39 @@ class _Granting:
         tenant = prepared.scheduling.tenant
         dispatcher.quarantine.check(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
         dispatcher.budget.on_request()
-        while True:
-            route = await self.placement.place()
-            worker = route.worker
-            heard = worker.num_heard
-            with route.in_flight(is_granted=True) as flight, _at_expiry(flight.end) as expiry:
-                yield self._grants(route)
-                while (lost := await self._next(flight, expiry)) is not None:
-                    if lost.WhichOneof("news") == "lost" or worker.num_heard == heard or worker.is_hung:
-                        break
-                    heard = worker.num_heard  # it does something, so the request waits for its turn
-                    yield GrantResponse(request_id=prepared.request_id, wait=True)
-            if lost is None:
-                return
-            self._take(worker, lost)
+        charge = await self.reserve()
+        try:
+            while True:
+                route = await self.placement.place()
+                worker = route.worker
+                heard = worker.num_heard
+                with route.in_flight(is_granted=True) as flight:
+                    yield self._grants(route, charge, flight)
+                    while (lost := await self._next(flight)) is not None:
+                        if lost.WhichOneof("news") == "lost" or worker.num_heard == heard or worker.is_hung:
+                            break
+                        heard = worker.num_heard  # it does something, so the request waits for its turn
+                        yield GrantResponse(request_id=prepared.request_id, wait=True)
+                if lost is None:
+                    return
+                self._take(worker, lost)
+                charge = await self._account(worker, charge)
+        finally:
+            charge.let_go()
 
-    async def _next(self, flight: InFlight, expiry: asyncio.TimerHandle) -> GrantRequest | None:
+    async def _account(self, worker: Live, charge: GrantCharge) -> GrantCharge:
+        """What the next grants are charged to. Where the client alone says that it needs others, those before may be
+        computed all the same: it pays for both. Raises RequestRefused."""
+        if worker.is_hung or await charge.is_excused(REPORT_WAIT_S if charge.is_limited else 0.0):
+            return charge
+        charge.let_go()
+        return await self.reserve()
+
+    async def _next(self, flight: InFlight) -> GrantRequest | None:
         """The next message that wants an answer; None where the client has what it wanted. Raises RequestRefused."""
         async for message in self.news:
             kind = message.WhichOneof("news")
             if kind == "started":
-                expiry.cancel()
                 flight.has_started()
             elif kind in ("lost", "silent"):
                 return message
@@ -196,17 +213,19 @@ class _Granting:
                 raise invalid("news", "one of started, lost and silent must be set")
         return None
 
-    def _grants(self, route: Route[Live]) -> GrantResponse:
+    def _grants(self, route: Route[Live], charge: GrantCharge, flight: InFlight) -> GrantResponse:
         """What the client takes to this worker. Raises RequestRefused."""
         granter, prepared, worker, claims = self.granter, self.prepared, route.worker, self.claims
+        timeout_ns = self.placement.timeout_ns()
         submits = prepared.submits(
             claims.unfinished(),
-            timeout_ns=self.placement.timeout_ns(),
+            timeout_ns=timeout_ns,
             trace=current_trace_context(),
             prompt_known=claims.prompt_known,
             # Convicts nobody. But should this be what killed that worker, no innocent one beside it is convicted.
             suspect=self.has_lost,
         )
+        charge.grant(worker.session, submits, timeout_ns, on_over=flight.end)
         expires_unix_ms = granter.now_unix_ms() + int(LIFETIME_S * 1e3)
         epoch = worker.model.epoch
         response = GrantResponse(
@@ -246,13 +265,3 @@ class _Granting:
         }
         self.span.add_event(problem, facts)
         get_logger().warning(problem, request_id=self.prepared.request_id, **facts)
-
-
-@contextmanager
-def _at_expiry(let_go: Callable[[], None]) -> Iterator[asyncio.TimerHandle]:
-    """What grants hold that nobody has used: nothing, once they can no longer be used."""
-    handle = asyncio.get_running_loop().call_later(LIFETIME_S, let_go)
-    try:
-        yield handle
-    finally:
-        handle.cancel()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -35,6 +36,7 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import Prepared, check_request_id, prepare, request_id_of, session_of
+from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.granting import Granter
 from trunkline_router.live import Live
 from trunkline_router.pool import limits_of
@@ -111,17 +113,15 @@ class InferenceService(InferenceServiceServicer):
         with self._observed("router.grant", request_id, context) as (span, facts), self._admitted():
             prepared, workers = await self._prepare(request, request_id, context, facts)
             self._granter.check_taken(prepared.model)
-            most_output_tokens = prepared.choices * _most_output_tokens(prepared, workers)
-            with await self._reserve(prepared, workers, in_full=True) as reservation:
-                async with aclosing(
-                    self._granter.answers(
-                        prepared, limits_of(workers), request_iterator, context.time_remaining, span, facts
-                    )
-                ) as answers:
-                    async for answer in answers:
-                        reservation.charge_in_full(len(prepared.prompt), most_output_tokens)
-                        yield answer
-                facts["outcome"] = "granted"  # what became of it the worker's log says
+            reserve = partial(self._charge, prepared, workers)
+            async with aclosing(
+                self._granter.answers(
+                    prepared, limits_of(workers), request_iterator, context.time_remaining, reserve, span, facts
+                )
+            ) as answers:
+                async for answer in answers:
+                    yield answer
+            facts["outcome"] = "granted"  # what became of it the worker's log says
 
     @contextmanager
     def _observed(self, name: str, request_id: str, context: Context) -> Iterator[tuple[Span, dict[str, Any]]]:
@@ -189,6 +189,12 @@ class InferenceService(InferenceServiceServicer):
             most_tokens=most_tokens,
             choices=prepared.choices,
         )
+
+    async def _charge(self, prepared: Prepared, workers: Sequence[Live]) -> GrantCharge:
+        """The same for one that is granted: all that it can come to. Raises RequestRefused."""
+        reservation = await self._reserve(prepared, workers, in_full=True)
+        most_output_tokens = prepared.choices * _most_output_tokens(prepared, workers)
+        return GrantCharge(reservation, len(prepared.prompt), most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         _, workers = self._pools.workers(request.model)

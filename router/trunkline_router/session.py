@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from trunkline.status import no_worker
-from trunkline.v1.worker_pb2 import SequenceOutput, SessionHello, SessionRequest, SessionWelcome, Submit
+from trunkline.v1.worker_pb2 import (
+    GrantReport,
+    SequenceOutput,
+    SessionHello,
+    SessionRequest,
+    SessionWelcome,
+    Submit,
+)
 from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -18,6 +25,8 @@ MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES // 4  # of submits in one message
 LOST = "the worker was lost while it computed this request"
 
 Sink = Callable[[SequenceOutput], None]
+# What became of a grant, by its handle; None: the stream has ended, and nothing more is told.
+GrantSink = Callable[[int, GrantReport | None], None]
 
 
 class WorkerSession:
@@ -25,10 +34,12 @@ class WorkerSession:
 
     def __init__(self) -> None:
         self._sinks: dict[int, Sink] = {}
+        self._granted: dict[int, GrantSink] = {}
         self._next_handle = 0
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
         self._broken = False
+        self.number = 0  # by which the worker knows it in grants; 0: it does not, or is not there yet
         self.num_news = 0  # outputs of steps; refusals, which a front gives without its engine, are none
 
     @property
@@ -56,6 +67,21 @@ class WorkerSession:
         self._wake.set()
         return handles
 
+    def grant(self, submits: Iterable[Submit], sink: GrantSink) -> list[int]:
+        """Names choices that clients will bring, so that the worker reports them here. Returns their handles."""
+        handles = []
+        for submit in submits:
+            self._next_handle += 1
+            submit.handle, submit.report_session = self._next_handle, self.number
+            self._granted[submit.handle] = sink
+            handles.append(submit.handle)
+        return handles
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """Nobody wants to hear of these grants any more."""
+        for handle in handles:
+            self._granted.pop(handle, None)
+
     def abort(self, handles: Iterable[int]) -> None:
         """Nobody waits for these any more; those that have ended are left alone."""
         for handle in handles:
@@ -78,6 +104,7 @@ class WorkerSession:
         try:
             async for response in call:
                 if response.HasField("welcome"):
+                    self.number = response.welcome.session
                     on_open(response.welcome)
                 for output in response.outputs:
                     self._hand_out(output)
@@ -87,6 +114,11 @@ class WorkerSession:
             self._break()
 
     def _hand_out(self, output: SequenceOutput) -> None:
+        if output.HasField("granted"):
+            granted = self._granted.pop if output.granted.ended else self._granted.get
+            if (hear := granted(output.handle, None)) is not None:
+                hear(output.handle, output.granted)
+            return
         is_error = output.HasField("error")
         self.num_news += not is_error
         ended = is_error or output.chunk.finish_reason
@@ -109,6 +141,9 @@ class WorkerSession:
     def _break(self) -> None:
         self._broken = True
         self._end_all(LOST)
+        granted, self._granted = self._granted, {}
+        for handle, hear in granted.items():
+            hear(handle, None)
 
     def _end_all(self, why: str) -> None:
         sinks, self._sinks = self._sinks, {}

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -19,7 +20,14 @@ from trunkline.client import Client
 from trunkline.errors import error_of
 from trunkline.grant import sign_grant
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.worker_pb2 import GetModelRequest, Submit, WorkerServiceGenerateRequest
+from trunkline.v1.worker_pb2 import (
+    GetModelRequest,
+    GrantReport,
+    SessionHello,
+    SessionRequest,
+    Submit,
+    WorkerServiceGenerateRequest,
+)
 from trunkline_bench.faults.fleet import Fleet, running_fleet, until
 from trunkline_bench.faults.main import worker_flags
 from trunkline_bench.faults.scenarios import ACCIDENTS, compare, struck, undisturbed
@@ -129,6 +137,58 @@ async def test_a_client_that_is_killed_leaves_nothing_behind() -> None:
             return [line for line in routed.routers[0].lines if "request ended" in line and request_id in line]
 
         await until(lambda: bool(ended()), "the router has heard of the client's end")
+
+
+async def test_a_worker_tells_the_session_that_a_grant_names_what_became_of_it() -> None:
+    async with direct_fleet(workers=1) as (routed, _):
+        (worker,) = routed.workers
+        model = await worker.stub.GetModel(GetModelRequest())
+        session = worker.stub.Session()
+        await session.write(SessionRequest(hello=SessionHello(router_id="r")))
+        number = (await session.read()).welcome.session
+
+        def granted(handle: int, **fields: Any) -> Any:
+            sampling = SamplingParams(seed=1, ignore_eos=True, **fields)
+            prompt = [5, 6, 7]
+            submit = Submit(handle=handle, report_session=number, prompt_token_ids=prompt, sampling=sampling)
+            expires_ms = int(time.time() * 1e3) + 30_000
+            grant = sign_grant(KEY.encode(), submit, epoch=model.epoch, expires_unix_ms=expires_ms)
+            return worker.stub.Generate(WorkerServiceGenerateRequest(grant=grant))
+
+        async def report() -> tuple[int, GrantReport]:
+            (output,) = (await session.read()).outputs
+            return output.handle, output.granted
+
+        answered = granted(11, max_tokens=4)
+        assert await report() == (11, GrantReport())
+        async for _ in answered:
+            pass
+        assert await report() == (11, GrantReport(ended=True, prompt_tokens=3, output_tokens=4))
+
+        left = granted(12, max_tokens=900)
+        assert await report() == (12, GrantReport())
+        await left.read()
+        left.cancel()
+        handle, ended = await report()
+        assert (handle, ended.ended, ended.given_up, ended.prompt_tokens) == (12, True, False, 3)
+        assert 0 < ended.output_tokens < 900
+
+        refused = granted(13, max_tokens=0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await refused.read()
+        assert await report() == (13, GrantReport(ended=True))
+
+        cut_off = granted(14, max_tokens=900)
+        assert await report() == (14, GrantReport())
+        await cut_off.read()
+        await worker.drain(0.0)
+        handle, ended = await report()
+        assert (handle, ended.ended, ended.given_up, ended.prompt_tokens) == (14, True, True, 3)
+        turned_away = granted(15, max_tokens=900)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await turned_away.read()
+        assert await report() == (15, GrantReport(ended=True, given_up=True))
+        session.cancel()
 
 
 async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_bare_requests() -> None:

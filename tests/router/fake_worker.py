@@ -22,6 +22,7 @@ from trunkline.v1.worker_pb2 import (
     GetModelResponse,
     GetStatsResponse,
     GetTokenizerResponse,
+    GrantReport,
     LoadSample,
     SequenceOutput,
     SessionRequest,
@@ -95,6 +96,7 @@ class FakeWorker(WorkerServiceServicer):
     block_size: int = BLOCK
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     grant_key: bytes = b""
+    reports: bool = True  # what becomes of grants
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     tokenizer_digest: bytes = b"digest of the files"
     protocol_version: int = 1
@@ -114,7 +116,8 @@ class FakeWorker(WorkerServiceServicer):
     def __post_init__(self) -> None:
         self.arrived: asyncio.Queue[FakeChoice] = asyncio.Queue()
         self._running: dict[tuple[int, int], FakeChoice] = {}  # by session and handle
-        self._sessions: set[asyncio.Queue[Any]] = set()
+        self._sessions: dict[asyncio.Queue[Any], int] = {}  # by their numbers
+        self._num_sessions = 0
         self._watches: set[asyncio.Queue[Any]] = set()
         self._server: grpc.aio.Server | None = None
 
@@ -185,34 +188,48 @@ class FakeWorker(WorkerServiceServicer):
 
     async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[SessionResponse]:
         outbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._sessions.add(outbox)
+        self._num_sessions += 1
+        number = self._sessions[outbox] = self._num_sessions if self.reports else 0
         reading = asyncio.create_task(self._read(request_iterator, outbox))
         try:
-            yield SessionResponse(welcome=SessionWelcome(worker_id=self.worker_id, epoch=self.epoch))
+            yield SessionResponse(welcome=SessionWelcome(worker_id=self.worker_id, epoch=self.epoch, session=number))
             while (item := await outbox.get()) is not END:
                 yield item
         finally:
             reading.cancel()
-            self._sessions.discard(outbox)
+            del self._sessions[outbox]
             for key in [key for key in self._running if key[0] == id(outbox)]:
                 del self._running[key]
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[WorkerServiceGenerateResponse]:
         submit = open_grant(self.grant_key, request.grant, epoch=self.epoch, now_unix_ms=int(time.time() * 1e3))
         outbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._sessions.add(outbox)
-        self._take(submit, outbox)
+        self._tell_of_grant(submit, GrantReport())
+        choice = self._take(submit, outbox)
+        report = GrantReport(ended=True)
         try:
             while (item := await outbox.get()) is not END:
                 (output,) = item.outputs
                 if output.HasField("error"):
+                    report.given_up = True
                     raise RequestRefused.from_proto(output.error)
                 prompt = output.prompt if output.HasField("prompt") else None
                 yield WorkerServiceGenerateResponse(chunk=output.chunk, prompt=prompt)
+                if output.chunk.finish_reason:
+                    return
         finally:
-            self._sessions.discard(outbox)
             if self._running.pop((id(outbox), submit.handle), None) is not None:
                 self.aborted.append(submit)
+            if choice.sent > len(submit.resume.output_token_ids) or not report.given_up:
+                report.prompt_tokens, report.output_tokens = len(submit.prompt_token_ids), choice.sent
+                report.cached_tokens = choice.cached_tokens
+            self._tell_of_grant(submit, report)
+
+    def _tell_of_grant(self, submit: Submit, report: GrantReport) -> None:
+        output = SequenceOutput(handle=submit.handle, granted=report)
+        for session, number in self._sessions.items():
+            if number == submit.report_session:
+                session.put_nowait(SessionResponse(outputs=[output]))
 
     async def _read(self, requests: AsyncIterator[Any], outbox: "asyncio.Queue[Any]") -> None:
         async for request in requests:
@@ -224,7 +241,7 @@ class FakeWorker(WorkerServiceServicer):
                 if choice is not None:
                     self.aborted.append(choice.submit)
 
-    def _take(self, submit: Submit, outbox: "asyncio.Queue[Any]") -> None:
+    def _take(self, submit: Submit, outbox: "asyncio.Queue[Any]") -> FakeChoice:
         self.submits.append(submit)
         held = 0
         for digest in self.hashes(submit.prompt_token_ids):
@@ -239,6 +256,7 @@ class FakeWorker(WorkerServiceServicer):
             self.arrived.put_nowait(choice)
         else:
             choice.tokens(self.answer, finish=True)
+        return choice
 
     async def WatchCache(self, request: Any, context: Any) -> AsyncIterator[WatchCacheResponse]:
         watch: asyncio.Queue[Any] = asyncio.Queue()

@@ -26,7 +26,6 @@ from trunkline.status import (
     CODE_RESOURCE_EXHAUSTED,
     INTERNAL,
     OVERLOADED,
-    QUOTA_EXCEEDED,
     RequestRefused,
     no_worker,
 )
@@ -44,7 +43,6 @@ from trunkline.v1.worker_pb2 import Resume
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.granting import MAX_GRANTS
 from trunkline_router.main import router_settings
-from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.tenants import Tenant, Tenants
 from trunkline_router.worker_link import LinkLimits
 
@@ -95,10 +93,10 @@ class Call:
 
     def __init__(self, router: Cluster, prompt: list[int] = PROMPT, **fields: Any) -> None:
         self.call = router.stub.Grant(timeout=20.0)
-        self._first = GrantRequest(request=GenerateRequest(token_ids=TokenIds(ids=prompt), **fields))
+        self.first = GrantRequest(request=GenerateRequest(token_ids=TokenIds(ids=prompt), **fields))
 
     async def begin(self) -> GrantResponse:
-        return await self.ask(self._first)
+        return await self.ask(self.first)
 
     async def ask(self, message: GrantRequest) -> GrantResponse:
         await self.call.write(message)
@@ -342,7 +340,8 @@ async def test_a_worker_that_hangs_over_granted_work_is_noticed_and_one_that_onl
 
 
 async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.granting.LIFETIME_S", 0.3)
+    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 0.3)
+    monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
     workers = fakes("a")
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         used = Stream(client)
@@ -496,21 +495,6 @@ async def test_a_call_begins_with_a_request() -> None:
     workers = fakes("a")
     async with cluster(*workers, grant_key=KEY) as router:
         assert (await Call(router).refused(GrantRequest(started=DirectStarted()))).field == "request"
-
-
-async def test_a_tenant_with_quotas_is_charged_in_full_whatever_its_client_says() -> None:
-    tenants = Tenants({"acme": Tenant(quotas=Quotas(tokens_per_minute=100))})
-    (worker,) = fakes("a", answer=1)
-    async with cluster(worker, grant_key=KEY, tenants=tenants) as router, direct(router, tenant="acme") as client:
-        with pytest.raises(Overloaded, match="max_tokens"):
-            await client.complete(PROMPT)
-        with pytest.raises(InvalidRequest):
-            await client.complete(PROMPT, max_tokens=70, top_p=7.0)
-        await client.complete(PROMPT, max_tokens=70)
-        with pytest.raises(Overloaded) as caught:
-            await client.complete(PROMPT, max_tokens=1)
-        assert caught.value.reason == QUOTA_EXCEEDED
-        assert len(worker.submits) == 1
 
 
 async def test_a_wait_for_a_worker_is_bounded() -> None:

@@ -1,7 +1,8 @@
 """WorkerService: the RPCs, each a few lines over the front."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from trunkline.v1.worker_pb2 import (
     GetTokenizerResponse,
     SessionRequest,
     SessionResponse,
+    Submit,
     WatchCacheRequest,
     WatchCacheResponse,
     WorkerServiceGenerateRequest,
@@ -28,6 +30,7 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
 from trunkline_worker.front import Choice, Front
 from trunkline_worker.grant_desk import GrantDesk
+from trunkline_worker.grant_reports import FollowedGrant, GrantReports
 from trunkline_worker.session import Outbox, Session
 from trunkline_worker.tokenizer_files import TokenizerFiles
 
@@ -49,6 +52,7 @@ class WorkerService(WorkerServiceServicer):
         self._front = front
         self._files = files
         self._desk = desk
+        self._reports = GrantReports()
         self._drain = drain
 
     async def Session(
@@ -74,8 +78,9 @@ class WorkerService(WorkerServiceServicer):
 
         reading = asyncio.create_task(read())
         try:
-            async for response in session.responses():
-                yield response
+            with self._reports.session(session.tell) as number:
+                async for response in session.responses(number):
+                    yield response
         finally:
             reading.cancel()
             session.close()
@@ -88,13 +93,22 @@ class WorkerService(WorkerServiceServicer):
         if not request.HasField("grant"):
             submit.traceparent, submit.tracestate = trace_context_of(context.invocation_metadata())
             submit.ClearField("timeout")
-        remaining_s = context.time_remaining()
-        if remaining_s is not None:
-            if remaining_s <= 0:
-                raise deadline_exceeded()
-            remaining_ns = int(remaining_s * 1e9)
-            if not submit.HasField("timeout") or remaining_ns < submit.timeout.ToNanoseconds():
-                submit.timeout.FromNanoseconds(remaining_ns)
+            submit.ClearField("report_session")
+        with self._reports.follow(submit) as followed:
+            remaining_s = context.time_remaining()
+            if remaining_s is not None:
+                if remaining_s <= 0:
+                    raise deadline_exceeded()
+                remaining_ns = int(remaining_s * 1e9)
+                if not submit.HasField("timeout") or remaining_ns < submit.timeout.ToNanoseconds():
+                    submit.timeout.FromNanoseconds(remaining_ns)
+            async with aclosing(self._responses(submit, followed)) as responses:
+                async for response in responses:
+                    yield response
+
+    async def _responses(
+        self, submit: Submit, followed: FollowedGrant
+    ) -> AsyncGenerator[WorkerServiceGenerateResponse, None]:
         choice: Choice | None = None
 
         def give_up() -> None:
@@ -103,6 +117,8 @@ class WorkerService(WorkerServiceServicer):
 
         outbox = Outbox(give_up)
         choice = self._front.submit(submit, outbox.put)
+        if choice is not None:
+            followed.began(choice)
         try:
             while True:
                 for output in await outbox.take():

@@ -102,10 +102,14 @@ class Session:
             if choice is not None:
                 self._front.cancel(choice)
 
-    async def responses(self) -> AsyncIterator[SessionResponse]:
-        """What the router is told: who answers, then the news."""
+    def tell(self, output: SequenceOutput) -> None:
+        """News of something that did not come by this session."""
+        self._outbox.put(output)
+
+    async def responses(self, number: int) -> AsyncIterator[SessionResponse]:
+        """What the router is told: who answers, and which of its sessions this is; then the news."""
         model = self._front.model
-        yield SessionResponse(welcome=SessionWelcome(worker_id=model.worker_id, epoch=model.epoch))
+        yield SessionResponse(welcome=SessionWelcome(worker_id=model.worker_id, epoch=model.epoch, session=number))
         while True:
             yield SessionResponse(outputs=await self._outbox.take())
 

@@ -61,6 +61,7 @@ class Submit(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
+    REPORT_SESSION_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Names the choice on this session; chosen by the caller, unique among its unfinished ones."""
     request_id: _builtins.str
@@ -81,6 +82,8 @@ class Submit(_message.Message):
     """The tenant's share relative to others. Range [0.001, 1000]; 0 (absent) means 1."""
     suspect: _builtins.bool
     """The request was in a step when a worker's engine died. The worker remembers it, should its own die as well."""
+    report_session: _builtins.int
+    """In a grant: the session that hears what became of it, under the submit's handle. 0: nobody does."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt. At least one token, each in [0, vocabulary size)."""
@@ -114,10 +117,11 @@ class Submit(_message.Message):
         tenant: _builtins.str = ...,
         tenant_weight: _builtins.float = ...,
         suspect: _builtins.bool = ...,
+        report_session: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "choice", b"choice", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "suspect", b"suspect", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "choice", b"choice", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "report_session", b"report_session", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "suspect", b"suspect", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,19 +251,23 @@ class SessionWelcome(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker's name."""
     epoch: _builtins.int
     """This life of the worker: random, compared for equality only."""
+    session: _builtins.int
+    """Names the session within this life, for grants; 0: the worker does not report what becomes of them."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        session: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,6 +285,7 @@ class SequenceOutput(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
     SOLE_SUSPECT_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The submit's handle."""
     suspect: _builtins.bool
@@ -297,6 +306,10 @@ class SequenceOutput(_message.Message):
     def error(self) -> _generation_pb2.RequestError:
         """The choice was refused or broke off."""
 
+    @_builtins.property
+    def granted(self) -> Global___GrantReport:
+        """What became of a choice that was granted; nothing else then. The handle is the granted submit's."""
+
     def __init__(
         self,
         *,
@@ -306,14 +319,53 @@ class SequenceOutput(_message.Message):
         error: _generation_pb2.RequestError | None = ...,
         suspect: _builtins.bool = ...,
         sole_suspect: _builtins.bool = ...,
+        granted: Global___GrantReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "granted", b"granted", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "handle", b"handle", "prompt", b"prompt", "sole_suspect", b"sole_suspect", "suspect", b"suspect"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "granted", b"granted", "handle", b"handle", "prompt", b"prompt", "sole_suspect", b"sole_suspect", "suspect", b"suspect"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
+
+@_typing.final
+class GrantReport(_message.Message):
+    """What became of a grant: it was taken in, and later, or at once, it ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    ended: _builtins.bool
+    """The worker does nothing for it any more."""
+    given_up: _builtins.bool
+    """With `ended`: it is the worker that gave it up, because it is full, drains, or its engine died."""
+    prompt_tokens: _builtins.int
+    """With `ended`: prompt tokens, those found in the cache included; 0 where nothing was begun."""
+    cached_tokens: _builtins.int
+    """Of these, found in the cache."""
+    output_tokens: _builtins.int
+    """With `ended`: output tokens of the choice, those of its ledger included."""
+    def __init__(
+        self,
+        *,
+        ended: _builtins.bool = ...,
+        given_up: _builtins.bool = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "ended", b"ended", "given_up", b"given_up", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantReport: _TypeAlias = GrantReport  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
@@ -326,7 +378,7 @@ class Grant(_message.Message):
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     submit: _builtins.bytes
-    """A serialized Submit: prompt, sampling, tenant, salt, lane, limits, and where to go on from. Its handle means nothing."""
+    """A serialized Submit: prompt, sampling, tenant, salt, lane, limits, and where to go on from."""
     epoch: _builtins.int
     """The worker's life that it is for."""
     expires_unix_ms: _builtins.int

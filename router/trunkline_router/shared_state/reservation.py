@@ -2,9 +2,29 @@
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol
 
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.shared_state.fairness import CACHED_COST, INPUT_COST, OUTPUT_COST
+
+
+class Metered(Protocol):
+    """An answer, as far as workers have come with it."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Of all choices, whether the client has taken them or not."""
+        ...
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether a worker computes or has computed anything of it, prompt included."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice came to its end."""
+        ...
 
 
 class Reservation:
@@ -17,10 +37,15 @@ class Reservation:
         self.prompt_tokens = 0  # used
         self.output_tokens = 0  # used
         self.is_charged_in_full = False
+        self._metered: Metered | None = None
 
     @property
     def used_tokens(self) -> int:
         return self.prompt_tokens + self.output_tokens
+
+    def follow(self, metered: Metered) -> None:
+        """What is computed for the request."""
+        self._metered = metered
 
     def took(self, response: GenerateResponse) -> None:
         """The client gets this."""
@@ -44,4 +69,7 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._metered is not None:
+            self._serve(OUTPUT_COST * (self._metered.completion_tokens - self.output_tokens))
+            self.output_tokens = self._metered.completion_tokens
         self._settle(self)

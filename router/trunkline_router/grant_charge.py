@@ -1,0 +1,143 @@
+"""What a direct client's request holds of its tenant's quotas: from the signing of its grants until nothing more can
+come of them, which is told by their worker and not by the client.
+
+It outlives the client's call: who hangs up may use the grants all the same. A grant that nobody uses is given back when
+it can no longer be used, and one that was used costs what the worker has computed for it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from trunkline.grant import LIFETIME_S
+from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
+from trunkline.v1.worker_pb2 import GrantReport, Submit
+from trunkline_router.session import WorkerSession
+from trunkline_router.shared_state.reservation import Reservation
+
+CLOCK_MARGIN_S = 5.0  # by which the clocks of routers and workers may differ
+# Where the link to the worker breaks, what runs there runs on, and nobody tells of it: until the request's deadline, or
+# for so long.
+UNTOLD_S = 120.0
+
+
+class GrantCharge:
+    """`most_output_tokens`: of all choices. Ends with let_go(), sooner or later. A Metered: what workers have told."""
+
+    def __init__(self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int) -> None:
+        self._reservation = reservation
+        self._prompt_tokens = prompt_tokens
+        self._most_output_tokens = most_output_tokens
+        self._session: WorkerSession | None = None
+        self._open: dict[int, int] = {}  # choices by handle: of grants that run, or may yet be used
+        self._begun: set[int] = set()  # handles
+        self._told = asyncio.Event()  # nothing more can come of the grants
+        self._given_up = False  # by the worker
+        self._untold = False  # the worker was lost, and what comes of them is not known
+        self._is_let_go = self._is_settled = False
+        self._prompt = PromptInfo()  # as far as it was computed
+        self._output_tokens: dict[int, int] = {}  # by choice
+        self._expiry: asyncio.TimerHandle | None = None
+        self._ends_s = 0.0  # on the loop's clock
+        self._on_over: Callable[[], None] = lambda: None
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(self._output_tokens.values())
+
+    @property
+    def is_owed(self) -> bool:
+        return self._prompt.prompt_tokens > 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self._told.is_set() and not (self._given_up or self._untold)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether its tenant has quotas."""
+        return self._reservation.tokens > 0
+
+    def grant(
+        self, session: WorkerSession, submits: Sequence[Submit], timeout_ns: int | None, on_over: Callable[[], None]
+    ) -> None:
+        """Choices, to be signed now, for the worker of this session; those granted before are past.
+
+        timeout_ns: the time left to the request. on_over: called once nothing more can come of them.
+        """
+        self._forget(list(self._open))
+        handles = session.grant(submits, self._hear)
+        self._session = session
+        self._open = {handle: submit.choice for handle, submit in zip(handles, submits, strict=True)}
+        self._begun.clear()
+        self._told.clear()
+        self._given_up = self._untold = False
+        self._on_over = on_over
+        loop = asyncio.get_running_loop()
+        self._ends_s = loop.time() + min(UNTOLD_S, UNTOLD_S if timeout_ns is None else timeout_ns / 1e9)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = loop.call_later(LIFETIME_S + CLOCK_MARGIN_S, self._expire)
+
+    async def is_excused(self, within_s: float) -> bool:
+        """Whether what was granted last ended through the worker's doing, as the worker says or its session shows. What
+        is not told within this time is not excused."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._told.wait()
+        return self._told.is_set() and (self._given_up or self._untold)
+
+    def let_go(self) -> None:
+        """The client's call has ended, or goes on on another account: it settles once nothing more can come of it."""
+        self._is_let_go = True
+        self._review()
+
+    def _hear(self, handle: int, report: GrantReport | None) -> None:
+        if report is None:
+            self._untold = True
+            self._open.clear()
+        elif not report.ended:
+            self._begun.add(handle)
+        else:
+            choice = self._open.pop(handle)
+            self._given_up |= report.given_up
+            if report.prompt_tokens:
+                self._prompt = PromptInfo(prompt_tokens=report.prompt_tokens, cached_tokens=report.cached_tokens)
+                self._output_tokens[choice] = report.output_tokens
+        self._review()
+
+    def _expire(self) -> None:
+        """What is not used by now never will be."""
+        self._forget([handle for handle in self._open if handle not in self._begun])
+        self._review()
+
+    def _forget(self, handles: Sequence[int]) -> None:
+        if self._session is not None:
+            self._session.forget(handles)
+        for handle in handles:
+            del self._open[handle]
+
+    def _review(self) -> None:
+        if self._open or self._is_settled:
+            return
+        self._told.set()
+        self._on_over()
+        if not self._is_let_go:
+            return
+        self._is_settled = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._untold:
+            asyncio.get_running_loop().call_at(self._ends_s, self._settle_in_full)
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self.is_owed:
+            self._reservation.took(GenerateResponse(prompt=self._prompt))
+        self._reservation.follow(self)
+        self._reservation.__exit__(None, None, None)
+
+    def _settle_in_full(self) -> None:
+        self._reservation.charge_in_full(self._prompt_tokens, self._most_output_tokens)
+        self._reservation.__exit__(None, None, None)
