@@ -58,6 +58,7 @@ class Prepared:
         return RouteRequest(
             self.prompt if output is None else self.prompt + output,
             now_s,
+            salt=self.scheduling.cache_salt,
             lane=lane,
             choices=self.choices,
             may_use_cache=not self.sampling.HasField("prompt_logprobs"),
@@ -82,6 +83,7 @@ class Prepared:
                 prompt_token_ids=self.prompt,
                 sampling=self.sampling,
                 resume=ledger.resume(),
+                cache_salt=self.scheduling.cache_salt,
                 traceparent=trace[0],
                 tracestate=trace[1],
                 lane=self.scheduling.lane,

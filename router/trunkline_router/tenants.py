@@ -17,7 +17,8 @@ from trunkline_router.shared_state.quota import QUOTA_NAMES, Quotas
 
 TENANT_KEY = "x-trunkline-tenant"
 EVERYBODY_ELSE = "*"
-TERMS = ("weight", "lane", *QUOTA_NAMES)
+CACHE_GROUP = "cache_group"
+TERMS = ("weight", "lane", *QUOTA_NAMES, CACHE_GROUP)
 MOST_QUOTA = 10**12  # sums of it stay exact in every number of the way
 
 
@@ -32,19 +33,29 @@ class Tenant:
     weight: float = 1.0
     cap: "Lane.ValueType" = Lane.LANE_INTERACTIVE  # the highest lane that its requests run in
     quotas: Quotas = field(default_factory=Quotas)
+    # Tenants of one group share cached prefixes; None: with nobody; "": with whoever names no tenant.
+    cache_group: str | None = None
 
     def lane(self, asked: "Lane.ValueType") -> "Lane.ValueType":
         """The lane that a request of it runs in."""
         return max(asked or Lane.LANE_STANDARD, self.cap)
 
+    def cache_salt(self, name: str) -> bytes:
+        """What cached prefixes are kept apart by: requests with an equal one share them. How long a prompt took and how
+        much of it was cached would else tell one tenant what another one has sent."""
+        if self.cache_group is not None:
+            return f"group\0{self.cache_group}".encode() if self.cache_group else b""
+        return f"tenant\0{name}".encode() if name else b""
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """How a request is to be scheduled: on whose account, and how urgently."""
+    """How a request is to be scheduled: on whose account, how urgently, and with whose cached prefixes."""
 
     tenant: str
     weight: float
     lane: "Lane.ValueType"  # never unspecified
+    cache_salt: bytes = b""
 
     def corrected(self, factor: float) -> "Scheduling":
         """With so many times the weight."""
@@ -75,7 +86,7 @@ class Tenants:
         """What a tenant gets that asks for a lane. Raises RequestRefused (INVALID_REQUEST)."""
         terms = self.terms(tenant)
         validate_scheduling(asked, tenant, terms.weight)
-        return Scheduling(tenant, terms.weight, terms.lane(asked))
+        return Scheduling(tenant, terms.weight, terms.lane(asked), terms.cache_salt(tenant))
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
@@ -94,7 +105,8 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 def read_tenants(path: str) -> Tenants:
     """From a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
 
-    "*" is everybody else, each by name.
+    "*" is everybody else, each by name. A tenant's cached prefixes are its own, unless it has a "cache_group": tenants
+    of one share theirs.
 
     An empty path: everybody is equal, no lane is capped and nothing is limited. Raises TenantsError.
     """
@@ -115,7 +127,7 @@ def read_tenants(path: str) -> Tenants:
 
 
 def _tenant(where: str, name: str, terms: Any) -> Tenant:
-    if len(name) > MAX_TENANT_BYTES or not (name.isascii() and name.isprintable()):
+    if not _is_name(name):
         raise TenantsError(f"{where}: a name has at most {MAX_TENANT_BYTES} bytes of printable ASCII")
     if not isinstance(terms, dict):
         raise TenantsError(f"{where}: must be an object; allowed: {', '.join(TERMS)}, all optional")
@@ -132,7 +144,17 @@ def _tenant(where: str, name: str, terms: Any) -> Tenant:
         limit = terms.get(quota, 1)
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_QUOTA:
             raise TenantsError(f"{where}: {quota} {limit!r} is not a whole number in [1, {MOST_QUOTA}]")
-    return Tenant(float(weight), LANES[lane], Quotas(**{name: terms[name] for name in QUOTA_NAMES if name in terms}))
+    group = terms.get(CACHE_GROUP)
+    if CACHE_GROUP in terms and not (isinstance(group, str) and _is_name(group)):
+        raise TenantsError(
+            f"{where}: {CACHE_GROUP} {group!r} is not a name of at most {MAX_TENANT_BYTES} bytes of ASCII"
+        )
+    quotas = Quotas(**{name: terms[name] for name in QUOTA_NAMES if name in terms})
+    return Tenant(float(weight), LANES[lane], quotas, group)
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= MAX_TENANT_BYTES and text.isascii() and text.isprintable()
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

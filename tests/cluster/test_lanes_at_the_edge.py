@@ -14,7 +14,13 @@ from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, DetokenizeRequest, TokenizeRequest
 from trunkline.v1.worker_pb2 import GetStatsRequest
 
-TERMS = {"acme": {"weight": 3, "lane": "standard"}, "*": {"lane": "interactive"}}
+TERMS = {
+    "acme": {"weight": 3, "lane": "standard"},
+    "left": {"cache_group": "pair"},
+    "right": {"cache_group": "pair"},
+    "open": {"cache_group": ""},
+    "*": {"lane": "interactive"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +91,16 @@ def test_a_message_can_be_continued_where_the_chat_template_would_end_it(tenants
     assert text.endswith("Once upon a time")
     assert list(opened) == closed[: len(opened)]
     assert len(opened) < len(closed)
+
+
+async def test_a_tenants_cached_prompts_are_its_own_or_its_groups(tenants_cluster: Cluster) -> None:
+    prompt = list(range(5, 55))
+
+    async def cached(tenant: str) -> int:
+        async with Client(tenants_cluster.address, tenant=tenant) as client:
+            return (await client.complete(prompt, max_tokens=1)).prompt.cached_tokens
+
+    firsts = [await cached(tenant) for tenant in ("acme", "somebody", "left", "")]
+    assert firsts == [0, 0, 0, 0], "nobody learns of another tenant's prompt"
+    again = [await cached(tenant) for tenant in ("acme", "somebody", "right", "open")]
+    assert again == [48, 48, 48, 48]

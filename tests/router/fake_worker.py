@@ -67,7 +67,7 @@ class FakeChoice:
             self.reported = True
             prompt = self.submit.prompt_token_ids
             output.prompt.CopyFrom(PromptReport(prompt_tokens=len(prompt), cached_tokens=self.cached_tokens))
-            self.worker.cache_prompt(prompt)
+            self.worker.cache_prompt(prompt, self.submit.cache_salt)
         self.sent += count
         self.text_bytes += len(new_text.encode())
         if finish:
@@ -144,12 +144,12 @@ class FakeWorker(WorkerServiceServicer):
 
     # The cache
 
-    def hashes(self, prompt: Iterable[int]) -> list[bytes]:
-        return prompt_hashes(root_hash(self.fingerprint), list(prompt), self.block_size)
+    def hashes(self, prompt: Iterable[int], salt: bytes = b"") -> list[bytes]:
+        return prompt_hashes(root_hash(self.fingerprint, salt=salt), list(prompt), self.block_size)
 
-    def cache_prompt(self, prompt: Iterable[int]) -> None:
+    def cache_prompt(self, prompt: Iterable[int], salt: bytes = b"") -> None:
         """As after computing it: its blocks are held, and subscribers hear of it."""
-        new = [digest for digest in self.hashes(prompt) if digest not in self.cached]
+        new = [digest for digest in self.hashes(prompt, salt) if digest not in self.cached]
         self.cached.update(new)
         if new:
             self.tell(CacheEvent(stored=BlocksStored(block_hashes=b"".join(new))))
@@ -244,7 +244,7 @@ class FakeWorker(WorkerServiceServicer):
     def _take(self, submit: Submit, outbox: "asyncio.Queue[Any]") -> FakeChoice:
         self.submits.append(submit)
         held = 0
-        for digest in self.hashes(submit.prompt_token_ids):
+        for digest in self.hashes(submit.prompt_token_ids, submit.cache_salt):
             if digest not in self.cached:
                 break
             held += 1

@@ -149,6 +149,7 @@ async def test_what_the_worker_computes_is_what_the_router_made_of_the_request()
     (submit,) = worker.submits
     assert (submit.tenant, submit.tenant_weight, submit.lane) == ("acme", 3.0, Lane.LANE_BATCH)
     assert (submit.sampling.max_tokens, submit.sampling.top_k, submit.request_id) == (9, 7, "r-1")
+    assert submit.cache_salt == b"tenant\0acme"
     assert submit.sampling.HasField("seed")
     assert 0 < submit.timeout.ToSeconds() <= 15
 

@@ -2,12 +2,14 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.router.cluster import cluster, refusal
+from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
-from trunkline.status import RequestRefused
+from trunkline.status import RequestRefused, no_worker
+from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.validation import validate_scheduling
@@ -54,6 +56,8 @@ def test_a_tenants_file_is_read_with_a_rule_for_everybody_else(tmp_path: Path) -
         ('{"a": {}, "a": {"weight": 2}}', "'a' stands there twice"),
         ('{"\u00fc": {}}', "a name has at most 128 bytes of printable ASCII"),
         ("[" * 100_000, "not JSON"),
+        ('{"a": {"cache_group": null}}', "tenant 'a': cache_group None is not a name of at most 128 bytes"),
+        ('{"a": {"cache_group": "a\\nb"}}', "cache_group 'a\\nb' is not a name"),
     ],
 )
 def test_a_tenants_file_that_makes_no_sense_is_named_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
@@ -95,6 +99,45 @@ def test_the_limits_of_scheduling_themselves_are_allowed() -> None:
         validate_scheduling(lane, "x" * 128, 0.001)
         validate_scheduling(lane, "", 1000.0)
         validate_scheduling(lane, "team a/b", 0.0)
+
+
+def test_every_named_tenant_is_kept_apart_unless_a_group_says_otherwise() -> None:
+    pair, everybody = Tenant(cache_group="pair"), Tenant(cache_group="")
+    tenants = Tenants({"a": Tenant(), "b": pair, "c": pair, "d": everybody, "pair": Tenant()})
+    salts = {name: tenants.terms(name).cache_salt(name) for name in ("", "a", "b", "c", "d", "e", "pair")}
+    assert salts[""] == salts["d"] == b"", "as where there are no tenants"
+    assert salts["b"] == salts["c"]
+    assert len({salts[name] for name in ("", "a", "b", "e", "pair")}) == 5
+    nobody_apart = Tenants(otherwise=everybody)
+    assert {nobody_apart.terms(name).cache_salt(name) for name in ("", "a", "b")} == {b""}
+
+
+async def test_a_tenants_prefixes_are_sought_and_kept_under_its_own_salt_also_across_a_failover() -> None:
+    workers = [FakeWorker(name, answer=None) for name in ("a", "b")]
+    tenants = Tenants({"left": Tenant(cache_group="pair"), "right": Tenant(cache_group="pair")})
+    prompt = list(range(5, 45))
+
+    def matched(router: Cluster, tenant: str) -> Any:
+        asked = ExplainRouteRequest(request=GenerateRequest(token_ids=TokenIds(ids=prompt)))
+        return router.fleet.ExplainRoute(asked, metadata=(("x-trunkline-tenant", tenant),))
+
+    async with cluster(*workers, tenants=tenants) as router:
+        request = GenerateRequest(token_ids=TokenIds(ids=prompt))
+        call = router.stub.Generate(request, metadata=(("x-trunkline-tenant", "left"),))
+        await until(lambda: any(not worker.arrived.empty() for worker in workers))
+        first = next(worker for worker in workers if not worker.arrived.empty())
+        choice = first.arrived.get_nowait()
+        choice.tokens(1)
+        await call.read()
+        await until(lambda: len(router.live(workers.index(first)).blocks) > 0)
+        for tenant, is_known in (("left", True), ("right", True), ("other", False), ("", False)):
+            candidates = (await matched(router, tenant)).candidates
+            assert (max(candidate.matched_tokens for candidate in candidates) > 0) == is_known, tenant
+        choice.fail(no_worker("it drains"))
+        other = next(worker for worker in workers if worker is not first)
+        resumed = await other.arrived.get()
+        assert resumed.submit.cache_salt == choice.submit.cache_salt == b"group\0pair"
+        call.cancel()
 
 
 async def test_lane_tenant_and_weight_reach_the_worker_and_the_lane_the_client() -> None:
