@@ -1,17 +1,25 @@
 """`trunkline drain`: a worker admits nothing more and finishes what runs; for a person, or a pod's preStop hook."""
 
 import argparse
+import os
 import sys
+import time
 
 import grpc
 
-from trunkline.v1.worker_pb2 import DrainRequest
+from trunkline.proof import proof_metadata
+from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1:50061", help="worker, host:port (default: %(default)s)")
     parser.add_argument("--timeout-s", type=float, help="time for running requests; default: the worker's own setting")
+    parser.add_argument(
+        "--grant-key",
+        default=os.environ.get("TRUNKLINE_GRANT_KEY", ""),
+        help="the worker's, where it has one; better as TRUNKLINE_GRANT_KEY: arguments can be seen by others",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,7 +28,10 @@ def run(arguments: argparse.Namespace) -> int:
         request.timeout.FromNanoseconds(int(arguments.timeout_s * 1e9))
     with grpc.insecure_channel(arguments.address) as channel:
         try:
-            drained = WorkerServiceStub(channel).Drain(request)
+            stub, key = WorkerServiceStub(channel), arguments.grant_key.encode()
+            epoch = stub.GetModel(GetModelRequest()).epoch if key else 0
+            proof = proof_metadata(key, "Drain", epoch=epoch, now_unix_ms=int(time.time() * 1e3))
+            drained = stub.Drain(request, metadata=proof)
         except grpc.RpcError as error:
             print(f"trunkline drain: {arguments.address}: {error.details()}", file=sys.stderr)
             return 1

@@ -104,10 +104,11 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
     limits = LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s)
+    grant_key = settings.grant_key.encode()
     members = Membership(
         pools.links,
         connect=lambda address: WorkerLink(
-            address, settings.name, tokenizers, pools.index, pools.notify, rng, limits=limits
+            address, settings.name, tokenizers, pools.index, pools.notify, rng, limits=limits, grant_key=grant_key
         ),
     )
     quarantine = Quarantine(
@@ -132,7 +133,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         max_choices=settings.max_choices,
         tenants=tenants,
         shared=shared,
-        grant_key=settings.grant_key.encode(),
+        grant_key=grant_key,
     )
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from trunkline.proof import Metadata
 from trunkline.status import no_worker
 from trunkline.v1.worker_pb2 import (
     GrantReport,
@@ -96,10 +97,14 @@ class WorkerSession:
         self._end_all(why)
 
     async def run(
-        self, stub: "WorkerServiceAsyncStub", router_id: str, on_open: Callable[[SessionWelcome], None]
+        self,
+        stub: "WorkerServiceAsyncStub",
+        router_id: str,
+        on_open: Callable[[SessionWelcome], None],
+        metadata: Metadata = (),
     ) -> None:
         """Talks to the worker until the stream breaks; then every open choice ends with UNAVAILABLE."""
-        call = stub.Session()
+        call = stub.Session(metadata=metadata)
         writing = asyncio.create_task(self._write(call, router_id))
         try:
             async for response in call:

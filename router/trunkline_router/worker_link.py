@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from trunkline.grant import key_id
+from trunkline.proof import Metadata, proof_metadata
 from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetModelResponse,
@@ -65,6 +67,7 @@ class WorkerLink:
         rng: Random,
         *,
         limits: LinkLimits | None = None,
+        grant_key: bytes = b"",
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
@@ -74,6 +77,7 @@ class WorkerLink:
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = Breaker()
         self._limits = limits or LinkLimits()
+        self._grant_key = grant_key
         self._clock_s = clock_s
         self._connected_s = 0.0
         self._was_live = False  # in the present connection
@@ -117,7 +121,7 @@ class WorkerLink:
         """One connection: returns or raises when it is over."""
         stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
-        check_model(model)
+        check_model(model, self._grant_key)
         tokenizer = await self._tokenizers.of(model, stub)
         live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession(), self.breaker, self.address)
         opened, synced = asyncio.Event(), asyncio.Event()
@@ -127,7 +131,8 @@ class WorkerLink:
                 raise WatchBroken("the worker was restarted while connecting")
             opened.set()
 
-        session = asyncio.create_task(live.session.run(stub, self._router_id, on_open))
+        proof = self._proof("Session", model)
+        session = asyncio.create_task(live.session.run(stub, self._router_id, on_open, proof))
         watch = asyncio.create_task(self._watch(stub, live, synced))
         ready = asyncio.create_task(self._announce(live, opened, synced))
         looking = asyncio.create_task(self._look_after(live, stub))
@@ -179,7 +184,7 @@ class WorkerLink:
             # What was granted may never have come to the worker: before it is taken for hung it is asked.
             if granted_signs.is_silent(now_s, news=news, has_work=live.granted_choices > 0):
                 granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
-                is_silent |= not (live.is_hung or await self._answers(stub) or live.num_heard != news)
+                is_silent |= not (live.is_hung or await self._answers(stub, live.model) or live.num_heard != news)
             if is_silent and not live.is_hung:
                 live.is_hung = True
                 news_when_hung = news
@@ -188,10 +193,15 @@ class WorkerLink:
                 self._on_change()
                 live.session.give_up(why)
 
-    async def _answers(self, stub: "WorkerServiceAsyncStub") -> bool:
+    def _proof(self, method: str, model: GetModelResponse) -> Metadata:
+        """That this router may call it."""
+        return proof_metadata(self._grant_key, method, epoch=model.epoch, now_unix_ms=int(time.time() * 1e3))
+
+    async def _answers(self, stub: "WorkerServiceAsyncStub", model: GetModelResponse) -> bool:
         """Whether the worker's engine answers; it does between two steps."""
+        timeout_s, proof = self._limits.inter_token_timeout_s, self._proof("GetStats", model)
         try:
-            await stub.GetStats(GetStatsRequest(), timeout=self._limits.inter_token_timeout_s)
+            await stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=proof)
         except grpc.aio.AioRpcError as error:
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # other trouble is the session's to notice
         return True
@@ -203,7 +213,7 @@ class WorkerLink:
         while True:
             problem = "cache events ended"
             follower = CacheFollower(live.blocks, live.model.epoch)
-            call = stub.WatchCache(WatchCacheRequest(stride=1))
+            call = stub.WatchCache(WatchCacheRequest(stride=1), metadata=self._proof("WatchCache", live.model))
             try:
                 async for item in call:
                     now_s = self._clock_s()
@@ -241,8 +251,11 @@ def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:
     return LEAST_SHARE + (1 - LEAST_SHARE) * connected_for_s / slow_start_s
 
 
-def check_model(model: GetModelResponse) -> None:
+def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
     """Raises WorkerUnusable where requests could not be routed by it."""
+    if model.grant_key_id and model.grant_key_id != key_id(grant_key):
+        lacks = "has another one" if grant_key else "has none"
+        raise WorkerUnusable(f"the worker has a grant key, and this router {lacks}: start both with one --grant-key")
     if not model.model:
         raise WorkerUnusable("the worker does not say which model it serves")
     for name in ("block_size", "vocab_size", "context_length", "kv_token_capacity"):

@@ -5,10 +5,12 @@ See test_faults.py, whose streams and accidents these are.
 
 import asyncio
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,11 +23,14 @@ from trunkline.errors import error_of
 from trunkline.grant import sign_grant
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import (
+    DrainRequest,
     GetModelRequest,
+    GetStatsRequest,
     GrantReport,
     SessionHello,
     SessionRequest,
     Submit,
+    WatchCacheRequest,
     WorkerServiceGenerateRequest,
 )
 from trunkline_bench.faults.fleet import Fleet, running_fleet, until
@@ -143,7 +148,7 @@ async def test_a_worker_tells_the_session_that_a_grant_names_what_became_of_it()
     async with direct_fleet(workers=1) as (routed, _):
         (worker,) = routed.workers
         model = await worker.stub.GetModel(GetModelRequest())
-        session = worker.stub.Session()
+        session = worker.stub.Session(metadata=await worker.proof("Session"))
         await session.write(SessionRequest(hello=SessionHello(router_id="r")))
         number = (await session.read()).welcome.session
 
@@ -189,6 +194,39 @@ async def test_a_worker_tells_the_session_that_a_grant_names_what_became_of_it()
             await turned_away.read()
         assert await report() == (15, GrantReport(ended=True, given_up=True))
         session.cancel()
+
+
+async def test_what_only_routers_and_operators_may_call_asks_for_a_proof_of_the_key() -> None:
+    async with direct_fleet(workers=1) as (routed, _):
+        (worker,) = routed.workers
+        stub = worker.stub
+        good = {method: await worker.proof(method) for method in ("Session", "WatchCache", "GetStats", "Drain")}
+        calls = {
+            "Session": lambda proof: stub.Session(iter([SessionRequest()]), metadata=proof).read(),
+            "WatchCache": lambda proof: stub.WatchCache(WatchCacheRequest(), metadata=proof).read(),
+            "GetStats": lambda proof: stub.GetStats(GetStatsRequest(), metadata=proof),
+            "Drain": lambda proof: stub.Drain(DrainRequest(), metadata=proof),
+        }
+        for method, call in calls.items():
+            for proof in ((), good["Drain" if method != "Drain" else "Session"]):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call(proof)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, method
+        await until(lambda: "call refused" in "".join(worker.process.lines), "the worker says so")
+        status, out, err = await drain_command(worker.worker_id, {})
+        assert (status, out, err.count("\n")) == (1, "", 1)
+        assert "--grant-key" in err
+        assert await drain_command(worker.worker_id, {"TRUNKLINE_GRANT_KEY": KEY}) == (0, "finished 0, cut off 0\n", "")
+
+
+async def drain_command(address: str, environment: dict[str, str]) -> tuple[int | None, str, str]:
+    """As in a pod."""
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("trunkline")), "drain", f"--address={address}", env=os.environ | environment,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
 
 
 async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_bare_requests() -> None:

@@ -5,6 +5,7 @@ Only what a cluster gives is put in its place: names that its DNS knows, mounted
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -22,6 +23,7 @@ from trunkline import Client
 from trunkline.v1.generation_pb2 import Lane
 
 POOL = "tiny"
+GRANT_KEY = {"name": "TRUNKLINE_GRANT_KEY", "value": "a key for tests, of thirty-two bytes"}
 SERVING = health_pb2.HealthCheckResponse.SERVING
 MOUNTED = "/etc/trunkline"
 TOKENS = 900  # several seconds of them: the hook is a Python process, and its start takes a while
@@ -85,6 +87,7 @@ class Cluster:
                 "router": {
                     "port": self.router_port,
                     "config": {"processes": 2},
+                    "env": [GRANT_KEY],
                     "tenants": {"acme": {"weight": 2, "lane": "batch"}},
                 },
                 "workers": {
@@ -93,6 +96,7 @@ class Cluster:
                         "model": {"hostPath": {"path": "/srv/models/tiny"}},
                         "port": worker_port,
                         "gpus": 0,
+                        "env": [GRANT_KEY],
                         "config": {"device": "cpu", "threads": 1, "kv_blocks": 256, "drain_timeout_s": 30},
                     },
                 },
@@ -129,10 +133,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-async def run(words: list[str]) -> tuple[int, str, str]:
-    """(exit status, standard output, standard error) of a command."""
+async def run(words: list[str], pod: Pod) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) of a command in a pod."""
+    environment = os.environ | pod.environment
     process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *words, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     out, err = await process.communicate()
     assert process.returncode is not None
@@ -148,7 +153,7 @@ async def test_probes_are_answered(running: Cluster) -> None:
         assert running.probe(name, probe) == SERVING
     redis = running.pods["redis"]
     asked = redis.command(redis.container["readinessProbe"]["exec"]["command"])
-    assert await run(asked) == (0, "PONG\n", "")
+    assert await run(asked, redis) == (0, "PONG\n", "")
 
 
 async def test_a_request_is_answered_by_the_pod_and_on_the_terms_of_its_tenant(running: Cluster) -> None:
@@ -164,7 +169,7 @@ async def test_the_charts_own_test_passes(running: Cluster) -> None:
     (pod,) = running.rendered.of("Pod")
     (container,) = pod["spec"]["containers"]
     words = running.pods["router"].command(container["command"] + container["args"])
-    status, out, err = await run(words)
+    status, out, err = await run(words, running.pods["router"])
     assert (status, err) == (0, "")
     assert out.startswith("Hello")
 
@@ -176,17 +181,17 @@ async def test_pods_end_as_the_hooks_say_and_no_stream_notices(running: Cluster)
         pieces = client.generate("Once upon a time", max_tokens=TOKENS, ignore_eos=True)
         tokens = len((await anext(pieces)).token_ids)
         hook = worker.command(worker.container["lifecycle"]["preStop"]["exec"]["command"])
-        draining = asyncio.create_task(run(hook))
+        draining = asyncio.create_task(run(hook, worker))
         async for piece in pieces:
             tokens += len(piece.token_ids)
         assert tokens == TOKENS
         assert await draining == (0, "finished 1, cut off 0\n", "")
     assert running.probe(name, "readinessProbe") != SERVING
     assert running.probe(name, "livenessProbe") == SERVING, "or the kubelet would kill what drains"
-    assert await run(hook) == (0, "finished 0, cut off 0\n", "")
+    assert await run(hook, worker) == (0, "finished 0, cut off 0\n", "")
     for ending in (process, running.processes["router"]):
         ending.popen.terminate()
         assert ending.wait() == 0
-    status, _, said = await run(hook)
+    status, _, said = await run(hook, worker)
     assert (status, said.count("\n")) == (1, 1)
     assert said.startswith("trunkline drain: 127.0.0.1:")

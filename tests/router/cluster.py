@@ -137,7 +137,16 @@ async def router_before(
         tokenizers = Tokenizers(renderers)
         pools = Pools(rng, RoutingPolicy(policy))
         links = [
-            WorkerLink(worker.address, "router-1", tokenizers, pools.index, pools.notify, rng, limits=link_limits)
+            WorkerLink(
+                worker.address,
+                "router-1",
+                tokenizers,
+                pools.index,
+                pools.notify,
+                rng,
+                limits=link_limits,
+                grant_key=grant_key,
+            )
             for worker in workers
         ]
         pools.links = links

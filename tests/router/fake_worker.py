@@ -11,6 +11,7 @@ import grpc
 from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.grant import key_id, open_grant
+from trunkline.proof import check_proof
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
 from trunkline.v1.worker_pb2 import (
@@ -183,10 +184,15 @@ class FakeWorker(WorkerServiceServicer):
 
     # The service
 
+    def _check_proof(self, method: str, context: Any) -> None:
+        now_unix_ms = int(time.time() * 1e3)
+        check_proof(self.grant_key, method, context.invocation_metadata(), epoch=self.epoch, now_unix_ms=now_unix_ms)
+
     def forget(self, choice: FakeChoice) -> None:
         self._running.pop((id(choice.session), choice.submit.handle), None)
 
     async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[SessionResponse]:
+        self._check_proof("Session", context)
         outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._num_sessions += 1
         number = self._sessions[outbox] = self._num_sessions if self.reports else 0
@@ -259,6 +265,7 @@ class FakeWorker(WorkerServiceServicer):
         return choice
 
     async def WatchCache(self, request: Any, context: Any) -> AsyncIterator[WatchCacheResponse]:
+        self._check_proof("WatchCache", context)
         watch: asyncio.Queue[Any] = asyncio.Queue()
         self.snapshots += 1
         parts = [sorted(self.cached)[::2], sorted(self.cached)[1::2]]
@@ -293,6 +300,7 @@ class FakeWorker(WorkerServiceServicer):
         )
 
     async def GetStats(self, request: Any, context: Any) -> GetStatsResponse:
+        self._check_proof("GetStats", context)
         self.asked_for_stats += 1
         if self.hangs:
             await asyncio.Event().wait()

@@ -366,7 +366,7 @@ async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monke
 async def test_where_no_grants_are_given_or_taken_answers_come_through_the_router(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for router_key, worker_key in ((b"", KEY), (KEY, b""), (KEY, KEY[::-1])):
+    for router_key, worker_key in ((b"", b""), (KEY, b"")):
         (worker,) = fakes("a", answer=2, grant_key=worker_key)
         async with cluster(worker, grant_key=router_key) as router, direct(router) as client:
             caplog.clear()
@@ -376,6 +376,15 @@ async def test_where_no_grants_are_given_or_taken_answers_come_through_the_route
             assert len([record for record in caplog.records if record.name == "trunkline.direct"]) == 1
             assert len([message for message in worker.messages if message.submits]) == 2
         assert KEY.decode() not in caplog.text
+
+
+@pytest.mark.parametrize("router_key", [b"", KEY[::-1]])
+async def test_a_worker_with_another_key_is_left_alone_and_says_why(router_key: bytes) -> None:
+    workers = [*fakes("a", answer=1), *fakes("b", answer=1, grant_key=router_key)]
+    async with cluster(*workers, grant_key=router_key, expected=(False, True)) as router:
+        for _ in range(4):
+            assert (await router.answer(PROMPT))[0].prompt.worker_id == "b"
+        await until(lambda: "--grant-key" in router.links[0].problem)
 
 
 async def test_what_grants_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

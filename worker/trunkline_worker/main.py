@@ -21,6 +21,7 @@ from trunkline_worker.cache_mirror import CacheMirror
 from trunkline_worker.engine_link import EngineLink, EngineStartError
 from trunkline_worker.front import Front
 from trunkline_worker.front_settings import WorkerSettings
+from trunkline_worker.gate import Gate
 from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.service import WorkerService
@@ -98,8 +99,11 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         drained = await front.drain(settings.drain_timeout_s if timeout_s is None else timeout_s)
         return DrainResponse(finished=drained.finished, aborted=drained.aborted)
 
-    desk = GrantDesk(grant_key, epoch, now_unix_ms=lambda: int(time.time() * 1e3))
-    add_WorkerServiceServicer_to_server(WorkerService(front, files, drain, desk), server.grpc)
+    def now_unix_ms() -> int:
+        return int(time.time() * 1e3)
+
+    desk, gate = GrantDesk(grant_key, epoch, now_unix_ms), Gate(grant_key, epoch, now_unix_ms)
+    add_WorkerServiceServicer_to_server(WorkerService(front, files, drain, desk, gate), server.grpc)
     try:
         await server.start()
         await server.set_ready(True)

@@ -29,6 +29,7 @@ from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
 from trunkline_worker.front import Choice, Front
+from trunkline_worker.gate import Gate
 from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.grant_reports import FollowedGrant, GrantReports
 from trunkline_worker.session import Outbox, Session
@@ -40,7 +41,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(WorkerServiceServicer):
-    """`drain` is called with a time in seconds, or None for the worker's own setting."""
+    """`drain` is called with a time in seconds, or None for the worker's own setting.
+
+    GetModel and GetTokenizer are open to everybody, and Generate to whoever has a grant; `gate` keeps the others.
+    """
 
     def __init__(
         self,
@@ -48,16 +52,19 @@ class WorkerService(WorkerServiceServicer):
         files: TokenizerFiles,
         drain: Callable[[float | None], Awaitable[DrainResponse]],
         desk: GrantDesk,
+        gate: Gate,
     ) -> None:
         self._front = front
         self._files = files
         self._desk = desk
+        self._gate = gate
         self._reports = GrantReports()
         self._drain = drain
 
     async def Session(
         self, request_iterator: AsyncIterator[SessionRequest], context: Context
     ) -> AsyncIterator[SessionResponse]:
+        self._gate.check("Session", context.invocation_metadata())
         task = asyncio.current_task()
         assert task is not None
         # Writing to a router that stands still would wait for ever.
@@ -133,6 +140,7 @@ class WorkerService(WorkerServiceServicer):
                 self._front.cancel(choice)
 
     async def WatchCache(self, request: WatchCacheRequest, context: Context) -> AsyncIterator[WatchCacheResponse]:
+        self._gate.check("WatchCache", context.invocation_metadata())
         subscription = self._front.mirror.subscribe(request.stride)
         try:
             async for item in subscription.items():
@@ -149,9 +157,11 @@ class WorkerService(WorkerServiceServicer):
                 yield GetTokenizerResponse(name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
 
     async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
+        self._gate.check("GetStats", context.invocation_metadata())
         return await self._front.stats()
 
     async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:
+        self._gate.check("Drain", context.invocation_metadata())
         timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
         if timeout_s is not None and timeout_s < 0:
             raise invalid("timeout", f"{timeout_s} s is negative")

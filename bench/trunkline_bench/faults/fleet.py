@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import Any
 import grpc
 
 from trunkline.client import Client
-from trunkline.v1.worker_pb2 import DrainRequest, LoadSample, WatchCacheRequest
+from trunkline.proof import Metadata, proof_metadata
+from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, LoadSample, WatchCacheRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_bench.faults.proxy import Proxy
 from trunkline_bench.ports import free_port
@@ -114,6 +116,7 @@ class Worker:
         self.starts = 0
         flags = (f"--model={model}", f"--port={self.port}", "--threads=1", "--device=cpu", "--stats-interval-s=0")
         self.process = Process("trunkline-worker", *flags, *arguments, environment=environment)
+        self._grant_key = (environment or {}).get("TRUNKLINE_GRANT_KEY", "").encode()
         self._keeping: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
 
@@ -174,8 +177,15 @@ class Worker:
         """Choices that finished by themselves, and that were handed over."""
         request = DrainRequest()
         request.timeout.FromNanoseconds(int(timeout_s * 1e9))
-        answer = await self.stub.Drain(request)
+        answer = await self.stub.Drain(request, metadata=await self.proof("Drain"))
         return answer.finished, answer.aborted
+
+    async def proof(self, method: str) -> Metadata:
+        """What a call of this method needs."""
+        if not self._grant_key:
+            return ()
+        model = await self.stub.GetModel(GetModelRequest(), timeout=START_S, wait_for_ready=True)
+        return proof_metadata(self._grant_key, method, epoch=model.epoch, now_unix_ms=int(time.time() * 1e3))
 
     async def restart(self) -> None:
         """As in a rolling restart: SIGTERM, and it is started again; returns when it is ready."""
@@ -185,7 +195,8 @@ class Worker:
 
     async def load(self) -> LoadSample:
         """The newest load sample."""
-        call = self.stub.WatchCache(WatchCacheRequest(), timeout=START_S, wait_for_ready=True)
+        proof = await self.proof("WatchCache")
+        call = self.stub.WatchCache(WatchCacheRequest(), timeout=START_S, wait_for_ready=True, metadata=proof)
         try:
             async for item in call:
                 if item.WhichOneof("item") == "load":
