@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -46,6 +46,8 @@ from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants, tenant_of
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import request_span, trace_context_of
+
+FIRST_MESSAGE_S = 10.0  # a Grant call that says nothing for so long is over: it would be held for ever, for nothing
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -106,9 +108,12 @@ class InferenceService(InferenceServiceServicer):
         self, request_iterator: AsyncIterator[GrantRequest], context: Context
     ) -> AsyncGenerator[GrantResponse, None]:
         self._granter.check_offered()
-        first = await anext(request_iterator, None)
+        first = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                first = await anext(request_iterator, None)
         if first is None or first.WhichOneof("news") != "request":
-            raise invalid("request", "must be in the first message")
+            raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
         request, request_id = first.request, request_id_of(first.request)
         with self._observed("router.grant", request_id, context) as (span, facts), self._admitted():
             prepared, workers = await self._prepare(request, request_id, context, facts)

@@ -507,6 +507,18 @@ async def test_a_call_begins_with_a_request() -> None:
         assert (await Call(router).refused(GrantRequest(started=DirectStarted()))).field == "request"
 
 
+async def test_a_call_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline_router.service.FIRST_MESSAGE_S", 0.05)
+    workers = fakes("a", "b")
+    async with cluster(*workers, grant_key=KEY) as router:
+        assert (await refusal(_Reads(router.stub.Grant()))).field == "request"
+        slow = Call(router)
+        await slow.begin()
+        await asyncio.sleep(0.1)
+        assert (await slow.ask(lost())).grants, "later it may be silent"
+        slow.call.cancel()
+
+
 async def test_a_wait_for_a_worker_is_bounded() -> None:
     workers = fakes("a")
     failover = FailoverLimits(patience_s=0.05)
