@@ -11,6 +11,7 @@ import grpc
 
 from trunkline.grant import key_id
 from trunkline.proof import Metadata, proof_metadata
+from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetModelResponse,
@@ -253,6 +254,11 @@ def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:
 
 def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
     """Raises WorkerUnusable where requests could not be routed by it."""
+    if model.min_router_protocol > PROTOCOL_VERSION:
+        raise WorkerUnusable(
+            f"the worker asks for routers that speak protocol {model.min_router_protocol}, and this one speaks "
+            f"{PROTOCOL_VERSION}: upgrade routers before workers"
+        )
     if model.grant_key_id and model.grant_key_id != key_id(grant_key):
         lacks = "has another one" if grant_key else "has none"
         raise WorkerUnusable(f"the worker has a grant key, and this router {lacks}: start both with one --grant-key")

@@ -12,6 +12,7 @@ from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.grant import key_id, open_grant
 from trunkline.proof import check_proof
+from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
 from trunkline.v1.worker_pb2 import (
@@ -100,7 +101,8 @@ class FakeWorker(WorkerServiceServicer):
     reports: bool = True  # what becomes of grants
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     tokenizer_digest: bytes = b"digest of the files"
-    protocol_version: int = 1
+    protocol_version: int = PROTOCOL_VERSION
+    min_router_protocol: int = 0
     cached: set[bytes] = field(default_factory=set)
     sequence: int = 0
     port: int = 0
@@ -296,6 +298,7 @@ class FakeWorker(WorkerServiceServicer):
             default_sampling=self.default_sampling,
             tokenizer_digest=self.tokenizer_digest,
             protocol_version=self.protocol_version,
+            min_router_protocol=self.min_router_protocol,
             grant_key_id=key_id(self.grant_key),
         )
 

@@ -393,8 +393,8 @@ async def test_an_answer_of_the_first_try_carries_the_worker_that_gave_it(lost: 
     assert responses[-1].usage.resumptions == 0, "nothing had been said"
 
 
-async def test_workers_of_the_previous_protocol_version_serve_beside_new_ones() -> None:
-    """They report no step cost, and name no suspects."""
+async def test_workers_without_step_cost_and_suspects_serve_beside_new_ones() -> None:
+    """Those of protocol 0; see test_versions.py for the one before this."""
     old, new = FakeWorker("old", answer=None, protocol_version=0), FakeWorker("new", answer=None)
     async with cluster(old, new) as router:
         new.send_load(running=1, step_cost=StepCostModel(fixed_s=1e-3, token_s=1e-4), uncached_tokens_by_lane=[0, 0, 0])

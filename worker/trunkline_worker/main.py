@@ -11,6 +11,7 @@ import uvloop
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.grant import grant_key_problem, key_id
+from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import DrainResponse
 from trunkline.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from trunkline_runtime.log import configure_logging, get_logger
@@ -29,7 +30,6 @@ from trunkline_worker.stats_log import log_stats
 from trunkline_worker.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 SERVICE = "trunkline.v1.WorkerService"
-PROTOCOL_VERSION = 1  # see GetModelResponse
 STOP_GRACE_S = 1.0  # after draining, for the last messages to leave
 
 EXIT_ENGINE_DIED = 1
@@ -88,6 +88,7 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
     model.protocol_version = PROTOCOL_VERSION
     grant_key = settings.grant_key.encode()
     model.grant_key_id = key_id(grant_key)
+    model.min_router_protocol = MIN_ROUTER_PROTOCOL_WITH_KEY if grant_key else MIN_ROUTER_PROTOCOL
     model.tokenizer_digest = files.digest
     front = Front(model, files.tokenizer, mirror)
     front.connect(link)

@@ -879,6 +879,7 @@ class GetModelResponse(_message.Message):
     START_UP_S_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     GRANT_KEY_ID_FIELD_NUMBER: _builtins.int
+    MIN_ROUTER_PROTOCOL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name that requests use."""
     worker_id: _builtins.str
@@ -945,10 +946,16 @@ class GetModelResponse(_message.Message):
     """
     protocol_version: _builtins.int
     """What of this protocol the worker speaks. 0: before suspects, and the step cost in load samples.
-    1: with them.
+    1: with them. 2: it reports what became of grants, and with a grant key asks for proofs of it.
+    New fields and calls count a version up, and a router does without what a worker does not speak yet. A newer
+    worker's version is no reason to refuse it: min_router_protocol is.
     """
     grant_key_id: _builtins.bytes
     """Names the key whose grants the worker takes, and tells nothing of it; empty: it takes none."""
+    min_router_protocol: _builtins.int
+    """The least that a router must speak to use this worker: one that speaks less leaves it alone. It is raised only
+    where an older router would go wrong, not where it would miss something. Routers are upgraded first.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end generation."""
@@ -994,10 +1001,11 @@ class GetModelResponse(_message.Message):
         start_up_s: _builtins.float = ...,
         protocol_version: _builtins.int = ...,
         grant_key_id: _builtins.bytes = ...,
+        min_router_protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_id", b"grant_key_id", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_id", b"grant_key_id", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
