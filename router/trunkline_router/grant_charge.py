@@ -22,7 +22,7 @@ UNTOLD_S = 120.0
 
 
 class GrantCharge:
-    """`most_output_tokens`: of all choices. Ends with let_go(), sooner or later. A Metered: what workers have told."""
+    """`most_output_tokens`: of all choices. A Metered: what workers have told. To be let go of, whatever comes."""
 
     def __init__(self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int) -> None:
         self._reservation = reservation
@@ -51,7 +51,7 @@ class GrantCharge:
 
     @property
     def has_ended(self) -> bool:
-        return self._told.is_set() and not (self._given_up or self._untold)
+        return self._told.is_set() and not self._is_workers_doing
 
     @property
     def is_limited(self) -> bool:
@@ -79,13 +79,18 @@ class GrantCharge:
             self._expiry.cancel()
         self._expiry = loop.call_later(LIFETIME_S + CLOCK_MARGIN_S, self._expire)
 
-    async def is_excused(self, within_s: float) -> bool:
-        """Whether what was granted last ended through the worker's doing, as the worker says or its session shows. What
-        is not told within this time is not excused."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._told.wait()
-        return self._told.is_set() and (self._given_up or self._untold)
+    async def is_excused(self, within_s: float, *, hangs: bool) -> bool:
+        """Whether what was granted last ended through the worker's doing: it `hangs` as the router sees it, or its
+        session says or shows it. What is not told within this time is not excused."""
+        if not hangs:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self._told.wait()
+        return not self._is_settled and (hangs or (self._told.is_set() and self._is_workers_doing))
+
+    @property
+    def _is_workers_doing(self) -> bool:
+        return self._given_up or self._untold
 
     def let_go(self) -> None:
         """The client's call has ended, or goes on on another account: it settles once nothing more can come of it."""
@@ -122,8 +127,8 @@ class GrantCharge:
             return
         self._told.set()
         self._on_over()
-        if not self._is_let_go:
-            return
+        if self._is_workers_doing and not self._is_let_go:
+            return  # the request may go on elsewhere, on the same account
         self._is_settled = True
         if self._expiry is not None:
             self._expiry.cancel()

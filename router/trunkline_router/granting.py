@@ -66,7 +66,10 @@ class Granter:
     def check_taken(self, model: str) -> None:
         """Raises RequestRefused (FORBIDDEN) where no worker takes this router's grants."""
         if not any(self.takes_grants(live) for live in self.dispatcher.pools.workers(model)[1]):
-            raise forbidden(f"no worker of model {model} takes this router's grants: start both with one --grant-key")
+            raise forbidden(
+                f"no worker of model {model} takes this router's grants: start both with one --grant-key, "
+                "and workers of a version that reports them"
+            )
 
     def answers(
         self,
@@ -194,7 +197,8 @@ class _Granting:
     async def _account(self, worker: Live, charge: GrantCharge) -> GrantCharge:
         """What the next grants are charged to. Where the client alone says that it needs others, those before may be
         computed all the same: it pays for both. Raises RequestRefused."""
-        if worker.is_hung or await charge.is_excused(REPORT_WAIT_S if charge.is_limited else 0.0):
+        within_s = REPORT_WAIT_S if charge.is_limited else 0.0
+        if await charge.is_excused(within_s, hangs=worker.is_hung):
             return charge
         charge.let_go()
         return await self.reserve()

@@ -135,6 +135,19 @@ async def test_who_hangs_up_holds_what_its_grants_may_come_to_until_they_cannot_
         await until_admitted(router, 50)
 
 
+async def test_a_call_that_stays_open_over_expired_grants_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 0.2)
+    monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
+    workers = fakes("a", "b", answer=2)
+    async with limited(*workers, tokens_in_flight=100) as router:
+        call = Call(router, sampling=FIFTY)
+        await call.begin()
+        await until_admitted(router, 50)
+        assert (await call.ask(lost())).grants, "and may ask for others, on another account"
+        assert await refused_for_quota(router)
+        call.call.cancel()
+
+
 async def test_a_grant_that_is_used_after_its_client_has_hung_up_is_paid_for_and_held_while_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
