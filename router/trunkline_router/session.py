@@ -105,12 +105,14 @@ class WorkerSession:
     ) -> None:
         """Talks to the worker until the stream breaks; then every open choice ends with UNAVAILABLE."""
         call = stub.Session(metadata=metadata)
-        writing = asyncio.create_task(self._write(call, router_id))
+        welcomed = asyncio.Event()
+        writing = asyncio.create_task(self._write(call, router_id, welcomed))
         try:
             async for response in call:
                 if response.HasField("welcome"):
                     self.number = response.welcome.session
                     on_open(response.welcome)
+                    welcomed.set()
                 for output in response.outputs:
                     self._hand_out(output)
         finally:
@@ -131,7 +133,10 @@ class WorkerSession:
         if sink is not None:  # None: aborted meanwhile
             sink(output)
 
-    async def _write(self, call: "grpc.aio.StreamStreamCall[Any, Any]", router_id: str) -> None:
+    async def _write(
+        self, call: "grpc.aio.StreamStreamCall[Any, Any]", router_id: str, welcomed: asyncio.Event
+    ) -> None:
+        await welcomed.wait()  # to write to a stream that is being refused would hide the worker's reason
         try:
             await call.write(SessionRequest(hello=SessionHello(router_id=router_id)))
             while True:

@@ -39,8 +39,8 @@ def test_without_a_key_nothing_is_made_and_nothing_is_asked_for() -> None:
 def test_a_proof_for_anything_else_is_none() -> None:
     for other in (made(key=KEY[::-1]), made(method="Session"), made(epoch=EPOCH + 1)):
         assert "--grant-key" in refused(other)
-    assert "31 s ago" in refused(made(now_unix_ms=NOW_MS - WINDOW_MS - 1000))
-    assert "31 s from now" in refused(made(now_unix_ms=NOW_MS + WINDOW_MS + 1000))
+    assert "too long ago" in refused(made(now_unix_ms=NOW_MS - WINDOW_MS - 1))
+    assert "in the future" in refused(made(now_unix_ms=NOW_MS + WINDOW_MS + 1))
 
 
 def test_what_is_no_proof_is_refused() -> None:

@@ -99,6 +99,7 @@ class FakeWorker(WorkerServiceServicer):
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     grant_key: bytes = b""
     reports: bool = True  # what becomes of grants
+    clock_ahead_s: float = 0.0
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     tokenizer_digest: bytes = b"digest of the files"
     protocol_version: int = PROTOCOL_VERSION
@@ -187,7 +188,7 @@ class FakeWorker(WorkerServiceServicer):
     # The service
 
     def _check_proof(self, method: str, context: Any) -> None:
-        now_unix_ms = int(time.time() * 1e3)
+        now_unix_ms = int((time.time() + self.clock_ahead_s) * 1e3)
         check_proof(self.grant_key, method, context.invocation_metadata(), epoch=self.epoch, now_unix_ms=now_unix_ms)
 
     def forget(self, choice: FakeChoice) -> None:

@@ -387,6 +387,17 @@ async def test_a_worker_with_another_key_is_left_alone_and_says_why(router_key: 
         await until(lambda: "--grant-key" in router.links[0].problem)
 
 
+async def test_a_worker_that_refuses_a_routers_proof_is_left_alone_and_its_reason_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workers = [*fakes("a", clock_ahead_s=60.0), *fakes("b", answer=1)]
+    async with cluster(*workers, grant_key=KEY, expected=(False, True)) as router:
+        await until(lambda: workers[0].asked >= 3)
+        assert "too long ago: the clocks must agree" in router.links[0].problem
+        assert (await router.answer(PROMPT))[0].prompt.worker_id == "b"
+    assert capsys.readouterr().out.count("the clocks must agree") == 1
+
+
 async def test_what_grants_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = fakes("a", "b", answer=2)
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
