@@ -11,6 +11,7 @@ from struct import pack
 from xxhash import xxh3_128_digest
 
 HASH_BYTES = 16  # one digest
+TOKEN_BYTES = 4
 
 
 def root_hash(fingerprint: str, adapter: str = "", adapter_version: str = "", salt: bytes = b"") -> bytes:
@@ -19,15 +20,25 @@ def root_hash(fingerprint: str, adapter: str = "", adapter_version: str = "", sa
     return xxh3_128_digest(b"".join(pack("<I", len(field)) + field for field in fields))
 
 
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Tokens as they are hashed: TOKEN_BYTES each."""
+    return pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def packed_hash(parent: bytes, packed: bytes) -> bytes:
+    """The hash of one full block that follows `parent`, its tokens packed."""
+    return xxh3_128_digest(parent + packed)
+
+
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """The hash of one full block that follows `parent`."""
-    return xxh3_128_digest(parent + pack(f"<{len(token_ids)}I", *token_ids))
+    return packed_hash(parent, pack_tokens(token_ids))
 
 
 def prompt_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
     """The hashes of a prompt's full blocks, in order. A trailing partial block has none."""
-    width = 4 * block_size
-    data = pack(f"<{len(token_ids)}I", *token_ids)  # all at once: a third of the time that block_hash() would take
+    width = TOKEN_BYTES * block_size
+    data = pack_tokens(token_ids)  # all at once: a third of the time that block_hash() would take
     hashes: list[bytes] = []
     parent = root
     for end in range(width, len(data) + 1, width):

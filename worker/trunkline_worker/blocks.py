@@ -14,6 +14,7 @@ takes the last copy of a parent before its children's.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from trunkline.block_hash import TOKEN_BYTES, pack_tokens
 from trunkline_worker.prefix_tree import Node, PrefixTree
 from trunkline_worker.sequence import Sequence
 
@@ -94,21 +95,31 @@ class KVBlocks:
         found = sequence.found
         while found and not found[-1].copies:
             found.pop()
-        for index in range(len(found), (len(sequence.token_ids) - 1) // self.block_size):
+        first, last = len(found), (len(sequence.token_ids) - 1) // self.block_size
+        if first < last:
+            if len(sequence.digests) < last:
+                self._identify(sequence)
             parent = found[-1] if found else sequence.root
-            node = self.tree.find(parent, self._tokens(sequence, index), self.digest(sequence, index))
-            if node is None:
-                break
-            found.append(node)
+            found += self.tree.follow(parent, sequence.packed[first:last], sequence.digests[first:last])
         return len(found)
 
     def digest(self, sequence: Sequence, index: int) -> bytes:
         """The hash of a sequence's full block; computed once."""
-        digests = sequence.digests
-        while len(digests) <= index:
-            parent = digests[-1] if digests else sequence.root.digest
-            digests.append(self.tree.digest(parent, self._tokens(sequence, len(digests))))
-        return digests[index]
+        if index >= len(sequence.digests):
+            self._identify(sequence)
+        return sequence.digests[index]
+
+    def _identify(self, sequence: Sequence) -> None:
+        """Packs and hashes the blocks that have become full since the last time, all at once."""
+        packed, digests, size = sequence.packed, sequence.digests, self.block_size
+        full = len(sequence.token_ids) // size * size
+        tokens = pack_tokens(sequence.token_ids[len(digests) * size : full])
+        digest, width = digests[-1] if digests else sequence.root.digest, TOKEN_BYTES * size
+        for start in range(0, len(tokens), width):
+            block = tokens[start : start + width]
+            digest = self.tree.digest(digest, block)
+            packed.append(block)
+            digests.append(digest)
 
     # Taking and giving back
 
@@ -125,7 +136,8 @@ class KVBlocks:
 
     def num_revived(self, sequence: Sequence) -> int:
         """Matched blocks that nobody holds now."""
-        return sum(1 for node in sequence.found if not self._holders[node.copies[0]])
+        holders = self._holders
+        return [holders[node.copies[0]] for node in sequence.found].count(0)
 
     def admit(self, sequence: Sequence) -> None:
         """Gives a sequence its matched blocks and fresh ones for the rest of its known tokens."""
@@ -163,8 +175,8 @@ class KVBlocks:
             if sequence.chain is None:  # an earlier block's hash collided: nothing after it can be verified
                 continue
             block = sequence.block_table[index]
-            tokens = self._tokens(sequence, index)
-            node = self.tree.add_copy(sequence.chain, tokens, self.digest(sequence, index), block)
+            digest = self.digest(sequence, index)
+            node = self.tree.add_copy(sequence.chain, sequence.packed[index], digest, block)
             sequence.chain = node
             self._node[block] = node
 
@@ -204,9 +216,6 @@ class KVBlocks:
             self.num_cached -= 1
         self._holders[block] = 1
         return block
-
-    def _tokens(self, sequence: Sequence, index: int) -> tuple[int, ...]:
-        return tuple(sequence.token_ids[index * self.block_size : (index + 1) * self.block_size])
 
     # Checking
 

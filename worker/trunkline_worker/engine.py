@@ -7,7 +7,7 @@ time.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -103,15 +103,19 @@ class Engine:
         """Takes in new and dropped work."""
         now_s = self._clock_s()
         for submit in request.submits:
-            try:
-                self._submit(submit, now_s)
-            except RequestRefused as refused:
-                self._outputs.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
-            self._last_handle = max(self._last_handle, submit.handle)
+            self.submit(submit, submit.prompt_token_ids[:])  # copied at once: faster than one by one
         for handle in request.abort_handles:
             self._load_changed |= self.scheduler.abort(handle, now_s)
         for handle in request.finished_handles:
             self._load_changed |= self.scheduler.finish(handle, now_s)
+
+    def submit(self, submit: Submit, prompt: Sequence[int]) -> None:
+        """Takes in one request.  prompt: its tokens; those of the message are not looked at"""
+        try:
+            self._submit(submit, prompt, self._clock_s())
+        except RequestRefused as refused:
+            self._outputs.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
+        self._last_handle = max(self._last_handle, submit.handle)
 
     def step(self) -> EngineStep | None:
         """Plans and launches one step, and collects the oldest one if enough are under way. None when there is nothing
@@ -276,10 +280,10 @@ class Engine:
 
     # Admission to the queue
 
-    def _submit(self, submit: Submit, now_s: float) -> None:
+    def _submit(self, submit: Submit, prompt: Sequence[int], now_s: float) -> None:
         # The front has validated the request; these two are what the scheduler's own promises rest on.
-        num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
-        if not submit.prompt_token_ids or num_tokens >= self.limits.max_total_tokens:
+        num_tokens = len(prompt) + len(submit.resume.output_token_ids)
+        if not prompt or num_tokens >= self.limits.max_total_tokens:
             raise RequestRefused(
                 CODE_INVALID_ARGUMENT,
                 CONTEXT_LENGTH_EXCEEDED,
@@ -303,6 +307,7 @@ class Engine:
             raise queue_full(lane, waiting.count, self._retry_delay_ms(lane, now_s))
         sequence = sequence_of(
             submit,
+            prompt,
             tree=scheduler.blocks.tree,
             account=account,
             arrival=self._arrivals + 1,

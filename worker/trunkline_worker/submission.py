@@ -1,5 +1,6 @@
 """From a validated Submit to a sequence of the engine."""
 
+from collections.abc import Sequence as Tokens
 from typing import Any
 
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -16,6 +17,7 @@ LEAST_TEMPERATURE = 1e-5
 
 def sequence_of(
     submit: Submit,
+    prompt: Tokens[int],
     *,
     tree: PrefixTree,
     account: Account,
@@ -24,15 +26,14 @@ def sequence_of(
     max_total: int,
     eos: frozenset[int],
 ) -> Sequence:
-    """The sequence that a Submit describes.
+    """The sequence that a Submit describes, but for its prompt, which is given beside it.
 
     `max_total` bounds prompt and output together: the context length or what the KV pool holds, whichever is less.
     """
     deadline_s = now_s + submit.timeout.ToNanoseconds() / 1e9 if submit.HasField("timeout") else None
-    prompt = list(submit.prompt_token_ids)
     return Sequence(
         sequence_id=submit.handle,
-        token_ids=prompt + list(submit.resume.output_token_ids),
+        token_ids=[*prompt, *submit.resume.output_token_ids],
         prompt_len=len(prompt),
         sampling=resolve_sampling(submit.sampling, submit.choice, max_total - len(prompt), eos),
         root=tree.root(submit.cache_salt),

@@ -204,7 +204,7 @@ class _Simulation:
             fleet.spec.cost, len(prompt), 0, fleet.spec.limits.max_step_tokens
         )
         self._waiting[handle] = now_s
-        self.workers[place].submit(now_s + fleet.network_s, submit_of(handle, request, prompt), request.output_tokens)
+        self.workers[place].submit(now_s + fleet.network_s, submit_of(handle, request), prompt, request.output_tokens)
 
     def _syncs(self, end_s: float) -> Iterator[tuple[float, int]]:
         """When each router tells the others its credits: (time, -1 - router). They take turns."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineStep
+from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import LoadSample, Submit
 from trunkline_bench.simulation.replay import StatsOfAllTime, Worker, simulated_engine
 from trunkline_bench.simulation.simulated_executor import VirtualClock
@@ -52,7 +52,8 @@ class FleetWorker:
         self.engine, self._executor = simulated_engine(spec, self.clock, self._output_lengths, self.stats)
         self._on_step = on_step
         self._on_load = on_load
-        self._submits: deque[tuple[float, Submit]] = deque()  # on their way, with the times when they are there
+        # On their way, with the times when they are there, and with their prompts.
+        self._submits: deque[tuple[float, Submit, list[int]]] = deque()
         self._next_s = NEVER_S  # when the engine has something to do again, unless a submit comes first
         self._load: LoadSample | None = None  # not sent yet
         self._load_at_s = load_phase_s
@@ -67,10 +68,10 @@ class FleetWorker:
         """How long its device has computed so far."""
         return self.stats.total.device_time_s
 
-    def submit(self, at_s: float, submit: Submit, output_tokens: int) -> None:
+    def submit(self, at_s: float, submit: Submit, prompt: list[int], output_tokens: int) -> None:
         """Will be there at a time that is no earlier than any submit's before, nor than advance() has been told of."""
         self._output_lengths[submit.handle] = output_tokens
-        self._submits.append((at_s, submit))
+        self._submits.append((at_s, submit, prompt))
 
     @property
     def next_s(self) -> float:
@@ -102,7 +103,8 @@ class FleetWorker:
             if self._load is not None and self._load_at_s <= clock.now_s:
                 self._send_load()
             while submits and submits[0][0] <= clock.now_s:
-                engine.accept(EngineRequest(submits=[submits.popleft()[1]]))
+                _, submit, prompt = submits.popleft()
+                engine.submit(submit, prompt)
             if not engine.has_work:
                 self._next_s = NEVER_S
                 return
