@@ -74,6 +74,12 @@ class Admission:
         held = sum(other.num_own_blocks for other in running if other.lane is Lane.INTERACTIVE)
         return reserve + max(0, self._reserved_blocks - held)
 
+    def most_reserved(self, running: list[Sequence]) -> int:
+        """The most that reserve_for() says of any of them; there must be one."""
+        if not self._reserved_blocks and not any([other.promised_len for other in running]):
+            return 0
+        return max(self.reserve_for(sequence, running) for sequence in running)
+
     def has_blocks(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether its known tokens fit, and the running set together with it will not outgrow the pool, as far as can
         be foreseen. match() must just have been called."""
@@ -125,11 +131,10 @@ class Admission:
         generated = np.array([s.num_output for s in everyone])
         most = np.array([s.sampling.max_tokens for s in everyone]) - generated
         mean, variance = np.empty(len(everyone)), np.empty(len(everyone))
-        lanes = np.array([s.lane for s in everyone])
-        for lane in Lane:
-            rows = lanes == lane
-            if rows.any():
-                mean[rows], variance[rows] = self.output_lengths[lane].remaining(generated[rows])
+        lanes = [s.lane for s in everyone]
+        for lane in set(lanes):
+            rows = np.array(lanes) == lane
+            mean[rows], variance[rows] = self.output_lengths[lane].remaining(generated[rows])
         # What max_tokens cuts off varies no more than up to there.
         remaining = np.minimum(mean, most)
         variance = np.minimum(variance, np.square(most - remaining))

@@ -228,7 +228,8 @@ class Engine:
         self._in_flight[0] = self.scheduler.next_in_flight
         self._time_next_plan()
         for device_time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
-            self._count(plan, self._host_s[0], device_time_s, done_s)
+            num_steps = len(plan.steps)
+            self.scheduler.stats.step(StepCounts(0, num_steps, 0, num_steps, self._host_s[0], device_time_s), done_s)
         return news
 
     def _collect(self) -> StepNews:
@@ -240,7 +241,16 @@ class Engine:
         if self._in_flight:
             self._time_next_plan()
         now_s = self._clock_s()
-        self._count(plan, host_s + now_s - started_s, result.device_time_s, now_s, result.num_padding)
+        decodes, padding = plan.num_decodes, plan.num_padding + result.num_padding
+        counts = StepCounts(
+            plan.num_tokens - decodes,
+            decodes,
+            padding,
+            len(plan.steps),
+            host_s + now_s - started_s,
+            result.device_time_s,
+        )
+        self.scheduler.stats.step(counts, now_s)
         return news
 
     def _time_next_plan(self) -> None:
@@ -250,16 +260,6 @@ class Engine:
         now_s = self._clock_s()
         lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s
         self._plan_at_s = now_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
-
-    def _count(
-        self, plan: StepPlan, host_time_s: float, device_time_s: float, now_s: float, num_padding: int = 0
-    ) -> None:
-        """num_padding: what the executor added to the plan's own"""
-        decodes = sum(1 for step in plan.steps if step.num_new == 1 and step.samples)
-        prefill, padding = plan.num_tokens - decodes, plan.num_padding + num_padding
-        self.scheduler.stats.step(
-            StepCounts(prefill, decodes, padding, len(plan.steps), host_time_s, device_time_s), now_s
-        )
 
     def _tell(self, news: StepNews | None) -> EngineStep | None:
         """What the front hears after a step."""

@@ -78,7 +78,12 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(step.num_new for step in self.steps)
+        return sum([step.num_new for step in self.steps])
+
+    @property
+    def num_decodes(self) -> int:
+        """Entries of one token each that is sampled from."""
+        return len([step for step in self.steps if step.num_new == 1 and step.samples])
 
     @property
     def num_padding(self) -> int:

@@ -123,27 +123,25 @@ class Scheduler(RunningSet):
         its max_tokens and no time of wakes_s() comes; 1 if it would not."""
         budget_allows = (
             not plan.starts
-            and all(step.num_new == 1 and step.samples for step in plan.steps)
             and len(plan.steps) == len(self.running)
-            and (not len(self.waiting) or self._blocked or len(self.running) >= self.limits.max_running_requests)
             and not self._retiring
+            and (not len(self.waiting) or self._blocked or len(self.running) >= self.limits.max_running_requests)
+            and plan.num_decodes == len(plan.steps)
         )
         if not budget_allows or not self._gate.is_open_always:
             return 1
         size = self.blocks.block_size
         # Sequences that a plan before this one brings to their end would leave in between.
-        most = 1 + min(s.last_to_compute - s.num_scheduled for s in self.running)
+        most = 1 + min([s.last_to_compute - s.num_scheduled for s in self.running])
         guest = self._guest
         if guest is not None and guest.block_table:
             # When it has got what it was promised, others may take its place.
             most = min(most, guest.promised_len - guest.num_scheduled + 1)
         if most <= 1:
             return 1
-        reserve = max(self.admission.reserve_for(s, self.running) for s in self.running)
-        spare = self.blocks.num_available - reserve
-        while most > 1 and sum(-(-(s.num_scheduled + most - 1) // size) for s in self.running) - sum(
-            len(s.block_table) for s in self.running
-        ) > max(0, spare):
+        spare = max(0, self.blocks.num_available - self.admission.most_reserved(self.running))
+        held = sum([len(s.block_table) for s in self.running])
+        while most > 1 and sum([-(-(s.num_scheduled + most - 1) // size) for s in self.running]) - held > spare:
             most //= 2
         return max(1, most)
 
@@ -410,13 +408,12 @@ class Scheduler(RunningSet):
                 if self._prefixes.covers_next(sequence, self._match(sequence)):
                     self.waiting.defer(sequence)
                     continue
+                if not self.running or self.running[-1].lane <= lane or self._fits(sequence):
+                    break  # there is nobody to preempt, or it is let in with all others
+                self._make_room(sequence)
                 if not self._fits(sequence):
-                    self._make_room(sequence)
-                    if not self._fits(sequence):
-                        break
-                    self._start(sequence, now_s)
-                else:
-                    break  # it is let in with all others
+                    break
+                self._start(sequence, now_s)
         self.waiting.restore()
 
     def _make_room(self, sequence: Sequence) -> None:

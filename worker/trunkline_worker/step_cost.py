@@ -5,7 +5,7 @@ fitted to the latest steps by least squares of the relative error, none of them 
 """
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ LEAST_ADDED_SHARE = 0.25
 DECODE_SAMPLE_EVERY = 8  # of steps that only decode, which are many and alike
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoad:
+class StepLoad(NamedTuple):
     """What a step's time depends on."""
 
     num_tokens: int  # padding included

@@ -151,7 +151,8 @@ def simulated_engine(
 
 
 def submit_of(handle: int, request: TraceRequest, tenant_weight: float = 1.0) -> Submit:
-    """A request as the engine gets it, but for its prompt. max_tokens is left open: nobody knows how long an answer will be."""
+    """A request as the engine gets it, but for its prompt. max_tokens is left open: nobody knows how long an answer
+    will be."""
     return Submit(
         handle=handle,
         sampling=SamplingParams(seed=0),

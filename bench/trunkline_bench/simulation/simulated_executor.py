@@ -106,14 +106,18 @@ class SimulatedExecutor:
     def repeats(self, plan: StepPlan, most: int, until_s: float) -> int:
         """See executor.RepeatingExecutor. The next repetition is planned when the one before is done or, running
         ahead, some time before: no later than that. A prompt computed token by token is no decode: once only."""
-        if any(step.sequence_id in self._prefilling for step in plan.steps):
-            return 1
-        most = min(most, *(self._left[step.sequence_id] for step in plan.steps))
-        if most <= 1:
-            return 1
         done_s = max(self._clock.now_s, self._free_s)
+        if done_s >= until_s or (
+            self._prefilling and any([step.sequence_id in self._prefilling for step in plan.steps])
+        ):
+            return 1
+        left = self._left
+        most = min(most, min([left[step.sequence_id] for step in plan.steps]))
+        work = work_of(plan)
+        if most <= 1 or done_s + self._elapsed_s(self._cost.step_time_s(work)) >= until_s:
+            return 1
         count = 1
-        for device_s in self._cost.run_times_s(work_of(plan), most - 1).tolist():
+        for device_s in self._cost.run_times_s(work, most - 1).tolist():
             done_s += self._elapsed_s(device_s)
             if done_s >= until_s:
                 break

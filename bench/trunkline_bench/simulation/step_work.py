@@ -1,12 +1,11 @@
 """What a step asks of a device, summed over its sequences."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trunkline_worker.plan import StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """Of one step, or of the first repetition of a plan that repeats."""
 
     num_tokens: int  # real tokens, of decodes and chunks

@@ -184,7 +184,8 @@ class _Simulation:
 
     def _advance(self, until_s: float) -> None:
         for worker in self.workers:
-            worker.advance(until_s)
+            if worker.due_s < until_s:
+                worker.advance(until_s)
 
     def _send(self, now_s: float, handle: int, request: TraceRequest) -> None:
         outcome, fleet = self.outcomes[handle], self._fleet

@@ -57,6 +57,7 @@ class FleetWorker:
         self._next_s = NEVER_S  # when the engine has something to do again, unless a submit comes first
         self._load: LoadSample | None = None  # not sent yet
         self._load_at_s = load_phase_s
+        self.due_s = NEVER_S  # when advance() has something to do again: asked at every event of the whole fleet
 
     @property
     def has_work(self) -> bool:
@@ -72,6 +73,7 @@ class FleetWorker:
         """Will be there at a time that is no earlier than any submit's before, nor than advance() has been told of."""
         self._output_lengths[submit.handle] = output_tokens
         self._submits.append((at_s, submit, prompt))
+        self.due_s = min(self.due_s, self.next_s)
 
     @property
     def next_s(self) -> float:
@@ -91,6 +93,7 @@ class FleetWorker:
             if self._load is not None and self._load_at_s < min(event_s, until_s):
                 self._send_load()
             elif event_s >= until_s:
+                self.due_s = event_s if self._load is None else min(event_s, self._load_at_s)
                 return
             else:
                 self.clock.advance_to(event_s)
