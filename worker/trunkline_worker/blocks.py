@@ -14,7 +14,7 @@ takes the last copy of a parent before its children's.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from trunkline.block_hash import TOKEN_BYTES, pack_tokens
+from trunkline.block_hash import packed_blocks
 from trunkline_worker.prefix_tree import Node, PrefixTree
 from trunkline_worker.sequence import Sequence
 
@@ -111,15 +111,11 @@ class KVBlocks:
 
     def _identify(self, sequence: Sequence) -> None:
         """Packs and hashes the blocks that have become full since the last time, all at once."""
-        packed, digests, size = sequence.packed, sequence.digests, self.block_size
+        digests, size = sequence.digests, self.block_size
         full = len(sequence.token_ids) // size * size
-        tokens = pack_tokens(sequence.token_ids[len(digests) * size : full])
-        digest, width = digests[-1] if digests else sequence.root.digest, TOKEN_BYTES * size
-        for start in range(0, len(tokens), width):
-            block = tokens[start : start + width]
-            digest = self.tree.digest(digest, block)
-            packed.append(block)
-            digests.append(digest)
+        blocks = packed_blocks(sequence.token_ids[len(digests) * size : full], size)
+        sequence.packed += blocks
+        digests += self.tree.digests(digests[-1] if digests else sequence.root.digest, blocks)
 
     # Taking and giving back
 

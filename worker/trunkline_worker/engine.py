@@ -7,7 +7,7 @@ time.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -35,7 +35,7 @@ from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.sequence import Finish
 from trunkline_worker.stats import StepCounts
 from trunkline_worker.stats_report import stats_report
-from trunkline_worker.submission import sequence_of
+from trunkline_worker.submission import Prompt, sequence_of
 
 _FINISH = {
     Finish.STOP: FinishReason.FINISH_REASON_STOP,
@@ -103,14 +103,14 @@ class Engine:
         """Takes in new and dropped work."""
         now_s = self._clock_s()
         for submit in request.submits:
-            self.submit(submit, submit.prompt_token_ids[:])  # copied at once: faster than one by one
+            self.submit(submit, Prompt(submit.prompt_token_ids[:]))  # copied at once: faster than one by one
         for handle in request.abort_handles:
             self._load_changed |= self.scheduler.abort(handle, now_s)
         for handle in request.finished_handles:
             self._load_changed |= self.scheduler.finish(handle, now_s)
 
-    def submit(self, submit: Submit, prompt: Sequence[int]) -> None:
-        """Takes in one request.  prompt: its tokens; those of the message are not looked at"""
+    def submit(self, submit: Submit, prompt: Prompt) -> None:
+        """Takes in one request. The prompt is not looked for in the message."""
         try:
             self._submit(submit, prompt, self._clock_s())
         except RequestRefused as refused:
@@ -280,10 +280,10 @@ class Engine:
 
     # Admission to the queue
 
-    def _submit(self, submit: Submit, prompt: Sequence[int], now_s: float) -> None:
+    def _submit(self, submit: Submit, prompt: Prompt, now_s: float) -> None:
         # The front has validated the request; these two are what the scheduler's own promises rest on.
-        num_tokens = len(prompt) + len(submit.resume.output_token_ids)
-        if not prompt or num_tokens >= self.limits.max_total_tokens:
+        num_tokens = len(prompt.token_ids) + len(submit.resume.output_token_ids)
+        if not prompt.token_ids or num_tokens >= self.limits.max_total_tokens:
             raise RequestRefused(
                 CODE_INVALID_ARGUMENT,
                 CONTEXT_LENGTH_EXCEEDED,

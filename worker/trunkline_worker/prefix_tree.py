@@ -11,7 +11,7 @@ Ownership:
 The cached set is prefix-closed: a node with copies has a parent with copies (or a root). See blocks.py for why.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -74,6 +74,14 @@ class PrefixTree:
     def digest(self, parent: bytes, packed: bytes) -> bytes:
         """The hash of a block of tokens after a parent's hash."""
         return self._hash_block(parent, packed)
+
+    def digests(self, parent: bytes, blocks: Iterable[bytes]) -> list[bytes]:
+        """The hashes of blocks that follow one another, the first after a parent's hash."""
+        hash_block, digests = self._hash_block, []
+        for packed in blocks:
+            parent = hash_block(parent, packed)
+            digests.append(parent)
+        return digests
 
     def follow(self, parent: Node, blocks: Sequence[bytes], digests: Sequence[bytes]) -> list[Node]:
         """The nodes of these blocks one after the other, as far as there are any, verified; the first is after

@@ -17,6 +17,7 @@ from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.prefix_tree import PrefixTree
 from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.stats import EngineStats
+from trunkline_worker.submission import Prompt
 
 FINGERPRINT = "simulated"  # of the model whose blocks are hashed
 
@@ -107,7 +108,7 @@ def replay(
             if worker.can_hold(requests[upcoming]):
                 request = requests[upcoming]
                 weight = weights.get(request.tenant, 1.0)
-                engine.submit(submit_of(upcoming, request, weight), request.prompt())
+                engine.submit(submit_of(upcoming, request, weight), Prompt(request.prompt()))
             else:
                 outcomes[upcoming].refused = CONTEXT_LENGTH_EXCEEDED
                 outcomes[upcoming].done_s = clock.now_s

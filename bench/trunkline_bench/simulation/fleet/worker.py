@@ -9,6 +9,7 @@ from trunkline_bench.simulation.replay import StatsOfAllTime, Worker, simulated_
 from trunkline_bench.simulation.simulated_executor import VirtualClock
 from trunkline_worker.cache_mirror import LOAD_INTERVAL_S
 from trunkline_worker.stats import StepCounts
+from trunkline_worker.submission import Prompt
 
 BUSY_BIN_S = 10.0
 NEVER_S = float("inf")
@@ -53,7 +54,7 @@ class FleetWorker:
         self._on_step = on_step
         self._on_load = on_load
         # On their way, with the times when they are there, and with their prompts.
-        self._submits: deque[tuple[float, Submit, list[int]]] = deque()
+        self._submits: deque[tuple[float, Submit, Prompt]] = deque()
         self._next_s = NEVER_S  # when the engine has something to do again, unless a submit comes first
         self._load: LoadSample | None = None  # not sent yet
         self._load_at_s = load_phase_s
@@ -69,7 +70,7 @@ class FleetWorker:
         """How long its device has computed so far."""
         return self.stats.total.device_time_s
 
-    def submit(self, at_s: float, submit: Submit, prompt: list[int], output_tokens: int) -> None:
+    def submit(self, at_s: float, submit: Submit, prompt: Prompt, output_tokens: int) -> None:
         """Will be there at a time that is no earlier than any submit's before, nor than advance() has been told of."""
         self._output_lengths[submit.handle] = output_tokens
         self._submits.append((at_s, submit, prompt))
