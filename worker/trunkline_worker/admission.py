@@ -15,7 +15,7 @@ import numpy as np
 
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.kv_forecast import peak_blocks
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.limits import AdmissionRule, SchedulerLimits
 from trunkline_worker.output_lengths import OutputLengths
 from trunkline_worker.sequence import Sequence
@@ -32,7 +32,7 @@ class Admission:
         self._limits = limits
         self._blocks = blocks
         self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
-        self.output_lengths = [OutputLengths() for _ in Lane]
+        self.output_lengths = [OutputLengths() for _ in LANES]
 
     def has_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether the running set has a place for it. There are no more places than tokens in a step: everyone who

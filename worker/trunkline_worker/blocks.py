@@ -139,8 +139,7 @@ class KVBlocks:
         """Gives a sequence its matched blocks and fresh ones for the rest of its known tokens."""
         assert not sequence.block_table, "admitted twice"
         matched = [node.copies[0] for node in sequence.found]
-        for block in matched:
-            self._hold(block)
+        self._hold(matched)
         fresh = self.num_fresh(sequence)
         sequence.chain = sequence.found[-1] if matched else sequence.root
         sequence.num_published = sequence.num_matched = len(matched)
@@ -187,21 +186,24 @@ class KVBlocks:
 
     def free(self, table: list[int]) -> None:
         """Gives a detached block table back, tail first."""
+        holders, nodes, push_back = self._holders, self._node, self._free.push_back
         for block in reversed(table):
-            self._holders[block] -= 1
-            if self._holders[block]:
+            holders[block] -= 1
+            if holders[block]:
                 continue
-            if self._node[block] is None:
+            if nodes[block] is None:
                 self._free.push_front(block)
             else:
-                self._free.push_back(block)
+                push_back(block)
                 self.num_cached += 1
 
-    def _hold(self, block: int) -> None:
-        if not self._holders[block]:
-            self._free.unlink(block)
-            self.num_cached -= 1
-        self._holders[block] += 1
+    def _hold(self, blocks: list[int]) -> None:
+        holders, unlink = self._holders, self._free.unlink
+        for block in blocks:
+            if not holders[block]:
+                unlink(block)
+                self.num_cached -= 1
+            holders[block] += 1
 
     def _take(self) -> int:
         block = self._free.pop_front()

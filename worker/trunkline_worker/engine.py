@@ -26,7 +26,7 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline_worker.deadlines import too_late
 from trunkline_worker.executor import Executor, RepeatingExecutor
-from trunkline_worker.lanes import Lane, lane_of
+from trunkline_worker.lanes import LANES, Lane, lane_of
 from trunkline_worker.news import SequenceNews, StepNews
 from trunkline_worker.plan import PositionLogprobs, StepPlan
 from trunkline_worker.prefix_tree import CacheChange, Removed, Stored
@@ -181,12 +181,12 @@ class Engine:
             kv_free_blocks=blocks.num_available - blocks.num_cached,
             step_time_us=int(scheduler.stats.last.device_time_s * 1e6),
             waiting_by_lane=waiting.count,
-            uncached_tokens_by_lane=[waiting.uncached_tokens(lane) + backlog[lane] for lane in Lane],
+            uncached_tokens_by_lane=[waiting.uncached_tokens(lane) + backlog[lane] for lane in LANES],
             step_cost=self._step_cost(),
             running_kv_tokens=scheduler.running_kv_tokens if scheduler.running else 0,
         )
         if len(waiting):
-            sample.retry_delay_ms_by_lane.extend(self._retry_delay_ms(lane, now_s) for lane in Lane)
+            sample.retry_delay_ms_by_lane.extend(self._retry_delay_ms(lane, now_s) for lane in LANES)
         return sample
 
     def _step_cost(self) -> StepCostModel | None:

@@ -100,7 +100,9 @@ class StepCost:
                 used &= solution >= 0
                 continue
             residual = np.abs(matrix @ solution - 1)
-            weights = np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
+            before, weights = weights, np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
+            if np.array_equal(weights, before):
+                break  # all that follows would be equal
         solution = np.maximum(solution, 0.0) / scale
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s = solution.tolist()
 

@@ -119,9 +119,10 @@ class FleetWorker:
             if step is not None:
                 self._tell(step)
             elif engine.is_waiting:
-                wakes_s = engine.wakes_s()
-                times_s = [self._executor.next_done_s, *([] if wakes_s is None else [wakes_s])]
-                self._next_s = min((time_s for time_s in times_s if time_s > clock.now_s), default=NEVER_S)
+                wakes_s, now_s = engine.wakes_s(), clock.now_s
+                self._next_s = done_s if (done_s := self._executor.next_done_s) > now_s else NEVER_S
+                if wakes_s is not None and wakes_s > now_s:
+                    self._next_s = min(self._next_s, wakes_s)
                 if self._next_s == NEVER_S and not submits:
                     raise RuntimeError(f"an engine is stuck at {clock.now_s:.3f} s: it has work and waits for nothing")
                 return
