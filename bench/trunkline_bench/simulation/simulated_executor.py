@@ -82,11 +82,12 @@ class SimulatedExecutor:
         tokens: list[int | None] = []
         for step in plan.steps:
             if step.samples:
-                left[step.sequence_id] -= 1
-                self._prefilling.discard(step.sequence_id)
-                tokens.append(FIRST_TOKEN if left[step.sequence_id] else END_TOKEN)
+                left[step.sequence_id] = still = left[step.sequence_id] - 1
+                tokens.append(FIRST_TOKEN if still else END_TOKEN)
             else:
                 tokens.append(None)
+        if self._prefilling:
+            self._prefilling.difference_update([step.sequence_id for step in plan.steps if step.samples])
         self._free_s = begin_s + self._elapsed_s(device_s)
         self._results.append((StepResult(plan.step_id, tokens, device_time_s=device_s), self._free_s))
 
