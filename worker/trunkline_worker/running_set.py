@@ -112,23 +112,23 @@ class RunningSet:
         stats, sequences, lanes = self.stats, self._sequences, self.stats.lanes
         last_commit_s = self._last_commit_s
         regular = [0 for _ in LANES]  # tokens that came one step after the one before
-        block_size = self.blocks.block_size
-        for index, step in enumerate(plan.steps):
-            sequence = sequences.get(step.sequence_id)
-            if sequence is None or sequence.generation != step.generation:
-                stats.stale_results += step.samples
+        block_size, token_ids = self.blocks.block_size, result.token_ids
+        for index, (sequence_id, generation, _, num_new, _, samples) in enumerate(plan.steps):
+            sequence = sequences.get(sequence_id)
+            if sequence is None or sequence.generation != generation:
+                stats.stale_results += samples
                 continue
-            computed = sequence.num_computed + step.num_new
+            computed = sequence.num_computed + num_new
             if computed // block_size > sequence.num_published:
                 self._publish(sequence, computed)
             else:
                 sequence.num_computed = computed
-            if not step.samples:
+            if not samples:
                 if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
                     sequence.prompt_logprobs += result.prompt_logprobs[index]
                 continue
             sequence.num_pending -= 1
-            token_id = result.token_ids[index]
+            token_id = token_ids[index]
             if (
                 token_id is None
                 or not sequence.reported
@@ -139,7 +139,7 @@ class RunningSet:
                 news.special.append(self._take_sample(sequence, index, result, now_s))
             else:
                 sequence.token_ids.append(token_id)
-                news.handles.append(sequence.sequence_id)
+                news.handles.append(sequence_id)
                 news.token_ids.append(token_id)
             if token_id is None:
                 continue

@@ -177,8 +177,8 @@ class Scheduler(RunningSet):
             self._gate.is_forming or any(sequence.num_unscheduled > 1 for sequence in order)
         )
         for sequence in order:
-            start = sequence.num_scheduled
-            behind = len(sequence.token_ids) + sequence.num_pending - start
+            start, pending = sequence.num_scheduled, sequence.num_pending
+            behind = len(sequence.token_ids) + pending - start
             if behind != 1:
                 if behind > 1 and sequence.block_table:
                     chunks.append(sequence)
@@ -193,7 +193,7 @@ class Scheduler(RunningSet):
                 new_blocks = self.blocks.grow(sequence, 1)
             steps.append(SequenceStep(sequence.sequence_id, sequence.generation, start, 1, new_blocks, True))
             sequence.num_scheduled = start + 1
-            sequence.num_pending += 1
+            sequence.num_pending = pending + 1
             sequence.last_step = step_id
             tokens_left -= 1
             if lower:
