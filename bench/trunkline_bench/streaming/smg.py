@@ -19,8 +19,8 @@ READY = b"GET /readiness HTTP/1.1\r\nHost: smg\r\nConnection: close\r\n\r\n"
 
 NOT_ALIKE = """What is not alike:
 
-- SMG is Rust, the router Python. CPU time is that of all threads, and "per core" is per second of it: SMG's threads work
-  on all cores at once, the router does nearly everything in one.
+- SMG is Rust, the router Python. CPU time is that of all threads, and "per core" is per second of it: SMG's threads
+  work on all cores at once, the router does nearly everything in one.
 - SMG takes HTTP: a connection for each stream, an event of JSON for each token. The router takes gRPC: protobuf, all
   streams on one connection.
 - Behind it, SMG has a gRPC stream for each request, with a message for each token; the router one session for all, with
