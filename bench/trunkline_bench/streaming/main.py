@@ -11,6 +11,7 @@ import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -221,6 +222,8 @@ def main() -> None:
         print(f"bench-streaming: {NO_SMG}")
     elif not arguments.smg.is_file():
         parser.error(f"--smg: there is no {arguments.smg}")
+    elif find_spec("smg_grpc_proto") is None:
+        parser.error("--smg needs the package smg-grpc-proto, which the extra dev brings")
     flags = f"--rounds {arguments.rounds}" + (" --smg DIR/bin/smg" if arguments.smg else "")
     names = ("trunkline", "grpcio", "protobuf", "uvloop")
     text = (

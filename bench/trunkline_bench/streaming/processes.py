@@ -72,7 +72,7 @@ async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> Asy
         if smg is not None:
             theirs = await stack.enter_async_context(_process(f"{module}.vllm_source", *pace))
             found[SMG_DIRECT] = Hop(await _printed_address(theirs), "vllm", theirs.pid)
-            gateway = await stack.enter_async_context(launched(smg, found[SMG_DIRECT].address))
+            gateway = await stack.enter_async_context(launched(smg, found[SMG_DIRECT].address, START_S))
             found[SMG] = Hop(gateway.address, "completions", gateway.pid)
         yield found
 

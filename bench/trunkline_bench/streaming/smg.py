@@ -13,7 +13,6 @@ from trunkline_bench.ports import free_port
 from trunkline_bench.streaming.source import DEMO_MODEL
 
 SMG, SMG_DIRECT = "SMG", "direct, SMG's source"
-START_S = 60.0
 POLL_INTERVAL_S = 0.05
 READY = b"GET /readiness HTTP/1.1\r\nHost: smg\r\nConnection: close\r\n\r\n"
 
@@ -24,7 +23,8 @@ NOT_ALIKE = """What is not alike:
 - SMG takes HTTP: a connection for each stream, an event of JSON for each token. The router takes gRPC: protobuf, all
   streams on one connection.
 - Behind it, SMG has a gRPC stream for each request, with a message for each token; the router one session for all, with
-  a message for each step. As fast as it goes, it is SMG's source that is at its limit, before SMG is.
+  a message for each step. As fast as it goes, SMG's source needs more CPU time than SMG: its tokens/s are the source's
+  limit, its tokens/s per core are what it could do.
 - The router merges what a client has not read yet; an event of SMG's is always one token. As fast as it goes, that is
   most of what the router saves; paced, neither merges.
 - SMG is given token ids and makes text of them; the router passes on the text that its worker made.
@@ -46,10 +46,10 @@ def smg_version(command: Path) -> str:
 
 
 @asynccontextmanager
-async def launched(command: Path, worker: str) -> AsyncIterator[Gateway]:
+async def launched(command: Path, worker: str, start_s: float) -> AsyncIterator[Gateway]:
     """With one worker that speaks vLLM's gRPC, and its own defaults; its log is written, and thrown away.
 
-    Raises SystemExit where it does not become ready.
+    Raises SystemExit where it does not become ready in `start_s`.
     """
     port, metrics_port = free_port(), free_port()
     flags = {
@@ -70,13 +70,13 @@ async def launched(command: Path, worker: str) -> AsyncIterator[Gateway]:
     )
     try:
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(start_s):
                 while not await _ready(port):
                     if process.returncode is not None:
                         raise SystemExit(f"bench-streaming: {command} ended with {process.returncode} as it started")
                     await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError:
-            raise SystemExit(f"bench-streaming: {command} has no worker after {START_S:.0f} s") from None
+            raise SystemExit(f"bench-streaming: {command} has no worker after {start_s:.0f} s") from None
         yield Gateway(f"127.0.0.1:{port}", process.pid)
     finally:
         if process.returncode is None:
@@ -86,14 +86,12 @@ async def launched(command: Path, worker: str) -> AsyncIterator[Gateway]:
 
 async def _ready(port: int) -> bool:
     """Whether it has a worker that it would send a request to."""
-    try:
+    with contextlib.suppress(ConnectionError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
-        return False
-    try:
-        writer.write(READY)
-        return (await reader.readline()).startswith(b"HTTP/1.1 200")
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
+        try:
+            writer.write(READY)
+            return (await reader.readline()).startswith(b"HTTP/1.1 200")
+        finally:
+            writer.close()
             await writer.wait_closed()
+    return False
