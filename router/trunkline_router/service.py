@@ -150,7 +150,8 @@ class InferenceService(InferenceServiceServicer):
                     facts["outcome"] = DEADLINE_EXCEEDED
                 raise
             finally:
-                span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
+                if span.is_recording():
+                    span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
                 log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **facts)
 
     async def _prepare(
