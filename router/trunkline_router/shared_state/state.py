@@ -20,6 +20,7 @@ from typing import Protocol
 from trunkline_router.shared_state.admission import Admission, Admitted
 from trunkline_router.shared_state.convictions import CONVICTION_MS, Convictions
 from trunkline_router.shared_state.fairness import weight_factor
+from trunkline_router.shared_state.neighbours import Neighbours
 from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
 from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.reservation import Reservation
@@ -30,7 +31,6 @@ from trunkline_router.shared_state.store import (
     Lease,
     News,
     Report,
-    RouterNews,
     Store,
     StoreDown,
     WorkerKey,
@@ -97,7 +97,7 @@ class SharedState:
             self._link,
             self._book,
             admits_when_down=admits_when_down,
-            others=lambda: len(self._others),
+            others=lambda: len(self._neighbours),
             now_ms=self._now_ms,
         )
         self._pending: Report | None = None  # sent, and perhaps counted
@@ -107,11 +107,10 @@ class SharedState:
         self._synced_at_s = 0.0
         self._open: Counter[str] = Counter()  # running requests by tenant
         self._told_credits: tuple[Mapping[WorkerKey, Credit], Sequence[str]] = {}, ()
-        self._others: dict[str, RouterNews] = {}
+        self._neighbours = Neighbours()
         self._versions = (0, 0)  # of leases and convictions
         self._convictions = Convictions()
         self._served = Served()
-        self._competing: frozenset[str] = frozenset()  # elsewhere
         self.syncs = 0
 
     @property
@@ -173,7 +172,7 @@ class SharedState:
 
     def weight_factor(self, tenant: str) -> float:
         """What to multiply the weight of a tenant by, so that it gets its share of the fleet."""
-        return weight_factor(tenant, self._served.fleet, self._competing | self._open.keys())
+        return weight_factor(tenant, self._served.fleet, self._neighbours.competing | self._open.keys())
 
     def _serve(self, tenant: str, weight: float, cost: float) -> None:
         self._served.add(tenant, cost / weight)
@@ -242,7 +241,9 @@ class SharedState:
         news = await self._link.store.sync(report)
         if news.life != report.life:
             self._link.life = ""  # until it knows everything it is not asked
-            self._others, self._versions, self._told_credits = {}, (0, 0), ({}, ())
+            self._neighbours.forget()
+            self._fleet.take_credits({})
+            self._versions, self._told_credits = (0, 0), ({}, ())
             self._pending = report = self._full_report(news.life)
             news = await self._link.store.sync(report)
             if news.life != report.life:
@@ -272,7 +273,7 @@ class SharedState:
             competing=credits[1],
             leases=self._fleet.leases() if is_beat else None,
             convictions=self._convictions.changes(),
-            known={name: news.version for name, news in self._others.items()},
+            known=self._neighbours.versions,
             known_leases=self._versions[0],
             known_convictions=self._versions[1],
             wants_served=is_beat,
@@ -301,10 +302,8 @@ class SharedState:
         )
 
     def _take(self, news: News) -> None:
-        others = {name: said for name, said in self._others.items() if name in news.routers} | dict(news.changed)
-        if news.changed or len(others) != len(self._others):
-            self._others = others
-            self._tell_credits()
+        if self._neighbours.hear(news):
+            self._fleet.take_credits(self._neighbours.credits())
         if news.leases is not None:
             self._fleet.take_leases(news.leases)
         if news.convictions is not None:
@@ -314,20 +313,11 @@ class SharedState:
             self._served.fleet = news.served
         self._versions = news.leases_version, news.convictions_version
 
-    def _tell_credits(self) -> None:
-        sums: dict[WorkerKey, Credit] = {}
-        for other in self._others.values():
-            for key, credit in other.credits.items():
-                before = sums.get(key, Credit(0, 0))
-                sums[key] = Credit(before.choices + credit.choices, before.tokens + credit.tokens)
-        self._competing = frozenset(tenant for other in self._others.values() for tenant in other.competing)
-        self._fleet.take_credits(sums)
-
     def _forget_silent(self) -> None:
         """What others had in flight when they were last heard says nothing after a while."""
-        if self._others and self._steady_s() - self._synced_at_s > TTL_MS / 1e3:
-            self._others = {}
-            self._tell_credits()
+        if len(self._neighbours) and self._steady_s() - self._synced_at_s > TTL_MS / 1e3:
+            self._neighbours.forget()
+            self._fleet.take_credits({})
 
     def _own_credits(self) -> tuple[Mapping[WorkerKey, Credit], Sequence[str]]:
         return self._fleet.credits(), sorted(self._open)
