@@ -26,6 +26,7 @@ from trunkline_bench.redis_server import RedisServer
 from trunkline_router.pool import Pools
 from trunkline_router.shared_state.fleet import PoolFleet
 from trunkline_router.shared_state.quota import Quotas
+from trunkline_router.shared_state.redis_entries import FORMAT
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenant, Tenants
@@ -192,7 +193,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
 
 async def window_of(redis: RedisServer, tenant: str) -> tuple[int, int]:
     async with Redis.from_url(redis.url, decode_responses=True) as client:
-        requests, tokens = await client.hmget(f"{{trunkline}}:window:{tenant}", "r", "t")
+        requests, tokens = await client.hmget(f"{{trunkline}}:{FORMAT}:window:{tenant}", "r", "t")
         return int(requests or 0), int(tokens or 0)
 
 
@@ -311,6 +312,25 @@ async def test_two_router_processes_keep_one_quota_and_a_killed_one_gives_its_to
                     await asyncio.sleep(0.05)
             said = "\n".join([*first.lines, *second.lines])
         assert "hunter2secret" not in said
+    finally:
+        await worker.die()
+
+
+async def test_what_one_router_writes_does_not_end_another(tmp_path: Path) -> None:
+    tenants = tmp_path / "tenants.json"
+    tenants.write_text("{}")
+    worker = await FakeWorker("a", answer=ANSWER).start()
+    try:
+        with RedisServer() as redis, router_process(redis.url, tenants, worker.address) as (process, port):
+            async with Redis.from_url(redis.url) as client:
+                keys = f"{{trunkline}}:{FORMAT}:"
+                await client.hset(f"{keys}routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
+                await client.hset(f"{keys}credits", "b/1", "7|[[[1, 2, 3]], []]")
+            process.wait_for("an entry in the shared state cannot be read")
+            async with open_channel(f"127.0.0.1:{port}") as channel:
+                await until_ready(InferenceServiceStub(channel))
+                assert await ended(generate(InferenceServiceStub(channel), metadata=())) == len(PROMPT) + ANSWER
+            assert process.popen.poll() is None
     finally:
         await worker.die()
 

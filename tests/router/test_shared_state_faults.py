@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from random import Random
@@ -17,11 +18,13 @@ from trunkline_bench.redis_server import RedisServer
 from trunkline_router.shared_state.breaker import Breaker
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_connection import RedisConnection, Script, place_of, redis_url_problem
+from trunkline_router.shared_state.redis_entries import FORMAT
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
 
+KEYS = f"{{trunkline}}:{FORMAT}:"
 WORKER = WorkerKey("w", 5)
 LEASE = Lease("10.0.0.1:50061", "w", 5, "tiny")
 PATIENCE_S = 0.005
@@ -81,7 +84,7 @@ async def keys_of(server: RedisServer) -> dict[str, int]:
 async def counted(server: RedisServer) -> tuple[int, int]:
     """Requests and tokens in tenant t's window, as Redis has it."""
     async with Redis.from_url(server.url, decode_responses=True) as client:
-        requests, tokens = await client.hmget("{trunkline}:window:t", "r", "t")
+        requests, tokens = await client.hmget(KEYS + "window:t", "r", "t")
         return int(requests or 0), int(tokens or 0)
 
 
@@ -214,7 +217,7 @@ async def test_after_a_restart_without_memory_everything_is_entered_again(redis:
         assert caught.value.quota == "long/tokens_in_flight"
         await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and list(b.fleet.known) == [LEASE])
         async with Redis.from_url(redis.url, decode_responses=True) as client:
-            assert await client.zrange("{trunkline}:convictions", 0, -1) == [b"poison".hex()]
+            assert await client.zrange(KEYS + "convictions", 0, -1) == [b"poison".hex()]
         use(running_one, 20, 30)
 
 
@@ -299,7 +302,7 @@ async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> Non
         times = await keys_of(redis)
         use(reservation, 10, 10)
     names = {"life", "routers", "credits", "versions", "leases", "convictions", "served", "window:t", "flight:t"}
-    assert {key.removeprefix("{trunkline}:") for key in times} == names
+    assert {key.removeprefix(KEYS) for key in times} == names
     assert all(ttl_ms > 0 for ttl_ms in times.values()), times
 
 
@@ -316,6 +319,64 @@ async def test_a_connection_can_be_closed_at_any_moment_of_a_call(redis: RedisSe
             await connection.close()
         assert reply.done()
         assert reply.exception() is not None or reply.result() == str(turns)
+
+
+# Other routers, perhaps of another version
+
+
+async def write_as_another_router(server: RedisServer, workers: object, *more: object) -> None:
+    """What router b would have in Redis."""
+    async with Redis.from_url(server.url) as client:
+        await client.hset(KEYS + "routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
+        await client.hset(KEYS + "credits", "b/1", "7|" + json.dumps([workers, ["acme"], *more]))
+
+
+async def test_what_a_later_version_says_more_is_not_looked_at(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,):
+        await write_as_another_router(redis, [["w", "5", 1, 300, "interactive"]], {"more": 1})
+        await until(lambda: router.fleet.others == {WORKER: Credit(1, 300)})
+        assert router._neighbours.competing == {"acme"}
+
+
+async def test_an_entry_that_makes_no_sense_is_left_out_by_itself_and_said_once(redis: RedisServer) -> None:
+    nonsense = [["w"], 7, {"w": 1}, ["v", "x", 1, 1], ["v", "6", "many", 1], ["v", "6", -1, 1], [None, "6", 1, 1]]
+    with capture_logs() as lines:
+        async with running(redis.url, "a") as (router,), Redis.from_url(redis.url) as client:
+            await client.hset(KEYS + "leases", "h:1", f"{int(time.time() * 1e3) + 60_000}|[1, 2]")
+            await client.hset(KEYS + "leases", "h:2", "soon")
+            await client.zadd(KEYS + "convictions", {"no hex": time.time() * 1e3 + 60_000})
+            await client.hset(KEYS + "served", "acme", "much")
+            await client.hset(KEYS + "flight:t", "b/1", "much")
+            await write_as_another_router(redis, [*nonsense, ["w", "5", 1, 300]])
+            router.fleet.own_leases = [LEASE]
+            router.convict(b"poison")
+            await until(lambda: router.fleet.others == {WORKER: Credit(1, 300)} and list(router.fleet.known) == [LEASE])
+            assert await router.admits(Quotas(tokens_in_flight=100))
+            syncs = router.syncs
+            await until(lambda: router.syncs > syncs + 2)
+            assert router.times_lost == 0
+    said = [line["entry"] for line in lines]
+    assert sorted(said) == ["convictions", "credits of b/1", "lease of h:1"]
+
+
+async def test_a_router_goes_on_without_the_store_where_it_meets_what_nobody_foresaw(redis: RedisServer) -> None:
+    with capture_logs() as lines:
+        async with running(redis.url, "a") as (router,):
+            told, router.fleet.take_leases = router.fleet.take_leases, None  # type: ignore[method-assign, assignment]
+            router.fleet.own_leases = [LEASE]
+            await until(lambda: router.times_lost == 1)
+            probe_in_s = router._link.breaker.probe_in_s
+            await until(lambda: probe_in_s(time.monotonic()) > 0.2)  # some probes have failed meanwhile
+            assert [await router.admits(Quotas(requests_per_minute=1)) for _ in range(2)] == [True, False]
+            router.fleet.take_leases = told  # type: ignore[method-assign]
+            await until(lambda: router.is_reachable)
+    assert [line["event"] for line in lines] == ["unexpected error", "shared state lost", "shared state back"]
+
+
+async def test_routers_of_different_formats_share_nothing(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,), Redis.from_url(redis.url) as client:
+        await until(lambda: router.syncs > 0)
+        assert all(key.startswith(KEYS.encode()) for key in await client.keys())
 
 
 # Words

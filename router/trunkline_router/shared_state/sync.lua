@@ -55,7 +55,7 @@ for i = 1, #routers, 2 do
       local said = redis.call('HGET', CREDITS, name)
       if said then
         local version = tonumber(string.match(said, '^(%d+)|'))
-        if report.known[name] ~= version then
+        if version and report.known[name] ~= version then
           answer.changed[#answer.changed + 1] = {name, version, (string.gsub(said, '^%d+|', ''))}
         end
       end
@@ -78,7 +78,7 @@ if report.leases then
   end
   local leases = redis.call('HGETALL', LEASES)
   for i = 1, #leases, 2 do
-    if tonumber(string.match(leases[i + 1], '^(%d+)|')) <= now then
+    if (tonumber(string.match(leases[i + 1], '^(%d+)|')) or 0) <= now then
       redis.call('HDEL', LEASES, leases[i])
       changed = true
     end
@@ -123,6 +123,7 @@ end
 -- Service by tenant, decayed: 'value@when'.
 local function decayed(text)
   local value, at = string.match(text, '^(.-)@(%d+)$')
+  if not tonumber(value) then return 0 end
   return tonumber(value) * 0.5 ^ (math.max(0, now - tonumber(at)) / report.half_life_ms)
 end
 if is_new then
