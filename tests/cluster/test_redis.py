@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from tests.cluster.processes import Process, free_port, script
 from tests.router.cluster import PATIENCE_S, Cluster, Refusal, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
+from tests.router.shared_state_rig import keys_in
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
@@ -26,7 +27,6 @@ from trunkline_bench.redis_server import RedisServer
 from trunkline_router.pool import Pools
 from trunkline_router.shared_state.fleet import PoolFleet
 from trunkline_router.shared_state.quota import Quotas
-from trunkline_router.shared_state.redis_entries import FORMAT
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenant, Tenants
@@ -193,7 +193,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
 
 async def window_of(redis: RedisServer, tenant: str) -> tuple[int, int]:
     async with Redis.from_url(redis.url, decode_responses=True) as client:
-        requests, tokens = await client.hmget(f"{{trunkline}}:{FORMAT}:window:{tenant}", "r", "t")
+        requests, tokens = await client.hmget(f"{await keys_in(client)}window:{tenant}", "r", "t")
         return int(requests or 0), int(tokens or 0)
 
 
@@ -322,8 +322,8 @@ async def test_what_one_router_writes_does_not_end_another(tmp_path: Path) -> No
     worker = await FakeWorker("a", answer=ANSWER).start()
     try:
         with RedisServer() as redis, router_process(redis.url, tenants, worker.address) as (process, port):
-            async with Redis.from_url(redis.url) as client:
-                keys = f"{{trunkline}}:{FORMAT}:"
+            async with Redis.from_url(redis.url, decode_responses=True) as client:
+                keys = await keys_in(client)
                 await client.hset(f"{keys}routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
                 await client.hset(f"{keys}credits", "b/1", "7|[[[1, 2, 3]], []]")
             process.wait_for("an entry in the shared state cannot be read")

@@ -12,19 +12,17 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from tests.router.cluster import until
-from tests.router.shared_state_rig import FakeFleet, use
+from tests.router.shared_state_rig import PREFIX, FakeFleet, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.shared_state.breaker import Breaker
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_connection import RedisConnection, Script, place_of, redis_url_problem
-from trunkline_router.shared_state.redis_entries import FORMAT
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
 
-KEYS = f"{{trunkline}}:{FORMAT}:"
 WORKER = WorkerKey("w", 5)
 LEASE = Lease("10.0.0.1:50061", "w", 5, "tiny")
 PATIENCE_S = 0.005
@@ -84,7 +82,7 @@ async def keys_of(server: RedisServer) -> dict[str, int]:
 async def counted(server: RedisServer) -> tuple[int, int]:
     """Requests and tokens in tenant t's window, as Redis has it."""
     async with Redis.from_url(server.url, decode_responses=True) as client:
-        requests, tokens = await client.hmget(KEYS + "window:t", "r", "t")
+        requests, tokens = await client.hmget(await keys_in(client) + "window:t", "r", "t")
         return int(requests or 0), int(tokens or 0)
 
 
@@ -217,8 +215,38 @@ async def test_after_a_restart_without_memory_everything_is_entered_again(redis:
         assert caught.value.quota == "long/tokens_in_flight"
         await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and list(b.fleet.known) == [LEASE])
         async with Redis.from_url(redis.url, decode_responses=True) as client:
-            assert await client.zrange(KEYS + "convictions", 0, -1) == [b"poison".hex()]
+            assert await client.zrange(await keys_in(client) + "convictions", 0, -1) == [b"poison".hex()]
         use(running_one, 20, 30)
+
+
+async def test_a_redis_that_comes_back_with_an_older_snapshot_has_forgotten_nothing_that_counts(
+    redis: RedisServer,
+) -> None:
+    quotas = Quotas(requests_per_minute=10)
+    async with running(redis.url, "a", "b") as (a, b):
+        for turn in range(3):
+            assert await (a, b)[turn % 2].admits(quotas)
+        for router in (a, b):
+            syncs = router.syncs
+            await until(lambda router=router, syncs=syncs: router.syncs > syncs)
+        async with Redis.from_url(redis.url) as client:
+            await client.save()
+        assert [await (a, b)[turn % 2].admits(quotas) for turn in range(8)] == [True] * 7 + [False]
+        a.fleet.own, a.fleet.own_leases = {WORKER: Credit(2, 300)}, [LEASE]
+        a.convict(b"poison")
+        await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and b.is_convicted(b"poison"))
+        redis.kill()
+        await until(lambda: not a.is_reachable and not b.is_reachable)
+        redis.start()
+        assert any(key.endswith(":window:t") for key in await keys_of(redis)), "it is back with what it had saved"
+        await until(lambda: a.is_reachable and b.is_reachable)
+        await until(lambda: (a.times_entered, b.times_entered) == (2, 2))
+        assert not await a.admits(quotas), "what both had admitted counts, and counts once"
+        assert not await b.admits(quotas)
+        assert (await counted(redis))[0] == 10
+        await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and list(b.fleet.known) == [LEASE])
+        async with running(redis.url, "c") as (new,):
+            await until(lambda: new.is_convicted(b"poison"))
 
 
 async def test_what_is_admitted_while_redis_is_away_counts_when_it_is_back(redis: RedisServer) -> None:
@@ -300,9 +328,11 @@ async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> Non
         syncs = router.syncs
         await until(lambda: router.syncs > syncs)
         times = await keys_of(redis)
+        async with Redis.from_url(redis.url, decode_responses=True) as client:
+            keys = await keys_in(client)
         use(reservation, 10, 10)
     names = {"life", "routers", "credits", "versions", "leases", "convictions", "served", "window:t", "flight:t"}
-    assert {key.removeprefix(KEYS) for key in times} == names
+    assert {key.removeprefix(keys).removeprefix(PREFIX) for key in times} == names
     assert all(ttl_ms > 0 for ttl_ms in times.values()), times
 
 
@@ -326,9 +356,10 @@ async def test_a_connection_can_be_closed_at_any_moment_of_a_call(redis: RedisSe
 
 async def write_as_another_router(server: RedisServer, workers: object, *more: object) -> None:
     """What router b would have in Redis."""
-    async with Redis.from_url(server.url) as client:
-        await client.hset(KEYS + "routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
-        await client.hset(KEYS + "credits", "b/1", "7|" + json.dumps([workers, ["acme"], *more]))
+    async with Redis.from_url(server.url, decode_responses=True) as client:
+        keys = await keys_in(client)
+        await client.hset(keys + "routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
+        await client.hset(keys + "credits", "b/1", "7|" + json.dumps([workers, ["acme"], *more]))
 
 
 async def test_what_a_later_version_says_more_is_not_looked_at(redis: RedisServer) -> None:
@@ -341,12 +372,13 @@ async def test_what_a_later_version_says_more_is_not_looked_at(redis: RedisServe
 async def test_an_entry_that_makes_no_sense_is_left_out_by_itself_and_said_once(redis: RedisServer) -> None:
     nonsense = [["w"], 7, {"w": 1}, ["v", "x", 1, 1], ["v", "6", "many", 1], ["v", "6", -1, 1], [None, "6", 1, 1]]
     with capture_logs() as lines:
-        async with running(redis.url, "a") as (router,), Redis.from_url(redis.url) as client:
-            await client.hset(KEYS + "leases", "h:1", f"{int(time.time() * 1e3) + 60_000}|[1, 2]")
-            await client.hset(KEYS + "leases", "h:2", "soon")
-            await client.zadd(KEYS + "convictions", {"no hex": time.time() * 1e3 + 60_000})
-            await client.hset(KEYS + "served", "acme", "much")
-            await client.hset(KEYS + "flight:t", "b/1", "much")
+        async with running(redis.url, "a") as (router,), Redis.from_url(redis.url, decode_responses=True) as client:
+            keys = await keys_in(client)
+            await client.hset(keys + "leases", "h:1", f"{int(time.time() * 1e3) + 60_000}|[1, 2]")
+            await client.hset(keys + "leases", "h:2", "soon")
+            await client.zadd(keys + "convictions", {"no hex": time.time() * 1e3 + 60_000})
+            await client.hset(keys + "served", "acme", "much")
+            await client.hset(keys + "flight:t", "b/1", "much")
             await write_as_another_router(redis, [*nonsense, ["w", "5", 1, 300]])
             router.fleet.own_leases = [LEASE]
             router.convict(b"poison")
@@ -376,7 +408,7 @@ async def test_a_router_goes_on_without_the_store_where_it_meets_what_nobody_for
 async def test_routers_of_different_formats_share_nothing(redis: RedisServer) -> None:
     async with running(redis.url, "a") as (router,), Redis.from_url(redis.url) as client:
         await until(lambda: router.syncs > 0)
-        assert all(key.startswith(KEYS.encode()) for key in await client.keys())
+        assert all(key.startswith(PREFIX.encode()) for key in await client.keys())
 
 
 # Words

@@ -2,21 +2,22 @@
 
 | key | type | holds |
 |---|---|---|
-| `{prefix}:life` | string | the name of the store's present life |
-| `{prefix}:routers` | hash | router → when it is taken for dead, and how many of its reports were counted |
-| `{prefix}:credits` | hash | router → version, and its credits by worker with its competing tenants, as JSON |
-| `{prefix}:versions` | hash | how often leases and convictions have changed |
-| `{prefix}:leases` | hash | a worker's address → when it expires, worker id, epoch, model |
-| `{prefix}:convictions` | sorted set | fingerprint in hex, by when it expires |
-| `{prefix}:served` | hash | tenant → decayed cost units over weight, and when they were so many |
-| `{prefix}:window:<tenant>` | hash | what the tenant was admitted with, by bucket of time |
-| `{prefix}:flight:<tenant>` | hash | router → tokens that its running requests of the tenant may use |
+| `{prefix}:life` | string | the store's present life: its name, @, and the server's run id |
+| `{prefix}:<life>:routers` | hash | router → when it is taken for dead, and how many of its reports were counted |
+| `{prefix}:<life>:credits` | hash | router → version, and its credits by worker with its competing tenants, as JSON |
+| `{prefix}:<life>:versions` | hash | how often leases and convictions have changed |
+| `{prefix}:<life>:leases` | hash | a worker's address → when it expires, worker id, epoch, model |
+| `{prefix}:<life>:convictions` | sorted set | fingerprint in hex, by when it expires |
+| `{prefix}:<life>:served` | hash | tenant → decayed cost units over weight, and when they were so many |
+| `{prefix}:<life>:window:<tenant>` | hash | what the tenant was admitted with, by bucket of time |
+| `{prefix}:<life>:flight:<tenant>` | hash | router → tokens that its running requests of the tenant may use |
 
 The braces are Redis Cluster's hash tag: all keys lie in one slot, as scripts demand. Times are the server's (TIME, in
 milliseconds). Everything expires by itself; a fleet that is gone leaves nothing.
 
 `{prefix}` stands for the fleet's prefix and the number of the format (redis_entries.py): routers of different formats
-share nothing, and do not harm each other either.
+share nothing, and do not harm each other either. In all names but the first the name of the life follows: a new life
+has nothing of what an older one left.
 
 The scripts are `reserve.lua` and `sync.lua`, each behind `window.lua`. They are called by their hash (EVALSHA, no
 FUNCTION: 6.2 has none), with their text where Redis has forgotten them.
@@ -51,7 +52,7 @@ Entry = TypeVar("Entry")
 SYNC_TIMEOUT_S, SYNC_SLICES = 0.25, 5  # nobody's request waits for it
 UNCHANGED = -1
 
-FIXED_KEYS = ("life", "routers", "credits", "versions", "leases", "convictions", "served")
+FIXED_KEYS = ("routers", "credits", "versions", "leases", "convictions", "served")
 SCRIPTS = ("reserve.lua", "sync.lua")
 
 
@@ -71,7 +72,6 @@ class RedisStore:
         self._reserve, self._sync = (Script(window + text) for text in scripts)
         self._redis = RedisConnection(url, (self._reserve, self._sync))
         self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
-        self._fixed_keys = [self._tag + name for name in FIXED_KEYS]
         self._reader = EntryReader()
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
@@ -89,7 +89,7 @@ class RedisStore:
         limits = (quotas.requests_per_minute, quotas.tokens_per_minute, quotas.tokens_in_flight)
         reply = self._redis.call(
             self._reserve,
-            (*self._fixed_keys[:2], *self._tenant_keys(ask.tenant)),
+            (*self._fixed_keys(ask.life)[:2], *self._tenant_keys(ask.life, ask.tenant)),
             (
                 ask.life,
                 self._now(),
@@ -107,7 +107,8 @@ class RedisStore:
 
     async def sync(self, report: Report) -> News:
         said, tenants = self._written(report)
-        keys = [*self._fixed_keys, *(key for tenant in tenants for key in self._tenant_keys(tenant))]
+        of_tenants = (key for tenant in tenants for key in self._tenant_keys(report.life, tenant))
+        keys = [*self._fixed_keys(report.life), *of_tenants]
         reply = self._redis.call(self._sync, keys, (json.dumps(said), self._now()))
         for _ in range(SYNC_SLICES):  # as with a request's patience: a busy loop of ours is not the server's fault
             if reply.done():
@@ -176,8 +177,14 @@ class RedisStore:
             served=None if served is None else dict(served or ()),
         )
 
-    def _tenant_keys(self, tenant: str) -> tuple[str, str]:
-        return f"{self._tag}window:{tenant}", f"{self._tag}flight:{tenant}"
+    def _fixed_keys(self, life: str) -> list[str]:
+        return [f"{self._tag}life", *(self._of(life) + name for name in FIXED_KEYS)]
+
+    def _tenant_keys(self, life: str, tenant: str) -> tuple[str, str]:
+        return f"{self._of(life)}window:{tenant}", f"{self._of(life)}flight:{tenant}"
+
+    def _of(self, life: str) -> str:
+        return f"{self._tag}{life.partition('@')[0]}:"
 
     def _now(self) -> str:
         return "" if self._clock_ms is None else str(int(self._clock_ms()))

@@ -4,8 +4,9 @@ Two calls: `reserve`, on a request's path, and `sync`, in the background, which 
 answers with what the others said. Everything that a router says is absolute (its credits, its tokens in flight), or
 counted once (`Report.number`), or sent again in full when the store has lost it.
 
-A store has a **life**: a random name that it gets when it is found empty. A router that names another life than the
-present one is not listened to; it learns the present one, and enters its part of the state again.
+A store has a **life**: a random name that it gets when it is found empty, or found again as something that may have
+forgotten (another process, come up with what the former one had saved some time before). A router that names another
+life than the present one is not listened to; it learns the present one, and enters its part of the state again.
 """
 
 import asyncio

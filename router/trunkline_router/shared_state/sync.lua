@@ -7,12 +7,12 @@ local report = cjson.decode(ARGV[1])
 local now = clock(ARGV[2])
 local keep_ms = report.keep_ms
 
+-- A life is one of this server's process, too: what another one has left behind (an older snapshot, a replica that was
+-- behind) is not the whole truth, and nobody can tell what is missing. Its keys are not used any more, and expire.
+local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or ''
 local life = redis.call('GET', LIFE)
-if not life then
-  life = report.new_life
-  redis.call('SET', LIFE, life)
-end
-redis.call('PEXPIRE', LIFE, keep_ms)
+if not life or string.match(life, '@(%x*)$') ~= run_id then life = report.new_life .. '@' .. run_id end
+redis.call('SET', LIFE, life, 'PX', keep_ms)
 if life ~= report.life then return cjson.encode({life = life}) end
 
 -- This router is alive, and so many of its reports have been counted.
