@@ -215,7 +215,7 @@ async def test_after_a_restart_without_memory_everything_is_entered_again(redis:
         assert caught.value.quota == "long/tokens_in_flight"
         await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and list(b.fleet.known) == [LEASE])
         async with Redis.from_url(redis.url, decode_responses=True) as client:
-            assert await client.zrange(await keys_in(client) + "convictions", 0, -1) == [b"poison".hex()]
+            assert await client.zrange(PREFIX + "convictions", 0, -1) == [b"poison".hex()]
         use(running_one, 20, 30)
 
 
@@ -247,6 +247,20 @@ async def test_a_redis_that_comes_back_with_an_older_snapshot_has_forgotten_noth
         await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and list(b.fleet.known) == [LEASE])
         async with running(redis.url, "c") as (new,):
             await until(lambda: new.is_convicted(b"poison"))
+
+
+async def test_convictions_outlive_all_routers_and_a_restart_of_redis_that_saves(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,):
+        router.convict(b"poison")
+        await until(lambda: not router._convictions.has_news and router.syncs > 1)
+        syncs = router.syncs
+        await until(lambda: router.syncs > syncs)
+    async with Redis.from_url(redis.url) as client:
+        await client.save()
+    redis.kill()
+    redis.start()
+    async with running(redis.url, "b") as (router,):
+        await until(lambda: router.is_convicted(b"poison"))
 
 
 async def test_what_is_admitted_while_redis_is_away_counts_when_it_is_back(redis: RedisServer) -> None:
@@ -376,7 +390,7 @@ async def test_an_entry_that_makes_no_sense_is_left_out_by_itself_and_said_once(
             keys = await keys_in(client)
             await client.hset(keys + "leases", "h:1", f"{int(time.time() * 1e3) + 60_000}|[1, 2]")
             await client.hset(keys + "leases", "h:2", "soon")
-            await client.zadd(keys + "convictions", {"no hex": time.time() * 1e3 + 60_000})
+            await client.zadd(PREFIX + "convictions", {"no hex": time.time() * 1e3 + 60_000})
             await client.hset(keys + "served", "acme", "much")
             await client.hset(keys + "flight:t", "b/1", "much")
             await write_as_another_router(redis, [*nonsense, ["w", "5", 1, 300]])

@@ -3,11 +3,11 @@
 | key | type | holds |
 |---|---|---|
 | `{prefix}:life` | string | the store's present life: its name, @, and the server's run id |
+| `{prefix}:convictions` | sorted set | fingerprint in hex, by when it expires; those of an older life are true too |
 | `{prefix}:<life>:routers` | hash | router → when it is taken for dead, and how many of its reports were counted |
 | `{prefix}:<life>:credits` | hash | router → version, and its credits by worker with its competing tenants, as JSON |
 | `{prefix}:<life>:versions` | hash | how often leases and convictions have changed |
 | `{prefix}:<life>:leases` | hash | a worker's address → when it expires, worker id, epoch, model |
-| `{prefix}:<life>:convictions` | sorted set | fingerprint in hex, by when it expires |
 | `{prefix}:<life>:served` | hash | tenant → decayed cost units over weight, and when they were so many |
 | `{prefix}:<life>:window:<tenant>` | hash | what the tenant was admitted with, by bucket of time |
 | `{prefix}:<life>:flight:<tenant>` | hash | router → tokens that its running requests of the tenant may use |
@@ -16,8 +16,8 @@ The braces are Redis Cluster's hash tag: all keys lie in one slot, as scripts de
 milliseconds). Everything expires by itself; a fleet that is gone leaves nothing.
 
 `{prefix}` stands for the fleet's prefix and the number of the format (redis_entries.py): routers of different formats
-share nothing, and do not harm each other either. In all names but the first the name of the life follows: a new life
-has nothing of what an older one left.
+share nothing, and do not harm each other either. A new life has nothing but convictions of what an
+older one left.
 
 The scripts are `reserve.lua` and `sync.lua`, each behind `window.lua`. They are called by their hash (EVALSHA, no
 FUNCTION: 6.2 has none), with their text where Redis has forgotten them.
@@ -52,7 +52,8 @@ Entry = TypeVar("Entry")
 SYNC_TIMEOUT_S, SYNC_SLICES = 0.25, 5  # nobody's request waits for it
 UNCHANGED = -1
 
-FIXED_KEYS = ("routers", "credits", "versions", "leases", "convictions", "served")
+KEYS_OF_ALL_LIVES = ("life", "convictions")
+KEYS_OF_A_LIFE = ("routers", "credits", "versions", "leases", "served")
 SCRIPTS = ("reserve.lua", "sync.lua")
 
 
@@ -89,7 +90,7 @@ class RedisStore:
         limits = (quotas.requests_per_minute, quotas.tokens_per_minute, quotas.tokens_in_flight)
         reply = self._redis.call(
             self._reserve,
-            (*self._fixed_keys(ask.life)[:2], *self._tenant_keys(ask.life, ask.tenant)),
+            (f"{self._tag}life", f"{self._of(ask.life)}routers", *self._tenant_keys(ask.life, ask.tenant)),
             (
                 ask.life,
                 self._now(),
@@ -178,7 +179,10 @@ class RedisStore:
         )
 
     def _fixed_keys(self, life: str) -> list[str]:
-        return [f"{self._tag}life", *(self._of(life) + name for name in FIXED_KEYS)]
+        return [
+            *(self._tag + name for name in KEYS_OF_ALL_LIVES),
+            *(self._of(life) + name for name in KEYS_OF_A_LIFE),
+        ]
 
     def _tenant_keys(self, life: str, tenant: str) -> tuple[str, str]:
         return f"{self._of(life)}window:{tenant}", f"{self._of(life)}flight:{tenant}"

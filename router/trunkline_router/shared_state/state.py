@@ -108,7 +108,7 @@ class SharedState:
         self._open: Counter[str] = Counter()  # running requests by tenant
         self._told_credits: tuple[Mapping[WorkerKey, Credit], Sequence[str]] = {}, ()
         self._neighbours = Neighbours()
-        self._versions = (0, 0)  # of leases and convictions
+        self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
         self._convictions = Convictions()
         self._served = Served()
         self.syncs = 0
@@ -243,7 +243,7 @@ class SharedState:
             self._link.life = ""  # until it knows everything it is not asked
             self._neighbours.forget()
             self._fleet.take_credits({})
-            self._versions, self._told_credits = (0, 0), ({}, ())
+            self._versions, self._told_credits = (None, None), ({}, ())
             self._pending = report = self._full_report(news.life)
             news = await self._link.store.sync(report)
             if news.life != report.life:

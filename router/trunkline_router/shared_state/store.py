@@ -99,8 +99,8 @@ class Report:
     leases: Sequence[Lease] | None = None  # of the workers that it is connected to; None: nothing to renew now
     convictions: Mapping[bytes, int] = field(default_factory=dict)  # ms to live, by fingerprint
     known: Mapping[str, int] = field(default_factory=dict)  # versions of other routers' credits
-    known_leases: int = 0
-    known_convictions: int = 0
+    known_leases: int | None = None  # the version of them; None: nothing is known yet
+    known_convictions: int | None = None
     wants_served: bool = False
 
     def aged(self, by_ms: int) -> "Report":

@@ -1,8 +1,8 @@
 -- Takes in what a router says, and answers with what is new to it: see Report and News in store.py.
--- KEYS: life, routers, credits, versions, leases, convictions, served, then a window and the tokens in flight for each
+-- KEYS: life, convictions, routers, credits, versions, leases, served, then a window and the tokens in flight for each
 --       tenant in the report
 -- ARGV: the report as JSON, now (empty: the server's)
-local LIFE, ROUTERS, CREDITS, VERSIONS, LEASES, CONVICTIONS, SERVED = unpack(KEYS, 1, 7)
+local LIFE, CONVICTIONS, ROUTERS, CREDITS, VERSIONS, LEASES, SERVED = unpack(KEYS, 1, 7)
 local report = cjson.decode(ARGV[1])
 local now = clock(ARGV[2])
 local keep_ms = report.keep_ms
