@@ -49,7 +49,7 @@ class Fleet(Protocol):
         ...
 
     def leases(self) -> Sequence[Lease]:
-        """The workers that it is connected to."""
+        """The workers that it is connected to, and was told of other than by leases."""
         ...
 
     def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:

@@ -43,7 +43,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A worker that some router is connected to."""
+    """A worker that some router is connected to, and was told of other than by leases."""
 
     address: str
     worker_id: str
@@ -96,7 +96,7 @@ class Report:
     served: Mapping[str, float] = field(default_factory=dict)  # cost units over weight, by tenant, since the last one
     credits: Mapping[WorkerKey, Credit] | None = None  # None: unchanged
     competing: Sequence[str] = ()  # tenants with open requests; goes with `credits`
-    leases: Sequence[Lease] | None = None  # of the workers that it is connected to; None: nothing to renew now
+    leases: Sequence[Lease] | None = None  # see Lease; None: nothing to renew now
     convictions: Mapping[bytes, int] = field(default_factory=dict)  # ms to live, by fingerprint
     known: Mapping[str, int] = field(default_factory=dict)  # versions of other routers' credits
     known_leases: int | None = None  # the version of them; None: nothing is known yet
