@@ -9,11 +9,13 @@ from random import Random
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import MovedError, ResponseError
 from structlog.testing import capture_logs
 
 from tests.router.cluster import until
 from tests.router.shared_state_rig import PREFIX, FakeFleet, keys_in, use
 from trunkline.status import RequestRefused
+from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.shared_state.breaker import Breaker
 from trunkline_router.shared_state.quota import Quotas
@@ -348,6 +350,44 @@ async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> Non
     names = {"life", "routers", "credits", "versions", "leases", "convictions", "served", "window:t", "flight:t"}
     assert {key.removeprefix(keys).removeprefix(PREFIX) for key in times} == names
     assert all(ttl_ms > 0 for ttl_ms in times.values()), times
+
+
+def cluster_port() -> int:
+    """A free one, whose cluster bus, 10,000 above, is a port too."""
+    while (port := free_port()) > 55_535:
+        pass
+    return port
+
+
+async def is_moved(client: "Redis[str]", key: str) -> bool:
+    """Whether a node of a cluster knows that another one has the key."""
+    try:
+        await client.get(key)
+    except ResponseError as error:
+        return isinstance(error, MovedError)
+    return False
+
+
+async def test_a_node_of_a_redis_cluster_is_refused_in_one_line_that_says_what_is_needed() -> None:
+    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+    with (
+        RedisServer(options=options, port=cluster_port()) as keeper,
+        RedisServer(options=options, port=cluster_port()) as other,
+        capture_logs() as lines,
+    ):
+        async with Redis.from_url(keeper.url) as client, Redis.from_url(other.url, decode_responses=True) as asked:
+            await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            await client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+            async with asyncio.timeout(20):
+                while not await is_moved(asked, PREFIX + "life"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        async with running(other.url, "a") as (router,):
+            assert not router.is_reachable
+            assert await router.admits(Quotas(requests_per_minute=5))
+    assert [line["event"] for line in lines] == ["shared state lost"]
+    assert lines[0]["problem"].endswith(
+        "a Redis Cluster, which is not followed: --redis-url must name a single primary"
+    )
 
 
 @pytest.mark.parametrize("option", ["", "?socket_timeout=5"])

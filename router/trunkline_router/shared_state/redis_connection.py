@@ -13,11 +13,21 @@ from urllib.parse import urlsplit
 from redis.asyncio import Connection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 from trunkline_router.shared_state.store import StoreDown
 
 CONNECT_TIMEOUT_S = 0.5
+OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -160,7 +170,7 @@ class RedisConnection:
                     command = connection.pack_command("EVAL", call.script.source, *call.arguments)
                     await connection.send_packed_command(command, check_health=False)
                 except ResponseError as error:
-                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {error}"))
+                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {_reason(error)}"))
                 else:
                     _settle(self._sent.popleft(), reply)
         except (RedisError, OSError) as error:
@@ -195,4 +205,6 @@ def _reason(error: BaseException) -> str:
     """In one line, without what the URL says."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, OF_A_CLUSTER):
+        return "the server is a node of a Redis Cluster, which is not followed: --redis-url must name a single primary"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,4 +1,5 @@
-"""Shared state in Redis, 6.2 or newer.
+"""Shared state in Redis, 6.2 or newer, with one primary. Redis Cluster is not followed: there would be nothing to
+spread, since every script needs several of the keys at once.
 
 | key | type | holds |
 |---|---|---|
@@ -12,7 +13,7 @@
 | `{prefix}:<life>:window:<tenant>` | hash | what the tenant was admitted with, by bucket of time |
 | `{prefix}:<life>:flight:<tenant>` | hash | router → tokens that its running requests of the tenant may use |
 
-The braces are Redis Cluster's hash tag: all keys lie in one slot, as scripts demand. Times are the server's (TIME, in
+The braces keep a fleet's keys together where a proxy spreads keys over servers. Times are the server's (TIME, in
 milliseconds). Everything expires by itself; a fleet that is gone leaves nothing.
 
 `{prefix}` stands for the fleet's prefix and the number of the format (redis_entries.py): routers of different formats
