@@ -333,6 +333,44 @@ async def test_a_redis_that_refuses_to_write_is_left_and_asked_anew(redis: Redis
         assert [await router.admits(Quotas(requests_per_minute=5)) for _ in range(5)] == [True] * 4 + [False]
 
 
+async def test_a_full_redis_is_left_for_the_routers_own_book_until_there_is_room(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=5)
+    async with running(redis.url, "a", "b") as (a, b), Redis.from_url(redis.url) as client:
+        assert [await a.admits(quotas) for _ in range(4)] == [True] * 4
+        await client.config_set("maxmemory", 1)
+        await until(lambda: not a.is_reachable and not b.is_reachable)
+        lost = a.times_lost
+        assert [await a.admits(quotas) for _ in range(2)] == [True, False], "nothing is forgotten"
+        probe_in_s = a._link.breaker.probe_in_s
+        await until(lambda: probe_in_s(time.monotonic()) > 0.4)
+        assert a.times_lost == lost, "it is not taken for back as long as it is full"
+        await client.config_set("maxmemory", 0)
+        await until(lambda: a.is_reachable and b.is_reachable)
+        syncs = a.syncs
+        await until(lambda: a.syncs > syncs)
+        assert not await b.admits(quotas)
+
+
+async def test_a_full_redis_refuses_whose_quotas_are_closed(redis: RedisServer) -> None:
+    async with running(redis.url, "a", admits_when_down=False) as (router,), Redis.from_url(redis.url) as client:
+        assert await router.admits(Quotas(requests_per_minute=5))
+        await client.config_set("maxmemory", 1)
+        await until(lambda: not router.is_reachable)
+        assert not await router.admits(Quotas(requests_per_minute=5))
+
+
+async def test_a_redis_that_evicts_is_warned_of_once() -> None:
+    options = ("--maxmemory", "64mb", "--maxmemory-policy", "volatile-ttl")
+    with RedisServer(options=options) as server, capture_logs() as lines:
+        async with running(server.url, "a") as (router,):
+            server.kill()
+            await until(lambda: not router.is_reachable)
+            server.start()
+            await until(lambda: router.is_reachable)
+    warnings = [line for line in lines if line["event"].startswith("Redis evicts")]
+    assert [(line["maxmemory_policy"], line["wanted"]) for line in warnings] == [("volatile-ttl", "noeviction")]
+
+
 async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> None:
     async with running(redis.url, "a") as (router,):
         router.fleet.own, router.fleet.own_leases = {WORKER: Credit(2, 300)}, [LEASE]

@@ -28,6 +28,7 @@ from trunkline_router.shared_state.store import StoreDown
 
 CONNECT_TIMEOUT_S = 0.5
 OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
+NO_EVICTION = "noeviction"
 SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -91,6 +92,7 @@ class RedisConnection:
         )
         self._connection: Connection | None = None
         self._broken = ""  # why the connection is of no use any more
+        self.eviction = ""  # the server's policy where it throws keys away that have not expired; "": it does not
         self._tasks: list[asyncio.Task[None]] = []
         self._to_send: list[_Call] = []
         self._wake = asyncio.Event()
@@ -110,6 +112,8 @@ class RedisConnection:
                 for script in self._scripts:
                     await connection.send_command("SCRIPT", "LOAD", script.source)
                     script.sha = str(await connection.read_response())
+                await connection.send_command("INFO", "memory")
+                self.eviction = _eviction(str(await connection.read_response()))
         except (RedisError, OSError, TimeoutError) as error:
             await _disconnect(connection)
             raise StoreDown(f"{self._place}: {_reason(error)}") from None
@@ -194,6 +198,13 @@ def _settle(call: _Call, reply: Any) -> None:
         call.future.exception()  # looked at: who has stopped waiting need not
     else:
         call.future.set_result(reply)
+
+
+def _eviction(info: str) -> str:
+    """What INFO says of it."""
+    said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    policy = said.get("maxmemory_policy", NO_EVICTION)
+    return "" if policy == NO_EVICTION or said.get("maxmemory") == "0" else policy
 
 
 async def _disconnect(connection: Connection) -> None:

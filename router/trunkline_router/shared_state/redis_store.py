@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 
 from trunkline_router.shared_state.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.shared_state.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
-from trunkline_router.shared_state.redis_connection import RedisConnection, Script
+from trunkline_router.shared_state.redis_connection import NO_EVICTION, RedisConnection, Script
 from trunkline_router.shared_state.redis_entries import FORMAT, NONSENSE, EntryReader, written_credits, written_lease
 from trunkline_router.shared_state.store import (
     KEEP_MS,
@@ -47,6 +47,7 @@ from trunkline_router.shared_state.store import (
     Report,
     StoreDown,
 )
+from trunkline_runtime.log import get_logger
 
 Entry = TypeVar("Entry")
 
@@ -75,13 +76,23 @@ class RedisStore:
         self._redis = RedisConnection(url, (self._reserve, self._sync))
         self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
         self._reader = EntryReader()
+        self._log = get_logger()
+        self._said_eviction = False
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
         self._clock_ms = clock_ms
 
     async def connect(self) -> None:
-        if not self._redis.is_connected:
-            await self._redis.connect()
+        if self._redis.is_connected:
+            return
+        await self._redis.connect()
+        if self._redis.eviction and not self._said_eviction:
+            self._said_eviction = True
+            self._log.warning(
+                "Redis evicts keys when it is full, and tenants' quotas with them; it should refuse to write instead",
+                maxmemory_policy=self._redis.eviction,
+                wanted=NO_EVICTION,
+            )
 
     async def close(self) -> None:
         await self._redis.close()

@@ -12,6 +12,7 @@ local keep_ms = report.keep_ms
 local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or ''
 local life = redis.call('GET', LIFE)
 if not life or string.match(life, '@(%x*)$') ~= run_id then life = report.new_life .. '@' .. run_id end
+-- First of all writes, because a full Redis refuses it: after one of another kind it would let all of them pass.
 redis.call('SET', LIFE, life, 'PX', keep_ms)
 if life ~= report.life then return cjson.encode({life = life}) end
 
