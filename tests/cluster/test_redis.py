@@ -25,6 +25,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, Token
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.pool import Pools
+from trunkline_router.shared_state.accounts import Accounts
 from trunkline_router.shared_state.fleet import PoolFleet
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
@@ -246,6 +247,26 @@ async def test_what_one_router_has_sent_counts_at_the_other(redis: RedisServer) 
         choice.tokens(1, finish=True)
         assert await ended(call) == len(PROMPT) + 1
         await until(lambda: (b.live(0).foreign_choices, b.live(0).foreign_tokens) == (0, 0))
+
+
+async def test_invented_names_do_not_fill_redis_nor_come_to_more_than_so_many_quotas(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=2)
+    tenants = Tenants({"acme": Tenant(quotas=quotas)}, Tenant(quotas=quotas))
+    async with two_routers(redis, tenants, FakeWorker("a", answer=1), window_ms=60_000, patience_s=1.0) as (router, _):
+        router.shared._accounts = Accounts(60_000, most=3)
+
+        async def outcomes(name: str, times: int) -> list[int | str]:
+            metadata = (("x-trunkline-tenant", name),)
+            return [await ended(generate(router.stub, metadata=metadata)) for _ in range(times)]
+
+        served, refused = len(PROMPT) + 1, "QUOTA_EXCEEDED"
+        for name in ("a", "b", "c"):
+            assert await outcomes(name, 3) == [served, served, refused]
+        assert [(await outcomes(f"invented-{number}", 1))[0] for number in range(6)] == [served] * 2 + [refused] * 4
+        assert await outcomes("acme", 3) == [served, served, refused], "who is listed is not concerned"
+        async with Redis.from_url(redis.url, decode_responses=True) as client:
+            keys = [key async for key in client.scan_iter(match="*:window:*")]
+    assert sorted(key.rpartition(":")[2] for key in keys) == ["*", "a", "acme", "b", "c"]
 
 
 # Real router processes

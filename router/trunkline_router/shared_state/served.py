@@ -6,7 +6,7 @@ Pure: time is passed in.
 from collections import defaultdict
 from collections.abc import Mapping
 
-from trunkline_router.shared_state.fairness import HALF_LIFE_MS, decayed
+from trunkline_router.shared_state.fairness import HALF_LIFE_MS, MAX_TENANTS, decayed
 
 
 class Served:
@@ -31,6 +31,9 @@ class Served:
         }
         for tenant, amount in new.items():
             own[tenant] = own.get(tenant, (0.0, now_ms))[0] + amount, now_ms
+        if len(own) > 2 * MAX_TENANTS:  # names come and go: those with the most are kept
+            by_amount = sorted(own.items(), key=lambda item: item[1][0], reverse=True)
+            own = dict(by_amount[:MAX_TENANTS])
         self._own = own
         return new
 

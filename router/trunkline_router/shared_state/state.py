@@ -17,6 +17,7 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
+from trunkline_router.shared_state.accounts import Accounts
 from trunkline_router.shared_state.admission import Admission, Admitted
 from trunkline_router.shared_state.convictions import CONVICTION_MS, Convictions
 from trunkline_router.shared_state.fairness import weight_factor
@@ -93,6 +94,7 @@ class SharedState:
         self._fleet = fleet
         self._steady_s = steady_s
         self._book = QuotaBook(window_ms)
+        self._accounts = Accounts(window_ms)
         self.admission = Admission(
             self._link,
             self._book,
@@ -133,20 +135,22 @@ class SharedState:
         tenant: str,
         quotas: Quotas | None,
         *,
+        is_listed: bool = True,
         weight: float,
         prompt_tokens: int,
         max_tokens: int | None,
         most_tokens: int,
         choices: int,
     ) -> Reservation:
-        """Admits a request, with the most tokens that it may use; `most_tokens` bounds the output of a choice.
+        """Admits a request, with the most tokens that it may use; `most_tokens` bounds the output of a choice. Tenants
+        that are not listed may have to share an account.
 
         Raises RequestRefused (QUOTA_EXCEEDED).
         """
         admitted = None
         if quotas is not None and quotas != Quotas():
             admitted = await self.admission.admit(
-                tenant,
+                tenant if is_listed else self._accounts.account(tenant, self._now_ms()),
                 quotas,
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
