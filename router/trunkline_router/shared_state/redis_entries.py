@@ -44,8 +44,8 @@ class EntryReader:
 
         def entry() -> RouterNews:
             workers, competing, *_ = json.loads(text)
-            read = (self._read(f"credits of {name}", lambda worker=worker: _credit(worker)) for worker in workers)
-            names = [self._read(f"tenants of {name}", lambda named=named: _text(named)) for named in competing]
+            read = (self._read(f"credits of {name}", _credit, worker) for worker in workers)
+            names = [self._read(f"tenants of {name}", _text, named) for named in competing]
             credits = dict(pair for pair in read if pair is not None)
             return RouterNews(version, credits, [named for named in names if named is not None])
 
@@ -61,9 +61,9 @@ class EntryReader:
     def conviction(self, name: Any, ttl_ms: Any) -> tuple[bytes, int] | None:
         return self._read("convictions", lambda: (bytes.fromhex(name), int(ttl_ms)))
 
-    def _read(self, whose: str, entry: Callable[[], Entry]) -> Entry | None:
+    def _read(self, whose: str, entry: Callable[..., Entry], *said: Any) -> Entry | None:
         try:
-            return entry()
+            return entry(*said)
         except NONSENSE as error:
             if whose not in self._said:
                 if len(self._said) >= MOST_SAID:
