@@ -13,6 +13,9 @@ from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.shared_state_rig import Clock
 from tests.router.test_process import SERVING, free_port, router_process, until_health
+from trunkline.v1 import fleet_pb2
+from trunkline.v1.fleet_pb2 import ListWorkersRequest, WorkerStatus
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_bench.redis_server import RedisServer
@@ -329,3 +332,26 @@ async def test_a_router_process_finds_its_workers_by_name() -> None:
             await until_health(channel, "readiness", SERVING)
     finally:
         await worker.die()
+
+
+async def test_a_router_process_has_a_worker_of_two_names_once() -> None:
+    worker, port = await FakeWorker("a").start(), free_port()
+    try:
+        async with (
+            router_process(port, worker.address, f"localhost:{worker.port}") as _,
+            open_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            await until_health(channel, "readiness", SERVING)
+            stub: Any = FleetServiceStub(channel)
+            async with asyncio.timeout(20):
+                while not any("the same worker" in status.problem for status in await known(stub)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            states = sorted(status.state for status in await known(stub))
+            assert states == sorted([fleet_pb2.WORKER_STATE_READY, fleet_pb2.WORKER_STATE_CONNECTING])
+    finally:
+        await worker.die()
+
+
+async def known(stub: Any) -> list[WorkerStatus]:
+    """The workers that a router has heard of."""
+    return list((await stub.ListWorkers(ListWorkersRequest())).workers)
