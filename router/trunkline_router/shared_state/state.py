@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol
 
 from trunkline_router.shared_state.accounts import Accounts
 from trunkline_router.shared_state.admission import Admission, Admitted
@@ -25,11 +24,11 @@ from trunkline_router.shared_state.neighbours import Neighbours
 from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
 from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.reservation import Reservation
+from trunkline_router.shared_state.router_side import Fleet
 from trunkline_router.shared_state.served import Served
 from trunkline_router.shared_state.store import (
     TTL_MS,
     Credit,
-    Lease,
     News,
     Report,
     Store,
@@ -40,30 +39,6 @@ from trunkline_router.shared_state.store_link import PATIENCE_S, StoreLink
 
 TICK_S = 0.02
 BEAT_S = 1.0
-
-
-class Fleet(Protocol):
-    """The router's side of what is shared."""
-
-    def credits(self) -> Mapping[WorkerKey, Credit]:
-        """What this router has sent where."""
-        ...
-
-    def leases(self) -> Sequence[Lease]:
-        """The workers that it is connected to, and was told of other than by leases."""
-        ...
-
-    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
-        """What all other routers have sent where; workers that are not named got nothing."""
-        ...
-
-    def take_leases(self, leases: Sequence[Lease]) -> None:
-        """The workers that any router is connected to."""
-        ...
-
-    def take_conviction(self, fingerprint: bytes) -> None:
-        """Another router's."""
-        ...
 
 
 class SharedState:
