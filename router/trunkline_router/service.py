@@ -184,6 +184,7 @@ class InferenceService(InferenceServiceServicer):
         return await self._shared.reserve(
             tenant,
             terms.quotas,
+            is_listed=self._tenants.lists(tenant),
             weight=terms.weight,
             prompt_tokens=len(prepared.prompt),
             max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,
