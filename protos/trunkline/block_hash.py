@@ -5,12 +5,13 @@
 xxHash is not collision-resistant, so a hash is only a hint: whoever reuses KV compares the tokens themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import pack
 
 from xxhash import xxh3_128_digest
 
 HASH_BYTES = 16  # one digest
+TOKEN_BYTES = 4
 
 
 def root_hash(fingerprint: str, adapter: str = "", adapter_version: str = "", salt: bytes = b"") -> bytes:
@@ -19,18 +20,38 @@ def root_hash(fingerprint: str, adapter: str = "", adapter_version: str = "", sa
     return xxh3_128_digest(b"".join(pack("<I", len(field)) + field for field in fields))
 
 
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Tokens as they are hashed: TOKEN_BYTES each."""
+    return pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def packed_blocks(token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """The full blocks of a prompt, packed, in order."""
+    width = TOKEN_BYTES * block_size
+    data = pack_tokens(token_ids)  # all at once: a third of the time that it takes block by block
+    return [data[end - width : end] for end in range(width, len(data) + 1, width)]
+
+
+def packed_hash(parent: bytes, packed: bytes) -> bytes:
+    """The hash of one full block that follows `parent`, its tokens packed."""
+    return xxh3_128_digest(parent + packed)
+
+
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """The hash of one full block that follows `parent`."""
-    return xxh3_128_digest(parent + pack(f"<{len(token_ids)}I", *token_ids))
+    return packed_hash(parent, pack_tokens(token_ids))
 
 
 def prompt_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
     """The hashes of a prompt's full blocks, in order. A trailing partial block has none."""
-    width = 4 * block_size
-    data = pack(f"<{len(token_ids)}I", *token_ids)  # all at once: a third of the time that block_hash() would take
+    return chain_hashes(root, packed_blocks(token_ids, block_size))
+
+
+def chain_hashes(root: bytes, blocks: Iterable[bytes]) -> list[bytes]:
+    """The hashes of packed blocks that follow one another."""
     hashes: list[bytes] = []
     parent = root
-    for end in range(width, len(data) + 1, width):
-        parent = xxh3_128_digest(parent + data[end - width : end])
+    for packed in blocks:
+        parent = xxh3_128_digest(parent + packed)
         hashes.append(parent)
     return hashes

@@ -8,10 +8,12 @@ from functools import lru_cache
 from importlib import import_module
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -21,6 +23,8 @@ _TRACER_NAME = "trunkline"
 
 EXPORTERS = ("otlp", "console", "none")
 PROTOCOLS = ("grpc", "http/protobuf")
+# What these say of traces that begin here reaches other processes too, which may export theirs: the SDK reads them.
+SDK_VARIABLES = ("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER")
 
 
 class TracingError(ValueError):
@@ -37,6 +41,9 @@ def configure_tracing(service_name: str) -> None:
     except TracingError as error:
         print(f"{service_name}: {error}", file=sys.stderr)
         sys.exit(2)
+    if exporter is None and not any(os.environ.get(name) for name in SDK_VARIABLES):
+        trace.set_tracer_provider(_CarrierProvider())
+        return
     provider = TracerProvider(
         resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service_name)})
     )
@@ -84,6 +91,28 @@ def _otlp_exporter() -> SpanExporter:
         raise TracingError(f"the OTLP exporter cannot be made from the OTEL_* variables: {error}") from None
 
 
+class _CarrierProvider(trace.TracerProvider):
+    """Of spans that nobody will read: they have ids, for logs and for other processes, and keep nothing."""
+
+    def get_tracer(self, *_: object, **__: object) -> trace.Tracer:
+        return _CarrierTracer()
+
+
+class _CarrierTracer(trace.NoOpTracer):
+    def __init__(self) -> None:
+        self._ids = RandomIdGenerator()
+
+    def start_span(self, name: str, context: Context | None = None, *_: object, **__: object) -> Span:
+        """Sampled where the trace begins here: others may export their part of it."""
+        parent = trace.get_current_span(context).get_span_context()
+        span_id = self._ids.generate_span_id()
+        if parent.is_valid:
+            carried = SpanContext(parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state)
+        else:
+            carried = SpanContext(self._ids.generate_trace_id(), span_id, False, TraceFlags(TraceFlags.SAMPLED))
+        return NonRecordingSpan(carried)
+
+
 def _tracer() -> trace.Tracer:
     return _tracer_of(trace.get_tracer_provider())
 
@@ -104,9 +133,9 @@ def request_span(
 ) -> Iterator[Span]:
     """The span of one request, current inside the block, a child of the caller's span where one is given."""
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
-    with _tracer().start_as_current_span(
-        name, context=_PROPAGATOR.extract(carrier) if carrier else None, kind=SpanKind.SERVER, attributes=attributes
-    ) as span:
+    context = _PROPAGATOR.extract(carrier) if carrier else None
+    span = _tracer().start_span(name, context=context, kind=SpanKind.SERVER, attributes=attributes)
+    with trace.use_span(span, end_on_exit=True):
         yield span
 
 

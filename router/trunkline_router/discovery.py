@@ -77,12 +77,19 @@ class Membership:
         self._links = links
         self._connect = connect
         self._named: dict[int, Addresses] = {}  # by source
+        self._leased: Addresses = frozenset()
         self._by_address: dict[str, WorkerLink] = {}
         self._log = get_logger()
 
-    async def run(self, sources: Sequence[Source]) -> None:
-        """Until it is cancelled. Raises what a bug in a source or a link raises."""
+    async def run(self, sources: Sequence[Source], leases: Source | None = None) -> None:
+        """Until it is cancelled. Raises what a bug in a source or a link raises.
+
+        `leases` are the workers that any router of the fleet has a lease of. They are wanted as long as it lasts, and
+        no source names them: a router renews no lease for the lease's own sake, or none would ever end.
+        """
         async with asyncio.TaskGroup() as tasks:
+            if leases is not None:
+                tasks.create_task(self._follow_leases(leases, tasks))
             for number, source in enumerate(sources):
                 tasks.create_task(self._follow(number, source, tasks))
 
@@ -91,14 +98,21 @@ class Membership:
             self._named[number] = addresses
             self._update(tasks)
 
+    async def _follow_leases(self, leases: Source, tasks: asyncio.TaskGroup) -> None:
+        async for addresses in leases:
+            self._leased = addresses
+            self._update(tasks)
+
     def _update(self, tasks: asyncio.TaskGroup) -> None:
-        members = frozenset().union(*self._named.values())
+        named = frozenset().union(*self._named.values())
+        members = named | self._leased
         for address, link in self._by_address.items():
             if link.wanted and address not in members:
                 self._log.info("worker no longer named", address=address)
-            link.wanted = address in members
+            link.wanted, link.is_named = address in members, address in named
         for address in sorted(members - self._by_address.keys()):
             link = self._connect(address)
+            link.is_named = address in named
             self._by_address[address] = link
             self._links.append(link)
             tasks.create_task(self._run(link, tasks))

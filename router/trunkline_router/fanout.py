@@ -1,7 +1,7 @@
 """When streams with news may send them on: at once while there is time, together and a little later when there is not.
 
 To hand a token to its stream is ten times cheaper than a message to a client. So after a round, in which streams write,
-the next one is put off for a time in proportion to it: under load half of the time stays for what workers say
+the next one is put off for a time in proportion to it: under load a third of the time stays for what workers say
 meanwhile, and it leaves in fewer messages. With nothing to do between rounds, none is put off.
 """
 
@@ -9,7 +9,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-# Times what a round's streams took to write: what becomes of the writes afterwards takes about as long again.
+# Times what a round's streams took to write: what becomes of the writes afterwards takes about as long again, and as
+# much is free.
 REST_PER_ROUND = 2.0
 MOST_REST_S = 0.01
 

@@ -1,7 +1,7 @@
 """What one worker's prefix cache holds: its part of the fleet's index."""
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 
 from trunkline_router.prefix_index import PrefixIndex
@@ -22,7 +22,6 @@ class WorkerBlocks:
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self.slot = index.attach()
-        self._expected: Counter[int] = Counter()
         self._recent: deque[array[int]] = deque()
         self._num_recent = 0  # blocks in them
         self._by_dispatches = False
@@ -51,20 +50,13 @@ class WorkerBlocks:
         if not len(self):
             return
         old, self.slot = self.slot, self._index.attach()
-        for key, count in self._expected.items():
-            for _ in range(count):
-                self._index.stop_expecting(old, (key,))
-                self._index.expect(self.slot, (key,))
+        self._index.move_expected(old, self.slot)
         if self._by_dispatches:
             self._index.distrust(self.slot)
         self._index.detach(old)
 
     def close(self) -> None:
         """The worker is gone, and what it was expected to hold."""
-        for key, count in self._expected.items():
-            for _ in range(count):
-                self._index.stop_expecting(self.slot, (key,))
-        self._expected.clear()
         self._recent.clear()
         self._closed = True
         self._index.detach(self.slot)
@@ -73,22 +65,13 @@ class WorkerBlocks:
 
     def expect(self, keys: Sequence[int]) -> None:
         """Harmless after close(), when the slot may be another worker's."""
-        if self._closed:
-            return
-        self._index.expect(self.slot, keys)
-        self._expected.update(keys)
+        if not self._closed:
+            self._index.expect(self.slot, keys)
 
     def stop_expecting(self, keys: Sequence[int]) -> None:
         """Harmless after close()."""
-        for key in keys:
-            count = self._expected[key]
-            if not count:
-                continue
-            self._index.stop_expecting(self.slot, (key,))
-            if count == 1:
-                del self._expected[key]
-            else:
-                self._expected[key] = count - 1
+        if not self._closed:
+            self._index.stop_expecting(self.slot, keys)
 
     def remember(self, chain: Sequence[int]) -> None:
         """A prompt that was computed there."""
@@ -123,4 +106,4 @@ class WorkerBlocks:
     @property
     def num_expected(self) -> int:
         """Blocks that requests on their way will leave there, and recent ones while they count."""
-        return len(self._expected)
+        return 0 if self._closed else self._index.num_expected(self.slot)

@@ -28,6 +28,7 @@ from trunkline_router.shared_state.fleet import PoolFleet, conviction_key, share
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import LinkLimits, WorkerLink
+from trunkline_router.worker_names import WorkerNames
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
@@ -105,10 +106,19 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     tokenizers = Tokenizers(renderers)
     limits = LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s)
     grant_key = settings.grant_key.encode()
+    names = WorkerNames()
     members = Membership(
         pools.links,
         connect=lambda address: WorkerLink(
-            address, settings.name, tokenizers, pools.index, pools.notify, rng, limits=limits, grant_key=grant_key
+            address,
+            settings.name,
+            tokenizers,
+            pools.index,
+            pools.notify,
+            rng,
+            limits=limits,
+            grant_key=grant_key,
+            names=names,
         ),
     )
     quarantine = Quarantine(
@@ -123,7 +133,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         rng,
         quota_when_down=settings.quota_when_down,
     )
-    sources = [*sources_of(settings.workers, rng), *([neighbours.leased()] if settings.redis_url else [])]
+    leases = neighbours.leased() if settings.redis_url else None
     dispatcher = Dispatcher(
         pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions), quarantine=quarantine
     )
@@ -138,7 +148,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
-    tasks = [asyncio.create_task(shared.run()), asyncio.create_task(members.run(sources))]
+    sources = sources_of(settings.workers, rng)
+    tasks = [asyncio.create_task(shared.run()), asyncio.create_task(members.run(sources, leases))]
     stopped = asyncio.create_task(signals.stop.wait())
 
     async def have_a_worker() -> None:

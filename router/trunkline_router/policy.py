@@ -4,6 +4,7 @@ predicted-ttft, the default, takes the worker that should give the first token s
 want is computed by another worker too as soon as waiting for its holder costs more than that.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.route_request import RouteRequest
-from trunkline_router.ttft import LANE_NAMES, TERM_NAMES, Terms, block_s, predict
+from trunkline_router.ttft import FEW_WORKERS, TERM_NAMES, Prediction, predict, queued_before
 from trunkline_router.worker_facts import Column, WorkerTable, hash_53
 
 # Predicted times within this share of the best, within the time of one block, or within this time are equals. What
@@ -55,21 +56,21 @@ class RoutePlan:
     reason: str  # in one sentence
     request: RouteRequest
     workers: WorkerTable
-    terms: Terms | None  # None: the policy compares something else
-    order: Column  # what the policy compared, by worker: less is better
+    prediction: Prediction | None  # None: the policy compares something else
+    order: Sequence[float] | Column  # what the policy compared, by worker: less is better
 
     def candidate(self, place: int) -> Candidate:
         """One of the workers."""
-        workers = self.workers
-        costs = {} if self.terms is None else {name: float(getattr(self.terms, name)[place]) for name in TERM_NAMES}
+        facts = self.workers.row(place)
+        costs = dict.fromkeys(TERM_NAMES, 0.0) if self.prediction is None else self.prediction.terms_of(place)
         return Candidate(
-            worker_id=workers.worker_ids[place],
-            matched_tokens=int(workers.matched_tokens[place]),
-            queued_tokens=int(workers[f"queued_{LANE_NAMES[self.request.lane]}"][place]),
-            running=int(workers["choices"][place]),
-            routed_by_load=bool(workers["by_load"][place]),
+            worker_id=self.workers.worker_ids[place],
+            matched_tokens=int(self.workers.matched_tokens[place]),
+            queued_tokens=int(queued_before(self.request, facts)),
+            running=int(facts.choices),
+            routed_by_load=bool(facts.by_load),
             cost_s=sum(costs.values()),
-            **(costs or dict.fromkeys(TERM_NAMES, 0.0)),
+            **costs,
         )
 
     def best(self, most: int) -> list[Candidate]:
@@ -87,8 +88,8 @@ class RoutePlan:
 class _Choice:
     place: int
     reason: str
-    order: Column
-    terms: Terms | None = None
+    order: Sequence[float] | Column
+    prediction: Prediction | None = None
 
 
 def choose(
@@ -115,7 +116,7 @@ def choose(
         choice.reason,
         request,
         workers,
-        choice.terms,
+        choice.prediction,
         choice.order,
     )
 
@@ -123,23 +124,44 @@ def choose(
 def _soonest(request: RouteRequest, workers: WorkerTable, rng: Random) -> _Choice:
     """Of near-equals, those with the least to compute: a tie is no reason to compute a prefix once more. Of these, one
     is drawn: unrelated requests spread, and routers that know the same do not all choose the same."""
-    terms = predict(request, workers, rng.random())
-    cost_s = terms.cost_s()
-    best = int(cost_s.argmin())
-    best_s = float(cost_s[best])
-    near_s = max(NEAR_SHARE * best_s, NEAR_S, float(block_s(workers)[best]))
-    near = np.flatnonzero(cost_s <= best_s + near_s)
-    matched = workers.matched_tokens[near]
-    equals = near[matched > matched.max() - workers["block_size"][near]]
+    prediction = predict(request, workers, rng.random())
+    near, equals, near_s = (_equals_of_few if len(workers.worker_ids) <= FEW_WORKERS else _equals)(workers, prediction)
     place = _draw(equals, rng)
+    cost_s = prediction.cost_s
     reason = f"the first token is expected in {cost_s[place] * 1e3:.1f} ms, "
     if len(equals) > 1:
         reason += f"drawn from {len(equals)} workers within {near_s * 1e3:.1f} ms of the soonest"
-    elif len(near) > 1:
-        reason += f"the most is cached of {len(near)} workers within {near_s * 1e3:.1f} ms of the soonest"
+    elif near > 1:
+        reason += f"the most is cached of {near} workers within {near_s * 1e3:.1f} ms of the soonest"
     else:
         reason += "sooner than anywhere else"
-    return _Choice(place, reason, cost_s, terms)
+    return _Choice(place, reason, cost_s, prediction)
+
+
+def _equals(workers: WorkerTable, prediction: Prediction) -> tuple[int, Sequence[int] | NDArray[np.intp], float]:
+    """How many workers are near the soonest, those of them with the least to compute, and how near that is."""
+    cost_s, matched = np.asarray(prediction.cost_s), np.asarray(workers.matched_tokens)
+    best = int(cost_s.argmin())
+    near_s = _near_s(prediction, best)
+    near = np.flatnonzero(cost_s <= float(cost_s[best]) + near_s)
+    matched = matched[near]
+    equals = near[matched > matched.max() - workers.columns.block_size[near]]
+    return len(near), equals, near_s
+
+
+def _equals_of_few(workers: WorkerTable, prediction: Prediction) -> tuple[int, Sequence[int], float]:
+    """The same of each worker by itself."""
+    cost_s, matched = prediction.cost_s, workers.matched_tokens
+    best_s = min(cost_s)
+    near_s = _near_s(prediction, list(cost_s).index(best_s))
+    near = [place for place, worker_s in enumerate(cost_s) if worker_s <= best_s + near_s]
+    most_matched = max(matched[place] for place in near)
+    equals = [place for place in near if matched[place] > most_matched - workers.rows[place].block_size]
+    return len(near), equals, near_s
+
+
+def _near_s(prediction: Prediction, best: int) -> float:
+    return max(NEAR_SHARE * float(prediction.cost_s[best]), NEAR_S, float(prediction.block_s[best]))
 
 
 def _holder(request: RouteRequest, workers: WorkerTable, policy: RoutingPolicy, rng: Random) -> _Choice:
@@ -155,14 +177,15 @@ def _holder(request: RouteRequest, workers: WorkerTable, policy: RoutingPolicy, 
     else:
         place = list(workers.worker_ids).index(holder)
         bound = _load_bound(workers, SESSION_LOAD_BOUND)
-        if workers["choices"][place] < bound:
-            return _Choice(place, "it had the session's last request", soonest.order, soonest.terms)
-        why = f"the session's worker {holder} has {workers['choices'][place]:.0f} choices, {bound:.0f} or more"
-    return _Choice(soonest.place, f"{why}: {soonest.reason}", soonest.order, soonest.terms)
+        choices = workers.row(place).choices
+        if choices < bound:
+            return _Choice(place, "it had the session's last request", soonest.order, soonest.prediction)
+        why = f"the session's worker {holder} has {choices:.0f} choices, {bound:.0f} or more"
+    return _Choice(soonest.place, f"{why}: {soonest.reason}", soonest.order, soonest.prediction)
 
 
 def _least_load(workers: WorkerTable, rng: Random) -> _Choice:
-    choices = workers["choices"]
+    choices = workers.columns.choices
     equals = np.flatnonzero(choices == choices.min())
     place = _draw(equals, rng)
     reason = f"it has {choices[place]:.0f} choices, no worker has fewer"
@@ -175,9 +198,9 @@ def _hashed(request: RouteRequest, workers: WorkerTable, prefix_key: int) -> _Ch
     """Rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads (Mirrokni et al., 2018): every worker has a
     rank of its own for every key, so one that comes or goes moves no key between others."""
     key = hash_53(request.session) if request.session else prefix_key
-    ranks = _mix(workers["name_hash"].astype(np.uint64) ^ np.uint64(key & (1 << 64) - 1)).astype(np.float64)
+    ranks = _mix(workers.columns.name_hash.astype(np.uint64) ^ np.uint64(key & (1 << 64) - 1)).astype(np.float64)
     bound = _load_bound(workers, HASH_LOAD_BOUND)
-    full = workers["choices"] >= bound
+    full = workers.columns.choices >= bound
     order = np.where(full, np.inf, -ranks)
     place = int(order.argmin())
     of_what = "session" if request.session else "prompt's beginning"
@@ -197,11 +220,11 @@ def _next_in_turn(workers: WorkerTable, policy: RoutingPolicy) -> _Choice:
 
 def _load_bound(workers: WorkerTable, factor: float) -> float:
     """So many choices are too many: more than an even share, the new one included, times a factor."""
-    choices = workers["choices"]
+    choices = workers.columns.choices
     return float(np.ceil(factor * (choices.sum() + 1.0) / len(choices)))
 
 
-def _draw(places: NDArray[np.intp], rng: Random) -> int:
+def _draw(places: Sequence[int] | NDArray[np.intp], rng: Random) -> int:
     return int(places[rng.randrange(len(places))]) if len(places) > 1 else int(places[0])
 
 

@@ -29,7 +29,7 @@ class PrefixIndex:
         self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]  # key → bits of the workers that hold it
         self._masks: dict[int, int] = {}  # equal masks are one object
         self._expected: dict[int, int] = {}  # key → bits of the workers that are about to hold it
-        self._expecting: dict[tuple[int, int], int] = {}  # (slot, key) → by how many requests
+        self._expecting: dict[int, dict[int, int]] = {}  # by slot: key → by how many requests
         self._free: list[int] = []  # slots that nothing refers to
         self._num_slots = 0
         self._retired: dict[int, int] = {}  # slots of workers that are gone → shards still to be swept
@@ -44,11 +44,13 @@ class PrefixIndex:
         else:
             slot, self._num_slots = self._num_slots, self._num_slots + 1
         self.num_held[slot] = 0
+        self._expecting[slot] = {}
         return slot
 
     def detach(self, slot: int) -> None:
         """A worker is gone, at once; what was known of it is swept out bit by bit, by whoever calls sweep()."""
         self.trust(slot)
+        self._forget_expected(slot)
         if self.num_held.pop(slot):
             self._retired[slot] = SHARDS
         else:
@@ -119,24 +121,49 @@ class PrefixIndex:
 
     def expect(self, slot: int, keys: Sequence[int]) -> None:
         """Until stop_expecting() these blocks count as held there."""
-        bit, expecting = 1 << slot, self._expecting
+        bit, counts, expected = 1 << slot, self._expecting[slot], self._expected
         for key in keys:
-            expecting[slot, key] = expecting.get((slot, key), 0) + 1
-            self._expected[key] = self._expected.get(key, 0) | bit
+            count = counts.get(key, 0)
+            counts[key] = count + 1
+            if not count:
+                expected[key] = expected.get(key, 0) | bit
 
     def stop_expecting(self, slot: int, keys: Sequence[int]) -> None:
-        bit, expecting = 1 << slot, self._expecting
+        bit, counts, expected = 1 << slot, self._expecting[slot], self._expected
         for key in keys:
-            left = expecting[slot, key] - 1
+            left = counts[key] - 1
             if left:
-                expecting[slot, key] = left
+                counts[key] = left
                 continue
-            del expecting[slot, key]
-            mask = self._expected[key] & ~bit
+            del counts[key]
+            mask = expected[key] ^ bit
             if mask:
-                self._expected[key] = mask
+                expected[key] = mask
             else:
-                del self._expected[key]
+                del expected[key]
+
+    def num_expected(self, slot: int) -> int:
+        """Blocks that a worker is about to hold."""
+        return len(self._expecting[slot])
+
+    def move_expected(self, slot: int, to: int) -> None:
+        """What was expected of one slot is expected of another, of which nothing is."""
+        assert not self._expecting[to], "the other slot is in use"
+        bit = 1 << to
+        for key in self._expecting[slot]:
+            self._expected[key] |= bit
+        self._expecting[to] = self._expecting[slot].copy()
+        self._forget_expected(slot)
+        self._expecting[slot] = {}
+
+    def _forget_expected(self, slot: int) -> None:
+        bit, expected = 1 << slot, self._expected
+        for key in self._expecting.pop(slot):
+            mask = expected[key] ^ bit
+            if mask:
+                expected[key] = mask
+            else:
+                del expected[key]
 
     # Who holds how much
 
@@ -207,7 +234,9 @@ class PrefixIndex:
         assert held == self.num_held, "blocks miscounted"
         assert not set(self._free) & (set(self.num_held) | set(self._retired)), "a slot is taken and free"
         expected: dict[int, int] = {}
-        for (slot, key), count in self._expecting.items():
-            assert count > 0, "a block is expected by nobody"
-            expected[key] = expected.get(key, 0) | 1 << slot
+        assert set(self._expecting) == set(self.num_held), "blocks are expected of a worker that is not there"
+        for slot, counts in self._expecting.items():
+            for key, count in counts.items():
+                assert count > 0, "a block is expected by nobody"
+                expected[key] = expected.get(key, 0) | 1 << slot
         assert expected == self._expected, "expected blocks miscounted"

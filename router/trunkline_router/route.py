@@ -14,7 +14,8 @@ from trunkline_router.policies import RoutingPolicy
 from trunkline_router.policy import RoutePlan, choose
 from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.route_request import RouteRequest
-from trunkline_router.worker_facts import Column, worker_table
+from trunkline_router.ttft import FEW_WORKERS
+from trunkline_router.worker_facts import Column, WorkerTable
 from trunkline_router.worker_state import InFlight, Kind, WorkerState
 
 W = TypeVar("W", bound=WorkerState)
@@ -65,7 +66,10 @@ def route_chains(
     rng: Random,
 ) -> Route[W]:
     """As route(), of a prompt that has been hashed."""
-    if len(chains) == 1:
+    matched_tokens: Sequence[float] | Column
+    if len(workers) <= FEW_WORKERS:
+        matched_tokens = [_matched_there(index, worker, chains[worker.kind], request) for worker in workers]
+    elif len(chains) == 1:
         ((kind, chain),) = chains.items()
         slots = np.array([worker.blocks.slot for worker in workers])
         matched_tokens = _matched_tokens(index, chain, slots, kind[1], request)
@@ -75,7 +79,7 @@ def route_chains(
             places = np.array([place for place, worker in enumerate(workers) if worker.kind == kind])
             slots = np.array([workers[place].blocks.slot for place in places])
             matched_tokens[places] = _matched_tokens(index, chain, slots, kind[1], request)
-    table = worker_table([worker.worker_id for worker in workers], matched_tokens, [w.row() for w in workers])
+    table = WorkerTable([worker.worker_id for worker in workers], matched_tokens, [w.row() for w in workers])
     beginning = chains[workers[0].kind][:BEGINNING_BLOCKS]
     plan = choose(request, table, beginning[-1] if beginning else 0, policy, rng)
     chosen = workers[plan.chosen]
@@ -86,6 +90,13 @@ def _chain(kind: Kind, request: RouteRequest) -> list[int]:
     fingerprint, block_size = kind
     hashes = prompt_hashes(root_hash(fingerprint, salt=request.salt), request.prompt, block_size)
     return keys_of(b"".join(hashes))
+
+
+def _matched_there(index: PrefixIndex, worker: WorkerState, chain: Sequence[int], request: RouteRequest) -> float:
+    """How many leading tokens of the prompt one worker need not compute."""
+    ((count, _),) = index.match(chain, worker.blocks.bit)
+    block_size = worker.kind[1]
+    return float(min(count * block_size, request.most_reusable(block_size)))
 
 
 def _matched_tokens(

@@ -155,7 +155,8 @@ class InferenceService(InferenceServiceServicer):
                     facts["outcome"] = DEADLINE_EXCEEDED
                 raise
             finally:
-                span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
+                if span.is_recording():
+                    span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
                 log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **facts)
 
     async def _prepare(
@@ -188,6 +189,7 @@ class InferenceService(InferenceServiceServicer):
         return await self._shared.reserve(
             tenant,
             terms.quotas,
+            is_listed=self._tenants.lists(tenant),
             weight=terms.weight,
             prompt_tokens=len(prepared.prompt),
             max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,

@@ -44,11 +44,15 @@ class RouterSettings:
     )
     redis_url: str = setting(
         "",
-        help="what several routers share lies there: redis://[user:password@]host:port/db, rediss:// for TLS, "
-        "unix:///path; without one this router shares with nobody. Where it holds a password, better as "
-        "TRUNKLINE_REDIS_URL: arguments can be seen by others",
+        help="what several routers share lies there, in a single primary that does not evict: "
+        "redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path; without one this router shares with "
+        "nobody. Where it holds a password, better as TRUNKLINE_REDIS_URL: arguments can be seen by others",
     )
-    key_prefix: str = setting("trunkline:", help="what this fleet's keys in Redis begin with, in braces")
+    key_prefix: str = setting(
+        "trunkline:",
+        help="what this fleet's keys in Redis begin with, in braces; two fleets on one Redis need two: with one they "
+        "take each other's workers and quotas for their own",
+    )
     quota_when_down: str = setting(
         "open",
         help="quotas while Redis cannot be asked; open: each router counts what it admits itself; closed: requests of "

@@ -82,6 +82,10 @@ class Tenants:
     def terms(self, name: str) -> Tenant:
         return self.named.get(name, self.otherwise)
 
+    def lists(self, name: str) -> bool:
+        """Whether a tenant has terms of its own."""
+        return name in self.named
+
     def scheduling(self, tenant: str, asked: "Lane.ValueType") -> Scheduling:
         """What a tenant gets that asks for a lane. Raises RequestRefused (INVALID_REQUEST)."""
         terms = self.terms(tenant)

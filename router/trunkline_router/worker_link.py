@@ -30,6 +30,7 @@ from trunkline_router.session import WorkerSession
 from trunkline_router.signs_of_life import SignsOfLife
 from trunkline_router.tokenizer import TokenizerError
 from trunkline_router.tokenizer_pool import Tokenizers
+from trunkline_router.worker_names import SameWorker, WorkerNames
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.log import get_logger
 
@@ -70,13 +71,17 @@ class WorkerLink:
         limits: LinkLimits | None = None,
         grant_key: bytes = b"",
         clock_s: Callable[[], float] = time.monotonic,
+        names: WorkerNames | None = None,
     ) -> None:
         self.address = address
         self.live: Live | None = None
         self.wanted = True  # once it is not, the present connection is the last one
+        self.is_named = True  # by this router's own sources; else only another router's lease speaks for it
+        self.same_as: WorkerLink | None = None  # the link that has this worker already, by another name
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = Breaker()
+        self._names = names or WorkerNames()
         self._limits = limits or LinkLimits()
         self._grant_key = grant_key
         self._clock_s = clock_s
@@ -96,11 +101,14 @@ class WorkerLink:
         while self.wanted:
             problem = "closed by the worker"
             was_live = False
+            holder = None
             try:
                 async with open_channel(self.address) as channel:
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
+            except SameWorker as same:
+                holder, problem = same.holder, str(same)
             except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
                 problem = str(error) or type(error).__name__
             except Exception as error:  # one worker's nonsense must not end the router for all the others
@@ -115,6 +123,7 @@ class WorkerLink:
             if was_live or problem != last_problem:  # one line per change, not per try
                 self._log.warning("worker not connected", address=self.address, problem=problem)
             last_problem = self.problem = problem
+            self.same_as = holder
             backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
             await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.0))
 
@@ -123,6 +132,11 @@ class WorkerLink:
         stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         check_model(model, self._grant_key)
+        with self._names.held(model, self):
+            self.same_as = None
+            await self._converse(stub, model)
+
+    async def _converse(self, stub: "WorkerServiceAsyncStub", model: GetModelResponse) -> None:
         tokenizer = await self._tokenizers.of(model, stub)
         live = Live(model, WorkerBlocks(self._index), tokenizer, WorkerSession(), self.breaker, self.address)
         opened, synced = asyncio.Event(), asyncio.Event()

@@ -172,7 +172,7 @@ class WorkerState:
             self._row = ROW.pack(*self.facts())
         return self._row
 
-    def facts(self) -> WorkerFacts:
+    def facts(self) -> WorkerFacts[float]:
         """What the policy reads."""
         load, model, fresh, young = self._load, self.model, self._fresh, self._young
         queued = [

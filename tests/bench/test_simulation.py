@@ -70,7 +70,7 @@ def test_fast_forwarding_stops_where_a_guest_has_what_it_was_promised() -> None:
 def test_a_run_of_steps_costs_what_its_steps_cost() -> None:
     work = StepWork(64, 0, 64, 64, 70_001, 0, 0.0)
     for cost in (*PROFILES.values(), FITTED):
-        one_by_one = [cost.step_time_s(replace(work, decode_kv_tokens=70_001 + j * 64)) for j in range(50)]
+        one_by_one = [cost.step_time_s(work._replace(decode_kv_tokens=70_001 + j * 64)) for j in range(50)]
         assert cost.run_times_s(work, 50).tolist() == one_by_one
 
 

@@ -18,12 +18,14 @@ from redis.asyncio import Redis
 from tests.cluster.processes import Process, free_port, script
 from tests.router.cluster import PATIENCE_S, Cluster, Refusal, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
+from tests.router.shared_state_rig import keys_in
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.pool import Pools
+from trunkline_router.shared_state.accounts import Accounts
 from trunkline_router.shared_state.fleet import PoolFleet
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
@@ -192,7 +194,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
 
 async def window_of(redis: RedisServer, tenant: str) -> tuple[int, int]:
     async with Redis.from_url(redis.url, decode_responses=True) as client:
-        requests, tokens = await client.hmget(f"{{trunkline}}:window:{tenant}", "r", "t")
+        requests, tokens = await client.hmget(f"{await keys_in(client)}window:{tenant}", "r", "t")
         return int(requests or 0), int(tokens or 0)
 
 
@@ -245,6 +247,26 @@ async def test_what_one_router_has_sent_counts_at_the_other(redis: RedisServer) 
         choice.tokens(1, finish=True)
         assert await ended(call) == len(PROMPT) + 1
         await until(lambda: (b.live(0).foreign_choices, b.live(0).foreign_tokens) == (0, 0))
+
+
+async def test_invented_names_do_not_fill_redis_nor_come_to_more_than_so_many_quotas(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=2)
+    tenants = Tenants({"acme": Tenant(quotas=quotas)}, Tenant(quotas=quotas))
+    async with two_routers(redis, tenants, FakeWorker("a", answer=1), window_ms=60_000, patience_s=1.0) as (router, _):
+        router.shared._accounts = Accounts(60_000, most=3)
+
+        async def outcomes(name: str, times: int) -> list[int | str]:
+            metadata = (("x-trunkline-tenant", name),)
+            return [await ended(generate(router.stub, metadata=metadata)) for _ in range(times)]
+
+        served, refused = len(PROMPT) + 1, "QUOTA_EXCEEDED"
+        for name in ("a", "b", "c"):
+            assert await outcomes(name, 3) == [served, served, refused]
+        assert [(await outcomes(f"invented-{number}", 1))[0] for number in range(6)] == [served] * 2 + [refused] * 4
+        assert await outcomes("acme", 3) == [served, served, refused], "who is listed is not concerned"
+        async with Redis.from_url(redis.url, decode_responses=True) as client:
+            keys = [key async for key in client.scan_iter(match="*:window:*")]
+    assert sorted(key.rpartition(":")[2] for key in keys) == ["*", "a", "acme", "b", "c"]
 
 
 # Real router processes
@@ -311,6 +333,25 @@ async def test_two_router_processes_keep_one_quota_and_a_killed_one_gives_its_to
                     await asyncio.sleep(0.05)
             said = "\n".join([*first.lines, *second.lines])
         assert "hunter2secret" not in said
+    finally:
+        await worker.die()
+
+
+async def test_what_one_router_writes_does_not_end_another(tmp_path: Path) -> None:
+    tenants = tmp_path / "tenants.json"
+    tenants.write_text("{}")
+    worker = await FakeWorker("a", answer=ANSWER).start()
+    try:
+        with RedisServer() as redis, router_process(redis.url, tenants, worker.address) as (process, port):
+            async with Redis.from_url(redis.url, decode_responses=True) as client:
+                keys = await keys_in(client)
+                await client.hset(f"{keys}routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
+                await client.hset(f"{keys}credits", "b/1", "7|[[[1, 2, 3]], []]")
+            process.wait_for("an entry in the shared state cannot be read")
+            async with open_channel(f"127.0.0.1:{port}") as channel:
+                await until_ready(InferenceServiceStub(channel))
+                assert await ended(generate(InferenceServiceStub(channel), metadata=())) == len(PROMPT) + ANSWER
+            assert process.popen.poll() is None
     finally:
         await worker.die()
 

@@ -7,9 +7,9 @@ STREAMS, TOKENS = 3, 20
 
 
 async def test_every_token_comes_through_each_hop() -> None:
-    async with hops(0.0, None) as found:
+    async with hops(0.0, None, None) as found:
         for name, hop in found.items():
-            seen = (await run(hop, Load(hop.address, hop.edge, STREAMS, TOKENS, latency=True))).seen
+            seen = (await run(hop, Load(hop.address, hop.wire, STREAMS, TOKENS, steps_per_s=1.0))).seen
             assert (seen.tokens, seen.requests) == (STREAMS * TOKENS, STREAMS), name
             assert seen.messages <= seen.tokens, name
             assert 0 < seen.age_p50_ms <= seen.age_p99_ms, name

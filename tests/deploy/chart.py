@@ -91,9 +91,9 @@ ALL_VALUES = {
 class Rendered:
     """The chart's objects for some values."""
 
-    def __init__(self, values: Values, *, release: str = "demo") -> None:
+    def __init__(self, values: Values, *, release: str = "demo", namespace: str = "llm") -> None:
         with helm_python.Chart.load(CHART) as chart:
-            files = chart.render(values, name=release, namespace="llm")
+            files = chart.render(values, name=release, namespace=namespace)
         self.objects: list[Object] = [
             found
             for name, text in sorted(files.items())

@@ -26,7 +26,7 @@ from tests.deploy.chart import (
     port_of,
     selected,
 )
-from trunkline_router.settings import RouterSettings, address_problem
+from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
 from trunkline_router.tenants import read_tenants
 from trunkline_runtime.server import LIVENESS, READINESS
 from trunkline_runtime.settings import parse_settings
@@ -256,6 +256,27 @@ def test_routers_are_told_of_the_redis_that_there_is() -> None:
     assert redis_url(EXTERNAL_SECRET)["valueFrom"] == {"secretKeyRef": {"name": "cache", "key": "url"}}
     assert redis_url(NO_REDIS) is None
     assert not any("redis" in item["metadata"]["name"] for item in Rendered(EXTERNAL_URL).objects)
+
+
+def key_prefix(values: Values, **installed: str) -> str:
+    rendered = Rendered(values, **installed)
+    ((workload, container),) = [found for found in rendered.ours() if found[1]["name"] == "router"]
+    prefix: str = json.loads(config_of(rendered, workload, container)[0])["key_prefix"]
+    assert sharing_problem("", prefix) is None
+    return prefix
+
+
+def test_releases_do_not_share_what_lies_in_a_redis_that_they_share() -> None:
+    installed = [{}, {"release": "other"}, {"namespace": "other"}]
+    assert [key_prefix(EXTERNAL_URL, **names) for names in installed] == ["llm/demo:", "llm/other:", "other/demo:"]
+    assert key_prefix({"router": {"config": {"key_prefix": "ours:"}}}) == "ours:"
+
+
+def test_the_redis_of_the_chart_refuses_to_write_rather_than_to_forget_what_tenants_have_used() -> None:
+    (container,) = pod_of(Rendered({}).one("Deployment", "demo-trunkline-redis"))["containers"]
+    options = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
+    assert options["--maxmemory-policy"] == "noeviction"
+    assert options["--maxmemory"] == "256mb"
 
 
 def test_only_routers_reach_workers_and_redis_where_policies_are_on() -> None:

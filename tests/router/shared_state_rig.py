@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from redis.asyncio import Redis
+
 from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
+from trunkline_router.shared_state.redis_entries import FORMAT
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Credit, Lease, Store, WorkerKey
 
+PREFIX = f"{{trunkline}}:{FORMAT}:"
 PATIENCE_S = 5.0  # of requests, where it is not their patience that is tested: a machine can be busy
 
 
@@ -80,6 +84,12 @@ class Router(SharedState):
         """Tells and hears, as once a second."""
         self._beat_at_s = 0.0
         await self._tick()
+
+
+async def keys_in(client: "Redis[str]") -> str:
+    """What the keys of a Redis's present life begin with."""
+    life = await client.get(f"{PREFIX}life")
+    return f"{PREFIX}{life.partition('@')[0]}:" if life else PREFIX
 
 
 def use(reservation: Reservation, prompt: int, output: int) -> None:

@@ -11,9 +11,14 @@ import pytest
 
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
+from tests.router.shared_state_rig import Clock
 from tests.router.test_process import SERVING, free_port, router_process, until_health
+from trunkline.v1 import fleet_pb2
+from trunkline.v1.fleet_pb2 import ListWorkersRequest, WorkerStatus
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_bench.redis_server import RedisServer
 from trunkline_router.discovery import (
     LOOKUP_EVERY_S,
     Addresses,
@@ -29,8 +34,12 @@ from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import address_problem
+from trunkline_router.shared_state.fleet import PoolFleet
+from trunkline_router.shared_state.redis_store import RedisStore
+from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import WorkerLink
+from trunkline_router.worker_names import WorkerNames
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 
@@ -68,14 +77,17 @@ class Names:
 
 
 @asynccontextmanager
-async def membership(renderers: RenderPool, *sources: Source) -> AsyncIterator[Pools]:
+async def membership(
+    renderers: RenderPool, *sources: Source, leases: Source | None = None, pools: Pools | None = None
+) -> AsyncIterator[Pools]:
     """Pools that follow these sources with real links."""
     rng = Random(0)
-    pools, tokenizers = Pools(rng), Tokenizers(renderers)
+    pools, tokenizers, names = pools or Pools(rng), Tokenizers(renderers), WorkerNames()
     members = Membership(
-        pools.links, lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, lambda: None, rng)
+        pools.links,
+        lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, lambda: None, rng, names=names),
     )
-    running = asyncio.create_task(members.run(sources))
+    running = asyncio.create_task(members.run(sources, leases))
     try:
         yield pools
     finally:
@@ -145,6 +157,75 @@ async def test_a_stream_finishes_on_a_worker_that_is_no_longer_named_while_new_r
         await old.die()
         await until(lambda: [link.address for link in pools.links] == [new.address])
     await new.die()
+
+
+async def test_a_worker_with_two_names_is_one_worker_and_is_reached_by_the_other_where_one_breaks(
+    renderers: RenderPool,
+) -> None:
+    worker = await FakeWorker("w").start()
+    by_name = f"localhost:{worker.port}"
+    names = Names()
+    async with membership(renderers, names.watch()) as pools:
+        await names.say(frozenset({worker.address}))
+        await until(lambda: connected(pools) == {worker.address})
+        await names.say(frozenset({worker.address, by_name}))
+        await until(lambda: [link.problem for link in pools.links] == ["", f"the same worker as {worker.address}"])
+        assert [len(lives) for lives in pools.models().values()] == [1]
+        fleet = PoolFleet(pools)
+        assert [lease.address for lease in fleet.leases()] == [worker.address, by_name], "it goes by both"
+        await names.say(frozenset({by_name}))
+        assert [lease.address for lease in fleet.leases()] == [by_name], "and so it does where only that one is named"
+        await worker.die()
+        await until(lambda: not connected(pools))
+        await worker.start()
+        await until(lambda: connected(pools) == {by_name})
+        assert [link.address for link in pools.links] == [by_name]
+    await worker.die()
+
+
+async def test_a_lease_ends_with_the_name_that_it_was_taken_for_although_the_worker_lives(
+    renderers: RenderPool,
+) -> None:
+    worker = await FakeWorker("w").start()
+    names, clock = Names(), Clock()
+    first, second = Pools(Random(0)), Pools(Random(0))
+    fleets = PoolFleet(first), PoolFleet(second)
+    with RedisServer() as redis:
+        shared = [
+            SharedState(
+                RedisStore(redis.url, "t", clock_ms=clock.now_ms), name, fleet, Random(0), steady_s=clock.steady_s
+            )
+            for name, fleet in zip("ab", fleets, strict=True)
+        ]
+
+        async def beat() -> None:
+            for one in shared:
+                await one._beat()
+
+        for one in shared:
+            await one.start()
+        async with (
+            membership(renderers, names.watch(), leases=fleets[0].leased(), pools=first),
+            membership(renderers, leases=fleets[1].leased(), pools=second),
+        ):
+            await names.say(frozenset({worker.address}))
+            await until(lambda: connected(first) == {worker.address})
+            await beat()
+            await until(lambda: connected(second) == {worker.address})
+            for _ in range(5):
+                clock.pass_s(1.0)
+                await beat()
+            assert first.links[0].wanted
+            assert second.links[0].wanted, "the other router's lease holds"
+            await names.say(frozenset())
+            assert first.links[0].wanted, "while the last lease lasts"
+            for _ in range(5):
+                clock.pass_s(1.0)
+                await beat()
+            await until(lambda: not first.links[0].wanted and not second.links[0].wanted)
+        for one in shared:
+            await one.close()
+    await worker.die()
 
 
 async def test_a_worker_that_is_named_again_before_its_connection_ended_stays(renderers: RenderPool) -> None:
@@ -251,3 +332,26 @@ async def test_a_router_process_finds_its_workers_by_name() -> None:
             await until_health(channel, "readiness", SERVING)
     finally:
         await worker.die()
+
+
+async def test_a_router_process_has_a_worker_of_two_names_once() -> None:
+    worker, port = await FakeWorker("a").start(), free_port()
+    try:
+        async with (
+            router_process(port, worker.address, f"localhost:{worker.port}") as _,
+            open_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            await until_health(channel, "readiness", SERVING)
+            stub: Any = FleetServiceStub(channel)
+            async with asyncio.timeout(20):
+                while not any("the same worker" in status.problem for status in await known(stub)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            states = sorted(status.state for status in await known(stub))
+            assert states == sorted([fleet_pb2.WORKER_STATE_READY, fleet_pb2.WORKER_STATE_CONNECTING])
+    finally:
+        await worker.die()
+
+
+async def known(stub: Any) -> list[WorkerStatus]:
+    """The workers that a router has heard of."""
+    return list((await stub.ListWorkers(ListWorkersRequest())).workers)

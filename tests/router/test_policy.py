@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from tests.router.fleet_of_states import COST, Fleet, cache, keys, prompt_of, report
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.v1.worker_pb2 import LoadSample, StepCostModel
+from trunkline_router import policy as policy_module
+from trunkline_router import route as route_module
+from trunkline_router import ttft
 from trunkline_router.policies import PolicyName
 from trunkline_router.prefix_index import keys_of
 from trunkline_router.route_request import BATCH, INTERACTIVE, STANDARD
-from trunkline_router.ttft import TERM_NAMES
+from trunkline_router.ttft import FEW_WORKERS, TERM_NAMES
 
 PROMPT = prompt_of(1024)
 
@@ -288,3 +291,29 @@ def test_many_holders_are_found_as_few_are(holders: int) -> None:
         cache(worker, PROMPT[:512])
     matched = [candidate.matched_tokens for candidate in fleet.route(PROMPT).plan.candidates]
     assert matched == [0] * 5 + [512] * holders + [0] * (65 - holders)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(loads, min_size=1, max_size=FEW_WORKERS),
+    st.lists(st.tuples(st.integers(0, 64), st.floats(0.0, 1.0), st.integers(0, 50)), min_size=FEW_WORKERS),
+    st.sampled_from([PolicyName.PREDICTED_TTFT, PolicyName.SESSION_AFFINITY]),
+    st.integers(0, 2),
+    st.integers(0, 1 << 30),
+)
+def test_weighed_one_by_one_or_all_at_once_workers_cost_the_same_to_the_last_bit(
+    samples: list[LoadSample], states: list[tuple[int, float, int]], policy: PolicyName, lane: int, seed: int
+) -> None:
+    def plan(few: int) -> object:
+        fleet = Fleet(len(samples), policy=policy, seed=seed)
+        for worker, sample, (cached, share, foreign) in zip(fleet.workers, samples, states, strict=False):
+            worker.take_load(sample, 0.0)
+            worker.slow_start_share, worker.foreign_choices, worker.foreign_tokens = share, foreign, 100 * foreign
+            cache(worker, PROMPT[: 16 * cached])
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (ttft, policy_module, route_module):
+                patch.setattr(module, "FEW_WORKERS", few)
+            plan = fleet.route(PROMPT, lane=lane, session="s").plan
+        return plan.candidates, plan.best(FEW_WORKERS), plan.chosen, plan.reason, fleet.rng.random()
+
+    assert plan(0) == plan(FEW_WORKERS)

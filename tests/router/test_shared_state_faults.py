@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from random import Random
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import MovedError, ResponseError
 from structlog.testing import capture_logs
 
 from tests.router.cluster import until
-from tests.router.shared_state_rig import FakeFleet, use
+from tests.router.shared_state_rig import PREFIX, FakeFleet, keys_in, use
 from trunkline.status import RequestRefused
+from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.shared_state.breaker import Breaker
 from trunkline_router.shared_state.quota import Quotas
@@ -81,7 +84,7 @@ async def keys_of(server: RedisServer) -> dict[str, int]:
 async def counted(server: RedisServer) -> tuple[int, int]:
     """Requests and tokens in tenant t's window, as Redis has it."""
     async with Redis.from_url(server.url, decode_responses=True) as client:
-        requests, tokens = await client.hmget("{trunkline}:window:t", "r", "t")
+        requests, tokens = await client.hmget(await keys_in(client) + "window:t", "r", "t")
         return int(requests or 0), int(tokens or 0)
 
 
@@ -214,8 +217,52 @@ async def test_after_a_restart_without_memory_everything_is_entered_again(redis:
         assert caught.value.quota == "long/tokens_in_flight"
         await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and list(b.fleet.known) == [LEASE])
         async with Redis.from_url(redis.url, decode_responses=True) as client:
-            assert await client.zrange("{trunkline}:convictions", 0, -1) == [b"poison".hex()]
+            assert await client.zrange(PREFIX + "convictions", 0, -1) == [b"poison".hex()]
         use(running_one, 20, 30)
+
+
+async def test_a_redis_that_comes_back_with_an_older_snapshot_has_forgotten_nothing_that_counts(
+    redis: RedisServer,
+) -> None:
+    quotas = Quotas(requests_per_minute=10)
+    async with running(redis.url, "a", "b") as (a, b):
+        for turn in range(3):
+            assert await (a, b)[turn % 2].admits(quotas)
+        for router in (a, b):
+            syncs = router.syncs
+            await until(lambda router=router, syncs=syncs: router.syncs > syncs)
+        async with Redis.from_url(redis.url) as client:
+            await client.save()
+        assert [await (a, b)[turn % 2].admits(quotas) for turn in range(8)] == [True] * 7 + [False]
+        a.fleet.own, a.fleet.own_leases = {WORKER: Credit(2, 300)}, [LEASE]
+        a.convict(b"poison")
+        await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and b.is_convicted(b"poison"))
+        redis.kill()
+        await until(lambda: not a.is_reachable and not b.is_reachable)
+        redis.start()
+        assert any(key.endswith(":window:t") for key in await keys_of(redis)), "it is back with what it had saved"
+        await until(lambda: a.is_reachable and b.is_reachable)
+        await until(lambda: (a.times_entered, b.times_entered) == (2, 2))
+        assert not await a.admits(quotas), "what both had admitted counts, and counts once"
+        assert not await b.admits(quotas)
+        assert (await counted(redis))[0] == 10
+        await until(lambda: b.fleet.others == {WORKER: Credit(2, 300)} and list(b.fleet.known) == [LEASE])
+        async with running(redis.url, "c") as (new,):
+            await until(lambda: new.is_convicted(b"poison"))
+
+
+async def test_convictions_outlive_all_routers_and_a_restart_of_redis_that_saves(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,):
+        router.convict(b"poison")
+        await until(lambda: not router._convictions.has_news and router.syncs > 1)
+        syncs = router.syncs
+        await until(lambda: router.syncs > syncs)
+    async with Redis.from_url(redis.url) as client:
+        await client.save()
+    redis.kill()
+    redis.start()
+    async with running(redis.url, "b") as (router,):
+        await until(lambda: router.is_convicted(b"poison"))
 
 
 async def test_what_is_admitted_while_redis_is_away_counts_when_it_is_back(redis: RedisServer) -> None:
@@ -286,6 +333,44 @@ async def test_a_redis_that_refuses_to_write_is_left_and_asked_anew(redis: Redis
         assert [await router.admits(Quotas(requests_per_minute=5)) for _ in range(5)] == [True] * 4 + [False]
 
 
+async def test_a_full_redis_is_left_for_the_routers_own_book_until_there_is_room(redis: RedisServer) -> None:
+    quotas = Quotas(requests_per_minute=5)
+    async with running(redis.url, "a", "b") as (a, b), Redis.from_url(redis.url) as client:
+        assert [await a.admits(quotas) for _ in range(4)] == [True] * 4
+        await client.config_set("maxmemory", 1)
+        await until(lambda: not a.is_reachable and not b.is_reachable)
+        lost = a.times_lost
+        assert [await a.admits(quotas) for _ in range(2)] == [True, False], "nothing is forgotten"
+        probe_in_s = a._link.breaker.probe_in_s
+        await until(lambda: probe_in_s(time.monotonic()) > 0.4)
+        assert a.times_lost == lost, "it is not taken for back as long as it is full"
+        await client.config_set("maxmemory", 0)
+        await until(lambda: a.is_reachable and b.is_reachable)
+        syncs = a.syncs
+        await until(lambda: a.syncs > syncs)
+        assert not await b.admits(quotas)
+
+
+async def test_a_full_redis_refuses_whose_quotas_are_closed(redis: RedisServer) -> None:
+    async with running(redis.url, "a", admits_when_down=False) as (router,), Redis.from_url(redis.url) as client:
+        assert await router.admits(Quotas(requests_per_minute=5))
+        await client.config_set("maxmemory", 1)
+        await until(lambda: not router.is_reachable)
+        assert not await router.admits(Quotas(requests_per_minute=5))
+
+
+async def test_a_redis_that_evicts_is_warned_of_once() -> None:
+    options = ("--maxmemory", "64mb", "--maxmemory-policy", "volatile-ttl")
+    with RedisServer(options=options) as server, capture_logs() as lines:
+        async with running(server.url, "a") as (router,):
+            server.kill()
+            await until(lambda: not router.is_reachable)
+            server.start()
+            await until(lambda: router.is_reachable)
+    warnings = [line for line in lines if line["event"].startswith("Redis evicts")]
+    assert [(line["maxmemory_policy"], line["wanted"]) for line in warnings] == [("volatile-ttl", "noeviction")]
+
+
 async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> None:
     async with running(redis.url, "a") as (router,):
         router.fleet.own, router.fleet.own_leases = {WORKER: Credit(2, 300)}, [LEASE]
@@ -297,10 +382,50 @@ async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> Non
         syncs = router.syncs
         await until(lambda: router.syncs > syncs)
         times = await keys_of(redis)
+        async with Redis.from_url(redis.url, decode_responses=True) as client:
+            keys = await keys_in(client)
         use(reservation, 10, 10)
     names = {"life", "routers", "credits", "versions", "leases", "convictions", "served", "window:t", "flight:t"}
-    assert {key.removeprefix("{trunkline}:") for key in times} == names
+    assert {key.removeprefix(keys).removeprefix(PREFIX) for key in times} == names
     assert all(ttl_ms > 0 for ttl_ms in times.values()), times
+
+
+def cluster_port() -> int:
+    """A free one, whose cluster bus, 10,000 above, is a port too."""
+    while (port := free_port()) > 55_535:
+        pass
+    return port
+
+
+async def is_moved(client: "Redis[str]", key: str) -> bool:
+    """Whether a node of a cluster knows that another one has the key."""
+    try:
+        await client.get(key)
+    except ResponseError as error:
+        return isinstance(error, MovedError)
+    return False
+
+
+async def test_a_node_of_a_redis_cluster_is_refused_in_one_line_that_says_what_is_needed() -> None:
+    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+    with (
+        RedisServer(options=options, port=cluster_port()) as keeper,
+        RedisServer(options=options, port=cluster_port()) as other,
+        capture_logs() as lines,
+    ):
+        async with Redis.from_url(keeper.url) as client, Redis.from_url(other.url, decode_responses=True) as asked:
+            await client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+            await client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+            async with asyncio.timeout(20):
+                while not await is_moved(asked, PREFIX + "life"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        async with running(other.url, "a") as (router,):
+            assert not router.is_reachable
+            assert await router.admits(Quotas(requests_per_minute=5))
+    assert [line["event"] for line in lines] == ["shared state lost"]
+    assert lines[0]["problem"].endswith(
+        "a Redis Cluster, which is not followed: --redis-url must name a single primary"
+    )
 
 
 @pytest.mark.parametrize("option", ["", "?socket_timeout=5"])
@@ -316,6 +441,66 @@ async def test_a_connection_can_be_closed_at_any_moment_of_a_call(redis: RedisSe
             await connection.close()
         assert reply.done()
         assert reply.exception() is not None or reply.result() == str(turns)
+
+
+# Other routers, perhaps of another version
+
+
+async def write_as_another_router(server: RedisServer, workers: object, *more: object) -> None:
+    """What router b would have in Redis."""
+    async with Redis.from_url(server.url, decode_responses=True) as client:
+        keys = await keys_in(client)
+        await client.hset(keys + "routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
+        await client.hset(keys + "credits", "b/1", "7|" + json.dumps([workers, ["acme"], *more]))
+
+
+async def test_what_a_later_version_says_more_is_not_looked_at(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,):
+        await write_as_another_router(redis, [["w", "5", 1, 300, "interactive"]], {"more": 1})
+        await until(lambda: router.fleet.others == {WORKER: Credit(1, 300)})
+        assert router._neighbours.competing == {"acme"}
+
+
+async def test_an_entry_that_makes_no_sense_is_left_out_by_itself_and_said_once(redis: RedisServer) -> None:
+    nonsense = [["w"], 7, {"w": 1}, ["v", "x", 1, 1], ["v", "6", "many", 1], ["v", "6", -1, 1], [None, "6", 1, 1]]
+    with capture_logs() as lines:
+        async with running(redis.url, "a") as (router,), Redis.from_url(redis.url, decode_responses=True) as client:
+            keys = await keys_in(client)
+            await client.hset(keys + "leases", "h:1", f"{int(time.time() * 1e3) + 60_000}|[1, 2]")
+            await client.hset(keys + "leases", "h:2", "soon")
+            await client.zadd(PREFIX + "convictions", {"no hex": time.time() * 1e3 + 60_000})
+            await client.hset(keys + "served", "acme", "much")
+            await client.hset(keys + "flight:t", "b/1", "much")
+            await write_as_another_router(redis, [*nonsense, ["w", "5", 1, 300]])
+            router.fleet.own_leases = [LEASE]
+            router.convict(b"poison")
+            await until(lambda: router.fleet.others == {WORKER: Credit(1, 300)} and list(router.fleet.known) == [LEASE])
+            assert await router.admits(Quotas(tokens_in_flight=100))
+            syncs = router.syncs
+            await until(lambda: router.syncs > syncs + 2)
+            assert router.times_lost == 0
+    said = [line["entry"] for line in lines]
+    assert sorted(said) == ["convictions", "credits of b/1", "lease of h:1"]
+
+
+async def test_a_router_goes_on_without_the_store_where_it_meets_what_nobody_foresaw(redis: RedisServer) -> None:
+    with capture_logs() as lines:
+        async with running(redis.url, "a") as (router,):
+            told, router.fleet.take_leases = router.fleet.take_leases, None  # type: ignore[method-assign, assignment]
+            router.fleet.own_leases = [LEASE]
+            await until(lambda: router.times_lost == 1)
+            probe_in_s = router._link.breaker.probe_in_s
+            await until(lambda: probe_in_s(time.monotonic()) > 0.2)  # some probes have failed meanwhile
+            assert [await router.admits(Quotas(requests_per_minute=1)) for _ in range(2)] == [True, False]
+            router.fleet.take_leases = told  # type: ignore[method-assign]
+            await until(lambda: router.is_reachable)
+    assert [line["event"] for line in lines] == ["unexpected error", "shared state lost", "shared state back"]
+
+
+async def test_routers_of_different_formats_share_nothing(redis: RedisServer) -> None:
+    async with running(redis.url, "a") as (router,), Redis.from_url(redis.url) as client:
+        await until(lambda: router.syncs > 0)
+        assert all(key.startswith(PREFIX.encode()) for key in await client.keys())
 
 
 # Words

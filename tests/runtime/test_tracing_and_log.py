@@ -64,6 +64,48 @@ def test_a_trace_context_that_makes_no_sense_starts_a_new_trace(spans: InMemoryS
     assert spans.get_finished_spans()[0].parent is None
 
 
+@pytest.fixture
+def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server is set up that exports nothing; the process's own provider stays as it is."""
+    for name in ("OTEL_TRACES_EXPORTER", *(f"OTEL_EXPORTER_OTLP{kind}_ENDPOINT" for kind in ("", "_TRACES"))):
+        monkeypatch.delenv(name, raising=False)
+    providers: list[trace.TracerProvider] = []
+    monkeypatch.setattr(tracing.trace, "set_tracer_provider", providers.append)
+    configure_tracing("trunkline-router")
+    monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: providers[-1])
+
+
+@pytest.mark.usefixtures("without_exporter")
+@pytest.mark.parametrize("flags", ["00", "01"])
+def test_without_an_exporter_a_trace_is_handed_on_by_a_span_that_keeps_nothing(flags: str) -> None:
+    with request_span("a", traceparent=f"00-{TRACE_ID}-{CALLER}-{flags}", tracestate="vendor=1") as span:
+        assert not span.is_recording()
+        handed, state = current_trace_context()
+    own = trace.format_span_id(span.get_span_context().span_id)
+    assert (handed, state) == (f"00-{TRACE_ID}-{own}-{flags}", "vendor=1")
+    assert own != CALLER
+    assert current_trace_context() == ("", ""), "it is current inside the block alone"
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_without_an_exporter_a_trace_begins_that_other_servers_would_export() -> None:
+    handed = []
+    for _ in range(2):
+        with request_span("a") as span:
+            handed.append(current_trace_context()[0])
+        assert span.get_span_context().is_valid
+        assert span.get_span_context().trace_flags.sampled
+    assert handed[0] != handed[1]
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_without_an_exporter_a_sampler_that_was_chosen_still_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    configure_tracing("trunkline-router")
+    with request_span("a") as span:
+        assert not span.get_span_context().trace_flags.sampled
+
+
 def test_metadata_without_a_trace_is_no_trace() -> None:
     assert trace_context_of(None) == ("", "")
     assert trace_context_of([("other", "x"), ("traceparent", b"bytes")]) == ("", "")

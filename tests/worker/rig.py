@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tests.worker.fake_executor import HistoryExecutor
-from trunkline.block_hash import block_hash
+from trunkline.block_hash import packed_hash
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import SchedulerLimits
@@ -29,7 +29,7 @@ class Rig:
         block_size: int = BLOCK_SIZE,
         max_step_tokens: int = 64,
         max_running: int = 8,
-        hash_block: Callable[[bytes, Sequence[int]], bytes] = block_hash,
+        hash_block: Callable[[bytes, bytes], bytes] = packed_hash,
         run_ahead: int = 0,
         **limits: object,
     ) -> None:

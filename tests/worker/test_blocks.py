@@ -3,6 +3,7 @@
 import pytest
 
 from tests.worker.rig import Rig
+from trunkline.block_hash import pack_tokens
 from trunkline_worker.blocks import FreeList
 from trunkline_worker.prefix_tree import PrefixTree, Removed, Stored
 
@@ -21,20 +22,22 @@ def test_the_free_list_keeps_its_order_through_unlinking_in_the_middle() -> None
 def test_a_node_is_found_only_under_its_own_parent_and_with_its_own_tokens() -> None:
     tree = PrefixTree("model", 2, hash_block=lambda parent, tokens: b"same")
     one, other = tree.root(b""), tree.root(b"salt")
-    node = tree.add_copy(one, (1, 2), b"same", block=0)
-    assert tree.find(one, (1, 2), b"same") is node
-    assert tree.find(one, (1, 3), b"same") is None
-    assert tree.find(other, (1, 2), b"same") is None
-    assert tree.add_copy(other, (1, 2), b"same", block=1) is None, "the digest is taken"
+    tokens = pack_tokens((1, 2))
+    node = tree.add_copy(one, tokens, b"same", block=0)
+    assert tree.follow(one, [tokens], [b"same"]) == [node]
+    assert tree.follow(one, [pack_tokens((1, 3))], [b"same"]) == []
+    assert tree.follow(other, [tokens], [b"same"]) == []
+    assert tree.add_copy(other, tokens, b"same", block=1) is None, "the digest is taken"
 
 
 def test_events_fire_with_the_first_copy_and_the_last() -> None:
     tree = PrefixTree("model", 2)
     root = tree.root(b"")
-    digest = tree.digest(root.digest, (1, 2))
-    node = tree.add_copy(root, (1, 2), digest, block=0)
+    tokens = pack_tokens((1, 2))
+    digest = tree.digest(root.digest, tokens)
+    node = tree.add_copy(root, tokens, digest, block=0)
     assert node is not None
-    tree.add_copy(root, (1, 2), digest, block=1)
+    tree.add_copy(root, tokens, digest, block=1)
     assert tree.take_changes() == [Stored(digest, root.digest, depth=0)]
     tree.remove_copy(node, 0)
     assert tree.take_changes() == []

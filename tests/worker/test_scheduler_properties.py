@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.worker.rig import Rig
-from trunkline.block_hash import block_hash
+from trunkline.block_hash import packed_hash
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule, Batching
 from trunkline_worker.sequence import Finish
 
 
-def weak_hash(parent: bytes, token_ids: object) -> bytes:
+def weak_hash(parent: bytes, packed: bytes) -> bytes:
     """A hash of 4 bits: nearly everything collides."""
-    return bytes([block_hash(parent, token_ids)[0] & 15])  # type: ignore[arg-type]
+    return bytes([packed_hash(parent, packed)[0] & 15])
 
 
 class SchedulerLife(RuleBasedStateMachine):
     """Prompts come from a small alphabet, so that prefixes are shared, repeated and forged all the time."""
 
-    hash_block = staticmethod(block_hash)
+    hash_block = staticmethod(packed_hash)
 
     @initialize(
         num_blocks=st.integers(2, 24),
@@ -145,7 +145,7 @@ def test_neighbours_cache_and_pool_never_change_what_a_sequence_generates(
         rig.submit(prompt, max_tokens=10)
         rig.run()
         alone.append(rig.outputs[1])
-    for hash_block in (block_hash, weak_hash):
+    for hash_block in (packed_hash, weak_hash):
         rig = Rig(num_blocks=num_blocks, max_step_tokens=chunk, hash_block=hash_block)
         for prompt in prompts:
             rig.submit(prompt, max_tokens=10)

@@ -15,7 +15,7 @@ import numpy as np
 
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.kv_forecast import peak_blocks
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.limits import AdmissionRule, SchedulerLimits
 from trunkline_worker.output_lengths import OutputLengths
 from trunkline_worker.sequence import Sequence
@@ -32,7 +32,7 @@ class Admission:
         self._limits = limits
         self._blocks = blocks
         self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
-        self.output_lengths = [OutputLengths() for _ in Lane]
+        self.output_lengths = [OutputLengths() for _ in LANES]
 
     def has_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether the running set has a place for it. There are no more places than tokens in a step: everyone who
@@ -63,16 +63,20 @@ class Admission:
     def reserve_for(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Blocks that must stay available when this sequence takes some: the interactive lane's, as far as that lane
         does not hold them itself, and those promised to a guest."""
-        reserve = 0
-        for other in running:
-            if other.promised_len and other is not sequence:
-                reserve += self._blocks.num_missing(other, other.promised_len)
+        promised = [other for other in running if other.promised_len and other is not sequence]
+        reserve = sum([self._blocks.num_missing(other, other.promised_len) for other in promised])
         if sequence.lane is Lane.INTERACTIVE or not self._reserved_blocks:
             return reserve
         if sequence.promised_len or self._is_alone(sequence, running):
             return reserve
         held = sum(other.num_own_blocks for other in running if other.lane is Lane.INTERACTIVE)
         return reserve + max(0, self._reserved_blocks - held)
+
+    def most_reserved(self, running: list[Sequence]) -> int:
+        """The most that reserve_for() says of any of them; there must be one."""
+        if not self._reserved_blocks and not any([other.promised_len for other in running]):
+            return 0
+        return max(self.reserve_for(sequence, running) for sequence in running)
 
     def has_blocks(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether its known tokens fit, and the running set together with it will not outgrow the pool, as far as can
@@ -103,11 +107,12 @@ class Admission:
         if sequence.promised_len or self._limits.admission is AdmissionRule.OPTIMISTIC:
             return True
         # What ranks lower can be preempted, if it comes to that.
-        rivals = [other for other in running if other.lane <= sequence.lane]
+        lane = sequence.lane
+        rivals = [other for other in running if other.account.lane <= lane]
         if not rivals:
             return True
         # What no single one of them gives back by ending: prefixes that several share.
-        shared = max(0, self._blocks.num_live - given_up - sum(other.num_own_blocks for other in running))
+        shared = max(0, self._blocks.num_live - given_up - sum([other.num_own_blocks for other in running]))
         shared += self._blocks.num_revived(sequence)
         reserve = self.reserve_for(sequence, running)
         return self._peak_with(sequence, rivals, shared) + reserve <= self._blocks.num_blocks
@@ -125,10 +130,12 @@ class Admission:
         generated = np.array([s.num_output for s in everyone])
         most = np.array([s.sampling.max_tokens for s in everyone]) - generated
         mean, variance = np.empty(len(everyone)), np.empty(len(everyone))
-        lanes = np.array([s.lane for s in everyone])
-        for lane in Lane:
-            rows = lanes == lane
-            if rows.any():
+        lanes = [s.account.lane for s in everyone]
+        if min(lanes) is max(lanes):
+            mean, variance = self.output_lengths[lanes[0]].remaining(generated)
+        else:
+            for lane in LANES:
+                rows = np.array(lanes) == lane
                 mean[rows], variance[rows] = self.output_lengths[lane].remaining(generated[rows])
         # What max_tokens cuts off varies no more than up to there.
         remaining = np.minimum(mean, most)

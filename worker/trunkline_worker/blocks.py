@@ -14,6 +14,7 @@ takes the last copy of a parent before its children's.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from trunkline.block_hash import packed_blocks
 from trunkline_worker.prefix_tree import Node, PrefixTree
 from trunkline_worker.sequence import Sequence
 
@@ -94,21 +95,27 @@ class KVBlocks:
         found = sequence.found
         while found and not found[-1].copies:
             found.pop()
-        for index in range(len(found), (len(sequence.token_ids) - 1) // self.block_size):
+        first, last = len(found), (len(sequence.token_ids) - 1) // self.block_size
+        if first < last:
+            if len(sequence.digests) < last:
+                self._identify(sequence)
             parent = found[-1] if found else sequence.root
-            node = self.tree.find(parent, self._tokens(sequence, index), self.digest(sequence, index))
-            if node is None:
-                break
-            found.append(node)
+            found += self.tree.follow(parent, sequence.packed[first:last], sequence.digests[first:last])
         return len(found)
 
     def digest(self, sequence: Sequence, index: int) -> bytes:
         """The hash of a sequence's full block; computed once."""
-        digests = sequence.digests
-        while len(digests) <= index:
-            parent = digests[-1] if digests else sequence.root.digest
-            digests.append(self.tree.digest(parent, self._tokens(sequence, len(digests))))
-        return digests[index]
+        if index >= len(sequence.digests):
+            self._identify(sequence)
+        return sequence.digests[index]
+
+    def _identify(self, sequence: Sequence) -> None:
+        """Packs and hashes the blocks that have become full since the last time, all at once."""
+        digests, size = sequence.digests, self.block_size
+        full = len(sequence.token_ids) // size * size
+        blocks = packed_blocks(sequence.token_ids[len(digests) * size : full], size)
+        sequence.packed += blocks
+        digests += self.tree.digests(digests[-1] if digests else sequence.root.digest, blocks)
 
     # Taking and giving back
 
@@ -125,14 +132,14 @@ class KVBlocks:
 
     def num_revived(self, sequence: Sequence) -> int:
         """Matched blocks that nobody holds now."""
-        return sum(1 for node in sequence.found if not self._holders[node.copies[0]])
+        holders = self._holders
+        return [holders[node.copies[0]] for node in sequence.found].count(0)
 
     def admit(self, sequence: Sequence) -> None:
         """Gives a sequence its matched blocks and fresh ones for the rest of its known tokens."""
         assert not sequence.block_table, "admitted twice"
         matched = [node.copies[0] for node in sequence.found]
-        for block in matched:
-            self._hold(block)
+        self._hold(matched)
         fresh = self.num_fresh(sequence)
         sequence.chain = sequence.found[-1] if matched else sequence.root
         sequence.num_published = sequence.num_matched = len(matched)
@@ -163,8 +170,8 @@ class KVBlocks:
             if sequence.chain is None:  # an earlier block's hash collided: nothing after it can be verified
                 continue
             block = sequence.block_table[index]
-            tokens = self._tokens(sequence, index)
-            node = self.tree.add_copy(sequence.chain, tokens, self.digest(sequence, index), block)
+            digest = self.digest(sequence, index)
+            node = self.tree.add_copy(sequence.chain, sequence.packed[index], digest, block)
             sequence.chain = node
             self._node[block] = node
 
@@ -179,21 +186,24 @@ class KVBlocks:
 
     def free(self, table: list[int]) -> None:
         """Gives a detached block table back, tail first."""
+        holders, nodes, push_back = self._holders, self._node, self._free.push_back
         for block in reversed(table):
-            self._holders[block] -= 1
-            if self._holders[block]:
+            holders[block] -= 1
+            if holders[block]:
                 continue
-            if self._node[block] is None:
+            if nodes[block] is None:
                 self._free.push_front(block)
             else:
-                self._free.push_back(block)
+                push_back(block)
                 self.num_cached += 1
 
-    def _hold(self, block: int) -> None:
-        if not self._holders[block]:
-            self._free.unlink(block)
-            self.num_cached -= 1
-        self._holders[block] += 1
+    def _hold(self, blocks: list[int]) -> None:
+        holders, unlink = self._holders, self._free.unlink
+        for block in blocks:
+            if not holders[block]:
+                unlink(block)
+                self.num_cached -= 1
+            holders[block] += 1
 
     def _take(self) -> int:
         block = self._free.pop_front()
@@ -204,9 +214,6 @@ class KVBlocks:
             self.num_cached -= 1
         self._holders[block] = 1
         return block
-
-    def _tokens(self, sequence: Sequence, index: int) -> tuple[int, ...]:
-        return tuple(sequence.token_ids[index * self.block_size : (index + 1) * self.block_size])
 
     # Checking
 

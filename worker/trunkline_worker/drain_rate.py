@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes import LANES, Lane
 
 KEPT_ADMISSIONS = 4096
 LEAST_RETRY_S = 0.05
@@ -20,22 +20,22 @@ class DrainRate:
 
     def __init__(self) -> None:
         # All of each lane together with those above it: what drains while one waits in that lane.
-        self._admitted_s: list[deque[float]] = [deque(maxlen=KEPT_ADMISSIONS) for _ in Lane]
-        self._queued_s = [0.0 for _ in Lane]  # how long something has been waiting, in all
-        self._left = [0 for _ in Lane]  # what the last step left waiting
+        self._admitted_s: list[deque[float]] = [deque(maxlen=KEPT_ADMISSIONS) for _ in LANES]
+        self._queued_s = [0.0 for _ in LANES]  # how long something has been waiting, in all
+        self._left = [0 for _ in LANES]  # what the last step left waiting
         self._at_s = 0.0
 
     def step_over(self, waiting: list[int], now_s: float) -> None:
         """Called after the last admission of a step.  waiting: sequences that wait, by lane"""
         self._pass_time(now_s)
         left = 0
-        for lane in Lane:
+        for lane in LANES:
             left += waiting[lane]
             self._left[lane] = left
 
     def admitted(self, lane: Lane, now_s: float) -> None:
         self._pass_time(now_s)
-        for level in Lane:
+        for level in LANES:
             if level >= lane and self._left[level]:
                 self._admitted_s[level].append(self._queued_s[level])
 
@@ -61,6 +61,8 @@ class DrainRate:
     def _pass_time(self, now_s: float) -> None:
         passed_s = max(0.0, now_s - self._at_s)
         self._at_s = now_s
-        for level in Lane:
+        if not self._left[-1]:
+            return  # nothing waits in any lane
+        for level in LANES:
             if self._left[level]:
                 self._queued_s[level] += passed_s

@@ -60,7 +60,7 @@ class Padding:
     pairs: float = 0.0  # (query, key) pairs that prompts are attended over for nothing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every step, and that takes three times as long
 class StepPlan:
     """One step. Apply `ended`, then `starts`, then compute `steps` as one ragged batch in this order.
 
@@ -78,7 +78,12 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(step.num_new for step in self.steps)
+        return sum([step.num_new for step in self.steps])
+
+    @property
+    def num_decodes(self) -> int:
+        """Entries of one token each that is sampled from."""
+        return len([step for step in self.steps if step.num_new == 1 and step.samples])
 
     @property
     def num_padding(self) -> int:
@@ -95,7 +100,7 @@ class PositionLogprobs:
     top: list[tuple[int, float]]  # (token id, logprob), likeliest first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every step, and that takes three times as long
 class StepResult:
     """What an executor hands back; keys are indices into the plan's `steps`."""
 

@@ -11,23 +11,23 @@ Ownership:
 The cached set is prefix-closed: a node with copies has a parent with copies (or a root). See blocks.py for why.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from trunkline.block_hash import block_hash, root_hash
+from trunkline.block_hash import packed_hash, root_hash
 
-BlockHash = Callable[[bytes, Sequence[int]], bytes]
+BlockHash = Callable[[bytes, bytes], bytes]  # of a parent's hash and packed tokens
 
 
 class Node:
     """One interned block of tokens, or a root (no parent, no tokens)."""
 
-    __slots__ = ("__weakref__", "copies", "depth", "digest", "parent", "token_ids")
+    __slots__ = ("__weakref__", "copies", "depth", "digest", "packed", "parent")
 
-    def __init__(self, parent: "Node | None", token_ids: tuple[int, ...], digest: bytes, depth: int) -> None:
+    def __init__(self, parent: "Node | None", packed: bytes, digest: bytes, depth: int) -> None:
         self.parent = parent
-        self.token_ids = token_ids
+        self.packed = packed  # its tokens: see block_hash.pack_tokens
         self.digest = digest
         self.depth = depth  # blocks before this one in its chain; -1 for a root
         self.copies: list[int] = []  # physical blocks that hold this KV
@@ -55,7 +55,7 @@ CacheChange = Stored | Removed
 class PrefixTree:
     """Nodes by digest. One node per digest: of two colliding chains the second is simply not cached."""
 
-    def __init__(self, fingerprint: str, block_size: int, hash_block: BlockHash = block_hash) -> None:
+    def __init__(self, fingerprint: str, block_size: int, hash_block: BlockHash = packed_hash) -> None:
         self.block_size = block_size
         self.nodes: dict[bytes, Node] = {}
         self.changes: list[CacheChange] = []  # since last taken; see take_changes
@@ -67,29 +67,42 @@ class PrefixTree:
         """The root of all chains under a salt; equal only for verbatim equal salts."""
         node = self._roots.get(salt)
         if node is None:
-            node = Node(None, (), root_hash(self._fingerprint, salt=salt), depth=-1)
+            node = Node(None, b"", root_hash(self._fingerprint, salt=salt), depth=-1)
             self._roots[salt] = node
         return node
 
-    def digest(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
+    def digest(self, parent: bytes, packed: bytes) -> bytes:
         """The hash of a block of tokens after a parent's hash."""
-        return self._hash_block(parent, token_ids)
+        return self._hash_block(parent, packed)
 
-    def find(self, parent: Node, token_ids: tuple[int, ...], digest: bytes) -> Node | None:
-        """The node of these tokens after `parent`, verified."""
-        node = self.nodes.get(digest)
-        if node is not None and node.parent is parent and node.token_ids == token_ids:
-            return node
-        return None
+    def digests(self, parent: bytes, blocks: Iterable[bytes]) -> list[bytes]:
+        """The hashes of blocks that follow one another, the first after a parent's hash."""
+        hash_block, digests = self._hash_block, []
+        for packed in blocks:
+            parent = hash_block(parent, packed)
+            digests.append(parent)
+        return digests
 
-    def add_copy(self, parent: Node, token_ids: tuple[int, ...], digest: bytes, block: int) -> Node | None:
+    def follow(self, parent: Node, blocks: Sequence[bytes], digests: Sequence[bytes]) -> list[Node]:
+        """The nodes of these blocks one after the other, as far as there are any, verified; the first is after
+        `parent`."""
+        nodes, found = self.nodes, []
+        for packed, digest in zip(blocks, digests, strict=True):
+            node = nodes.get(digest)
+            if node is None or node.parent is not parent or node.packed != packed:
+                break
+            found.append(node)
+            parent = node
+        return found
+
+    def add_copy(self, parent: Node, packed: bytes, digest: bytes, block: int) -> Node | None:
         """Records that `block` holds this KV. None where the digest belongs to other tokens: it stays anonymous."""
         node = self.nodes.get(digest)
         if node is None:
-            node = Node(parent, token_ids, digest, parent.depth + 1)
+            node = Node(parent, packed, digest, parent.depth + 1)
             self.nodes[digest] = node
             self.changes.append(Stored(digest, parent.digest, node.depth))
-        elif node.parent is not parent or node.token_ids != token_ids:
+        elif node.parent is not parent or node.packed != packed:
             return None
         node.copies.append(block)
         return node

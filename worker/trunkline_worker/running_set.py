@@ -12,10 +12,10 @@ from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline_worker.admission import Admission, is_guest
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.deadlines import Deadlines
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes import LANES
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.news import PromptNews, SequenceNews, StepNews
-from trunkline_worker.plan import SequenceStart, StepPlan, StepResult
+from trunkline_worker.plan import SequenceStart, SequenceStep, StepPlan, StepResult
 from trunkline_worker.sequence import Finish, Sequence
 from trunkline_worker.shared_prefixes import ComputingPrefixes
 from trunkline_worker.stats import EngineStats
@@ -111,24 +111,24 @@ class RunningSet:
         news = StepNews()
         stats, sequences, lanes = self.stats, self._sequences, self.stats.lanes
         last_commit_s = self._last_commit_s
-        regular = [0 for _ in Lane]  # tokens that came one step after the one before
-        block_size = self.blocks.block_size
-        for index, step in enumerate(plan.steps):
-            sequence = sequences.get(step.sequence_id)
-            if sequence is None or sequence.generation != step.generation:
-                stats.stale_results += step.samples
+        regular = [0 for _ in LANES]  # tokens that came one step after the one before
+        block_size, token_ids = self.blocks.block_size, result.token_ids
+        for index, (sequence_id, generation, _, num_new, _, samples) in enumerate(plan.steps):
+            sequence = sequences.get(sequence_id)
+            if sequence is None or sequence.generation != generation:
+                stats.stale_results += samples
                 continue
-            computed = sequence.num_computed + step.num_new
+            computed = sequence.num_computed + num_new
             if computed // block_size > sequence.num_published:
                 self._publish(sequence, computed)
             else:
                 sequence.num_computed = computed
-            if not step.samples:
+            if not samples:
                 if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
                     sequence.prompt_logprobs += result.prompt_logprobs[index]
                 continue
             sequence.num_pending -= 1
-            token_id = result.token_ids[index]
+            token_id = token_ids[index]
             if (
                 token_id is None
                 or not sequence.reported
@@ -139,7 +139,7 @@ class RunningSet:
                 news.special.append(self._take_sample(sequence, index, result, now_s))
             else:
                 sequence.token_ids.append(token_id)
-                news.handles.append(sequence.sequence_id)
+                news.handles.append(sequence_id)
                 news.token_ids.append(token_id)
             if token_id is None:
                 continue
@@ -178,8 +178,8 @@ class RunningSet:
         )
         news = StepNews()
         last_commit_s = self._last_commit_s
-        first_s, count = result.repeated_done_s[0], len(times_s)
-        regular = [0 for _ in Lane]
+        first_s, count, block_size = result.repeated_done_s[0], len(times_s), self.blocks.block_size
+        regular = [0 for _ in LANES]
         for index, step in enumerate(plan.steps):
             sequence = self._sequences[step.sequence_id]
             lane = self.stats.lanes[sequence.lane]
@@ -192,17 +192,26 @@ class RunningSet:
             news.handles += [step.sequence_id] * count
             news.token_ids += result.repeated_token_ids[index]
             sequence.num_pending -= count
-            self._publish(sequence, sequence.num_computed + count)
+            computed = sequence.num_computed + count
+            if computed // block_size > sequence.num_published:
+                self._publish(sequence, computed)
+            else:
+                sequence.num_computed = computed
             sequence.account.output_tokens += count
             lane.output_tokens += count
-            rest.steps.append(step._replace(num_computed=step.num_computed + count, new_blocks=()))
+            rest.steps.append(
+                SequenceStep(step.sequence_id, step.generation, step.num_computed + count, 1, (), samples=True)
+            )
         before_s = last_commit_s
+        everyone = [0 for _ in LANES]
+        for sequence in self.running:
+            everyone[sequence.account.lane] += 1
         for done_s in result.repeated_done_s:
             for counts, number in zip(self.stats.lanes, regular, strict=True):
                 if number:
                     counts.itl.add(done_s - before_s, number)
             before_s = done_s
-            regular = [sum(s.lane is lane for s in self.running) for lane in Lane]
+            regular = everyone
         self._last_commit_s = now_s
         return news
 

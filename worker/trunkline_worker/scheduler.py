@@ -19,7 +19,7 @@ from trunkline_worker.admission import cheapest_victim, is_guest
 from trunkline_worker.batch_gate import BatchGate
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.drain_rate import DrainRate
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.plan import SequenceStart, SequenceStep, StepPlan
 from trunkline_worker.running_set import RunningSet
@@ -52,7 +52,7 @@ class Scheduler(RunningSet):
     def __init__(self, limits: SchedulerLimits, blocks: KVBlocks, stats: EngineStats) -> None:
         super().__init__(limits, blocks, stats)
         self.drain_rate = DrainRate()
-        self.prompt_backlog = [0 for _ in Lane]  # tokens of running sequences' prompts that no step was given yet
+        self.prompt_backlog = [0 for _ in LANES]  # tokens of running sequences' prompts that no step was given yet
         self._gate = BatchGate(limits)
         self._step_id = 0
         self._guest: Sequence | None = None  # the latest one
@@ -71,6 +71,8 @@ class Scheduler(RunningSet):
 
     def wakes_s(self) -> float | None:
         """When time alone changes what schedule() would do; None: never."""
+        if not len(self.waiting):
+            return None
         times = []
         if self._gate.is_open_always:
             if not self._guest_blocked and self._current_guest() is None:
@@ -78,7 +80,7 @@ class Scheduler(RunningSet):
                 times += [time_s + self.limits.aging_s for time_s in since_s if time_s is not None]
         elif not self.running:
             opens_s = self._gate.opens_s(self.waiting)
-            if opens_s is not None and len(self.waiting):
+            if opens_s is not None:
                 times.append(opens_s)
         hopeless_s = self.deadlines.next_s()
         return min([*times, *([] if hopeless_s is None else [hopeless_s])], default=None)
@@ -123,42 +125,40 @@ class Scheduler(RunningSet):
         its max_tokens and no time of wakes_s() comes; 1 if it would not."""
         budget_allows = (
             not plan.starts
-            and all(step.num_new == 1 and step.samples for step in plan.steps)
             and len(plan.steps) == len(self.running)
-            and (not len(self.waiting) or self._blocked or len(self.running) >= self.limits.max_running_requests)
             and not self._retiring
+            and (not len(self.waiting) or self._blocked or len(self.running) >= self.limits.max_running_requests)
+            and plan.num_decodes == len(plan.steps)
         )
         if not budget_allows or not self._gate.is_open_always:
             return 1
         size = self.blocks.block_size
         # Sequences that a plan before this one brings to their end would leave in between.
-        most = 1 + min(s.last_to_compute - s.num_scheduled for s in self.running)
+        most = 1 + min([s.last_to_compute - s.num_scheduled for s in self.running])
         guest = self._guest
         if guest is not None and guest.block_table:
             # When it has got what it was promised, others may take its place.
             most = min(most, guest.promised_len - guest.num_scheduled + 1)
         if most <= 1:
             return 1
-        reserve = max(self.admission.reserve_for(s, self.running) for s in self.running)
-        spare = self.blocks.num_available - reserve
-        while most > 1 and sum(-(-(s.num_scheduled + most - 1) // size) for s in self.running) - sum(
-            len(s.block_table) for s in self.running
-        ) > max(0, spare):
+        spare = max(0, self.blocks.num_available - self.admission.most_reserved(self.running))
+        held = sum([len(s.block_table) for s in self.running])
+        while most > 1 and sum([-(-(s.num_scheduled + most - 1) // size) for s in self.running]) - held > spare:
             most //= 2
         return max(1, most)
 
     def repeat(self, plan: StepPlan, repeats: int) -> StepPlan:
         """Makes the plan just scheduled count `repeats` times, at most what repeatable() said."""
         assert self._in_flight[-1] is plan, "only the latest plan can be repeated"
-        steps = []
+        steps, more = [], repeats - 1
         for step in plan.steps:
             sequence = self._sequences[step.sequence_id]
-            more = repeats - 1
             sequence.num_scheduled += more
             sequence.num_pending += more
             missing = self.blocks.num_missing(sequence, sequence.num_scheduled)
-            new_blocks = [*step.new_blocks, *self.blocks.grow(sequence, missing)] if missing else step.new_blocks
-            steps.append(step._replace(new_blocks=new_blocks))
+            if missing:
+                step = step._replace(new_blocks=[*step.new_blocks, *self.blocks.grow(sequence, missing)])
+            steps.append(step)
         repeated = StepPlan(plan.step_id, steps, [], plan.ended, repeats=repeats)
         self._in_flight[-1] = repeated
         return repeated
@@ -177,8 +177,8 @@ class Scheduler(RunningSet):
             self._gate.is_forming or any(sequence.num_unscheduled > 1 for sequence in order)
         )
         for sequence in order:
-            start = sequence.num_scheduled
-            behind = len(sequence.token_ids) + sequence.num_pending - start
+            start, pending = sequence.num_scheduled, sequence.num_pending
+            behind = len(sequence.token_ids) + pending - start
             if behind != 1:
                 if behind > 1 and sequence.block_table:
                     chunks.append(sequence)
@@ -193,7 +193,7 @@ class Scheduler(RunningSet):
                 new_blocks = self.blocks.grow(sequence, 1)
             steps.append(SequenceStep(sequence.sequence_id, sequence.generation, start, 1, new_blocks, True))
             sequence.num_scheduled = start + 1
-            sequence.num_pending += 1
+            sequence.num_pending = pending + 1
             sequence.last_step = step_id
             tokens_left -= 1
             if lower:
@@ -227,10 +227,10 @@ class Scheduler(RunningSet):
         if guest_waits:
             # Nobody overtakes it; the interactive lane is held up only if it alone is in the guest's way.
             may_admit = may_admit and any(sequence.lane is not Lane.INTERACTIVE for sequence in self.running)
-        may_admit = may_admit and not self._blocked
+        may_admit = may_admit and not self._blocked and len(self.waiting) > 0
         # Whether everybody who waits was found not to fit, and nothing is on its way that could change that.
         blocked = may_admit and not guest_waits and self._gate.is_open_always
-        for lane in Lane:
+        for lane in LANES:
             for sequence in chunks:
                 if sequence.lane is lane and sequence.block_table:
                     self._chunk(sequence, most, steps, budget)
@@ -244,7 +244,7 @@ class Scheduler(RunningSet):
 
     def _count_backlog(self, budget: StepBudget, *, has_prompts: bool) -> None:
         """What the step leaves to be done for prompts, for load samples."""
-        self.running_kv_tokens, self.prompt_backlog = budget.decode_kv_tokens, [0 for _ in Lane]
+        self.running_kv_tokens, self.prompt_backlog = budget.decode_kv_tokens, [0 for _ in LANES]
         if has_prompts:
             self.running_kv_tokens = sum(len(sequence.token_ids) for sequence in self.running)
             for sequence in self.running:
@@ -400,7 +400,7 @@ class Scheduler(RunningSet):
     def _preempt_for_waiting(self, now_s: float) -> None:
         """Lets in what waits in a higher lane and does not fit because of lower ones. Comes before anything else of a
         step is settled, since whoever is preempted has no part in it."""
-        if self._blocked or not self._gate.is_open_always:
+        if self._blocked or not self._gate.is_open_always or not len(self.waiting):
             return
         for lane in (Lane.INTERACTIVE, Lane.STANDARD):
             for _ in range(MAX_PREEMPTIONS_PER_STEP):
@@ -410,13 +410,12 @@ class Scheduler(RunningSet):
                 if self._prefixes.covers_next(sequence, self._match(sequence)):
                     self.waiting.defer(sequence)
                     continue
+                if not self.running or self.running[-1].lane <= lane or self._fits(sequence):
+                    break  # there is nobody to preempt, or it is let in with all others
+                self._make_room(sequence)
                 if not self._fits(sequence):
-                    self._make_room(sequence)
-                    if not self._fits(sequence):
-                        break
-                    self._start(sequence, now_s)
-                else:
-                    break  # it is let in with all others
+                    break
+                self._start(sequence, now_s)
         self.waiting.restore()
 
     def _make_room(self, sequence: Sequence) -> None:

@@ -45,7 +45,8 @@ class Sequence:
     promised_len: int = 0  # up to this length it keeps its blocks, whoever else wants them: see admission.py
 
     # Identity of its blocks: see blocks.py
-    digests: list[bytes] = field(default_factory=list)
+    packed: list[bytes] = field(default_factory=list)  # tokens of its full blocks, as far as they were asked for
+    digests: list[bytes] = field(default_factory=list)  # of the same blocks
     num_published: int = 0  # leading blocks that carry an identity (or lost it to a collision)
     chain: Node | None = None  # node of the last published block
     found: list[Node] = field(default_factory=list)  # the longest cached prefix when it was last looked for

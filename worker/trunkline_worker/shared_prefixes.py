@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from trunkline_worker.blocks import KVBlocks
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes import LANES
 from trunkline_worker.sequence import Sequence
 
 
@@ -33,7 +33,7 @@ class ComputingPrefixes:
         sequence.num_announced = len(sequence.token_ids) // self._blocks.block_size
         for index in range(first, sequence.num_announced):
             digest = self._blocks.digest(sequence, index)
-            self._computing.setdefault(digest, [0 for _ in Lane])[sequence.lane] += 1
+            self._computing.setdefault(digest, [0 for _ in LANES])[sequence.lane] += 1
 
     def withdraw(self, sequence: Sequence, until: int | None = None) -> None:
         """Takes announced blocks back: those before block `until`, or all that are left."""

@@ -5,7 +5,7 @@ fitted to the latest steps by least squares of the relative error, none of them 
 """
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ LEAST_ADDED_SHARE = 0.25
 DECODE_SAMPLE_EVERY = 8  # of steps that only decode, which are many and alike
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoad:
+class StepLoad(NamedTuple):
     """What a step's time depends on."""
 
     num_tokens: int  # padding included
@@ -101,7 +100,9 @@ class StepCost:
                 used &= solution >= 0
                 continue
             residual = np.abs(matrix @ solution - 1)
-            weights = np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
+            before, weights = weights, np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
+            if np.array_equal(weights, before):
+                break  # all that follows would be equal
         solution = np.maximum(solution, 0.0) / scale
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s = solution.tolist()
 

@@ -1,5 +1,7 @@
 """From a validated Submit to a sequence of the engine."""
 
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from typing import Any
 
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -14,8 +16,18 @@ from trunkline_worker.sequence import Sequence
 LEAST_TEMPERATURE = 1e-5
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's tokens, and of its full blocks what is known already: all of them, or none."""
+
+    token_ids: Tokens[int]
+    packed: Tokens[bytes] = ()  # see Sequence.packed
+    digests: Tokens[bytes] = ()
+
+
 def sequence_of(
     submit: Submit,
+    prompt: Prompt,
     *,
     tree: PrefixTree,
     account: Account,
@@ -24,22 +36,23 @@ def sequence_of(
     max_total: int,
     eos: frozenset[int],
 ) -> Sequence:
-    """The sequence that a Submit describes.
+    """The sequence that a Submit describes, but for its prompt, which is given beside it.
 
     `max_total` bounds prompt and output together: the context length or what the KV pool holds, whichever is less.
     """
     deadline_s = now_s + submit.timeout.ToNanoseconds() / 1e9 if submit.HasField("timeout") else None
-    prompt = list(submit.prompt_token_ids)
     return Sequence(
         sequence_id=submit.handle,
-        token_ids=prompt + list(submit.resume.output_token_ids),
-        prompt_len=len(prompt),
-        sampling=resolve_sampling(submit.sampling, submit.choice, max_total - len(prompt), eos),
+        token_ids=[*prompt.token_ids, *submit.resume.output_token_ids],
+        prompt_len=len(prompt.token_ids),
+        sampling=resolve_sampling(submit.sampling, submit.choice, max_total - len(prompt.token_ids), eos),
         root=tree.root(submit.cache_salt),
         arrival=arrival,
         account=account,
         arrival_s=now_s,
         deadline_s=deadline_s,
+        packed=[*prompt.packed],
+        digests=[*prompt.digests],
     )
 
 

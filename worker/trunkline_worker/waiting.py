@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 from trunkline_worker.fair_share import Account, Accounts
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.sequence import Sequence
 from trunkline_worker.sequence_heap import SequenceHeap
 
@@ -22,17 +22,17 @@ class Waiting:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.lanes = [Accounts(lane) for lane in Lane]
-        self.num_tokens = [0 for _ in Lane]  # known tokens of those that never ran, by lane
-        self.count = [0 for _ in Lane]  # of those that never ran
-        self.preempted_tokens = [0 for _ in Lane]  # known tokens of those that were preempted, by lane
-        self.matched_tokens = [0 for _ in Lane]  # of both, cached when they were last looked at: see has_matched()
-        self.admitted_s = [0.0 for _ in Lane]  # when the last one of each lane left the queue
-        self._due_s: list[list[float]] = [[] for _ in Lane]  # of those that never ran, in order
+        self.lanes = [Accounts(lane) for lane in LANES]
+        self.num_tokens = [0 for _ in LANES]  # known tokens of those that never ran, by lane
+        self.count = [0 for _ in LANES]  # of those that never ran
+        self.preempted_tokens = [0 for _ in LANES]  # known tokens of those that were preempted, by lane
+        self.matched_tokens = [0 for _ in LANES]  # of both, cached when they were last looked at: see has_matched()
+        self.admitted_s = [0.0 for _ in LANES]  # when the last one of each lane left the queue
+        self._due_s: list[list[float]] = [[] for _ in LANES]  # of those that never ran, in order
         self._members: dict[int, Sequence] = {}  # by id
         self._queues: dict[Account, SequenceHeap] = {}  # of accounts with something that never ran
-        self._returning = [SequenceHeap(self._members) for _ in Lane]
-        self._by_age = [SequenceHeap(self._members) for _ in Lane]  # only the lower lanes age
+        self._returning = [SequenceHeap(self._members) for _ in LANES]
+        self._by_age = [SequenceHeap(self._members) for _ in LANES]  # only the lower lanes age
         self.by_deadline = SequenceHeap(self._members)  # of those that never ran and have one: see deadlines.py
         self._deferred: list[SequenceHeap] = []  # where something is set aside
 
@@ -150,7 +150,7 @@ class Waiting:
         """Asserts that counts agree with members, and that nobody who waits holds blocks."""
         assert all(not s.block_table and not s.num_scheduled and not s.num_pending for s in self), "it holds blocks"
         assert not self._deferred, "somebody is still deferred"
-        for lane in Lane:
+        for lane in LANES:
             everyone = [s for s in self if s.lane is lane]
             preempted = sum(len(s.token_ids) for s in everyone if s.generation)
             assert self.preempted_tokens[lane] == preempted, "tokens miscounted"

@@ -14,7 +14,7 @@ memory 0.85 of the bandwidth (decode kernels of FlashInfer, Ye et al., MLSys 202
 estimates until a profile has been measured; calibration.py fits one to measured steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,19 @@ class Profile:
     device: Device
     model: ModelShape
     num_devices: int
+    # Derived once: they are asked for in every step.
+    _kv_bytes_per_token: int = field(init=False, repr=False, compare=False)
+    _bandwidth: float = field(init=False, repr=False, compare=False)
+    _layer_params: int = field(init=False, repr=False, compare=False)
+    _head_params: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Of all devices: a KV head is not split, so more devices than KV heads keep copies.
+        copies = max(1, self.num_devices // self.model.kv_heads)
+        object.__setattr__(self, "_kv_bytes_per_token", copies * self.model.kv_bytes_per_token)
+        object.__setattr__(self, "_bandwidth", self.num_devices * self.device.bandwidth_bytes_s * BANDWIDTH_SHARE)
+        object.__setattr__(self, "_layer_params", self.model.layer_params)
+        object.__setattr__(self, "_head_params", self.model.head_params)
 
     def kv_blocks(self, block_size: int, memory_share: float = 0.9) -> int:
         """Blocks that fit beside the weights."""
@@ -116,26 +129,16 @@ class Profile:
         times: NDArray[np.float64] = self._base_s(work) + kv_tokens * self._kv_bytes_per_token / self._bandwidth
         return times
 
-    @property
-    def _kv_bytes_per_token(self) -> int:
-        """Of all devices: a KV head is not split, so more devices than KV heads keep copies."""
-        copies = max(1, self.num_devices // self.model.kv_heads)
-        return copies * self.model.kv_bytes_per_token
-
-    @property
-    def _bandwidth(self) -> float:
-        return self.num_devices * self.device.bandwidth_bytes_s * BANDWIDTH_SHARE
-
     def _base_s(self, work: StepWork) -> float:
         """All but the reading of decodes' KV."""
         model, flops = self.model, self.num_devices * self.device.flops
         layers_s = max(
-            model.layer_params * BYTES_PER_WEIGHT / self._bandwidth,
-            2 * model.layer_params * work.num_rows / (flops * MATMUL_SHARE),
+            self._layer_params * BYTES_PER_WEIGHT / self._bandwidth,
+            2 * self._layer_params * work.num_rows / (flops * MATMUL_SHARE),
         )
         head_s = max(
-            model.head_params * BYTES_PER_WEIGHT / self._bandwidth if work.num_sampled else 0.0,
-            2 * model.head_params * work.num_sampled / (flops * MATMUL_SHARE),
+            self._head_params * BYTES_PER_WEIGHT / self._bandwidth if work.num_sampled else 0.0,
+            2 * self._head_params * work.num_sampled / (flops * MATMUL_SHARE),
         )
         chunks_s = max(
             4 * work.chunk_pairs * model.heads * model.head_dim * model.layers / (flops * ATTENTION_SHARE),

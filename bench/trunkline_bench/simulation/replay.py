@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineStep
+from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.status import CONTEXT_LENGTH_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetStatsResponse, Submit
@@ -17,6 +17,7 @@ from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.prefix_tree import PrefixTree
 from trunkline_worker.scheduler import Scheduler
 from trunkline_worker.stats import EngineStats
+from trunkline_worker.submission import Prompt
 
 FINGERPRINT = "simulated"  # of the model whose blocks are hashed
 
@@ -107,7 +108,7 @@ def replay(
             if worker.can_hold(requests[upcoming]):
                 request = requests[upcoming]
                 weight = weights.get(request.tenant, 1.0)
-                engine.accept(EngineRequest(submits=[submit_of(upcoming, request, request.prompt(), weight)]))
+                engine.submit(submit_of(upcoming, request, weight), Prompt(request.prompt()))
             else:
                 outcomes[upcoming].refused = CONTEXT_LENGTH_EXCEEDED
                 outcomes[upcoming].done_s = clock.now_s
@@ -150,11 +151,11 @@ def simulated_engine(
     return engine, executor
 
 
-def submit_of(handle: int, request: TraceRequest, prompt: list[int], tenant_weight: float = 1.0) -> Submit:
-    """A request as the engine gets it. max_tokens is left open: nobody knows how long an answer will be."""
+def submit_of(handle: int, request: TraceRequest, tenant_weight: float = 1.0) -> Submit:
+    """A request as the engine gets it, but for its prompt. max_tokens is left open: nobody knows how long an answer
+    will be."""
     return Submit(
         handle=handle,
-        prompt_token_ids=prompt,
         sampling=SamplingParams(seed=0),
         lane=lane_number(Lane[request.lane.upper()]),  # type: ignore[arg-type]
         tenant=request.tenant,

@@ -63,6 +63,7 @@ class SimulatedExecutor:
         self._prefilling: set[int] = set()  # sequences that have sampled nothing since they started, by id
         self._free_s = 0.0  # when the device has done all that was launched
         self._results: deque[tuple[StepResult, float]] = deque()
+        self._costed: tuple[StepPlan, StepWork, float] | None = None  # the latest plan, its work and its time
 
     def launch(self, plan: StepPlan) -> None:
         left = self._left
@@ -73,20 +74,20 @@ class SimulatedExecutor:
             generated = len(start.token_ids) - start.prompt_len
             left[start.sequence_id] = self._output_lengths[start.sequence_id] - generated
             self._prefilling.add(start.sequence_id)
-        work = work_of(plan)
         begin_s = max(self._clock.now_s, self._free_s)
         if plan.repeats > 1:
-            self._launch_run(plan, work, begin_s)
+            self._launch_run(plan, work_of(plan), begin_s)
             return
-        device_s = self._cost.step_time_s(work)
+        _, device_s = self._cost_of(plan)
         tokens: list[int | None] = []
         for step in plan.steps:
             if step.samples:
-                left[step.sequence_id] -= 1
-                self._prefilling.discard(step.sequence_id)
-                tokens.append(FIRST_TOKEN if left[step.sequence_id] else END_TOKEN)
+                left[step.sequence_id] = still = left[step.sequence_id] - 1
+                tokens.append(FIRST_TOKEN if still else END_TOKEN)
             else:
                 tokens.append(None)
+        if self._prefilling:
+            self._prefilling.difference_update([step.sequence_id for step in plan.steps if step.samples])
         self._free_s = begin_s + self._elapsed_s(device_s)
         self._results.append((StepResult(plan.step_id, tokens, device_time_s=device_s), self._free_s))
 
@@ -106,19 +107,30 @@ class SimulatedExecutor:
     def repeats(self, plan: StepPlan, most: int, until_s: float) -> int:
         """See executor.RepeatingExecutor. The next repetition is planned when the one before is done or, running
         ahead, some time before: no later than that. A prompt computed token by token is no decode: once only."""
-        if any(step.sequence_id in self._prefilling for step in plan.steps):
-            return 1
-        most = min(most, *(self._left[step.sequence_id] for step in plan.steps))
-        if most <= 1:
-            return 1
         done_s = max(self._clock.now_s, self._free_s)
+        if done_s >= until_s or (
+            self._prefilling and any([step.sequence_id in self._prefilling for step in plan.steps])
+        ):
+            return 1
+        left = self._left
+        most = min(most, min([left[step.sequence_id] for step in plan.steps]))
+        work, device_s = self._cost_of(plan)
+        if most <= 1 or done_s + self._elapsed_s(device_s) >= until_s:
+            return 1
         count = 1
-        for device_s in self._cost.run_times_s(work_of(plan), most - 1).tolist():
+        for device_s in self._cost.run_times_s(work, most - 1).tolist():
             done_s += self._elapsed_s(device_s)
             if done_s >= until_s:
                 break
             count += 1
         return count
+
+    def _cost_of(self, plan: StepPlan) -> tuple[StepWork, float]:
+        """What it asks of the device, and how long it takes once."""
+        if self._costed is None or self._costed[0] is not plan:
+            work = work_of(plan)
+            self._costed = plan, work, self._cost.step_time_s(work)
+        return self._costed[1:]
 
     def _launch_run(self, plan: StepPlan, work: StepWork, begin_s: float) -> None:
         """Two results: all repetitions but the last, and the last one."""

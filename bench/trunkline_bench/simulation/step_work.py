@@ -1,12 +1,11 @@
 """What a step asks of a device, summed over its sequences."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trunkline_worker.plan import StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """Of one step, or of the first repetition of a plan that repeats."""
 
     num_tokens: int  # real tokens, of decodes and chunks
@@ -27,15 +26,15 @@ def work_of(plan: StepPlan) -> StepWork:
     """Of a plan."""
     tokens = sampled = decode_kv = chunk_kv = 0
     pairs = 0.0
-    for step in plan.steps:
-        tokens += step.num_new
-        sampled += step.samples
-        context = step.num_computed + step.num_new
-        if step.num_new == 1:
+    for _, _, num_computed, num_new, _, samples in plan.steps:
+        tokens += num_new
+        sampled += samples
+        context = num_computed + num_new
+        if num_new == 1:
             decode_kv += context
         else:
             chunk_kv += context
-            pairs += step.num_new * (step.num_computed + (step.num_new + 1) / 2)
+            pairs += num_new * (num_computed + (num_new + 1) / 2)
     if plan.padding is not None:
         decode_kv += plan.padding.kv_tokens
         pairs += plan.padding.pairs

@@ -1,7 +1,8 @@
 """`make bench-streaming`: what one router process adds to a stream, against a hop that only passes bytes on.
 
 A source that computes nothing, the hop, and a client, each a process of its own; the hops take turns, and medians
-count. All share the machine's cores, so the hop's own CPU time is what tells how much one core can do.
+count. All share the machine's cores, so the hop's own CPU time is what tells how much one core can do. With `--smg`,
+the gateway of that name takes its turns too, before a source that speaks what it speaks.
 """
 
 import argparse
@@ -10,12 +11,14 @@ import os
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
 from trunkline_bench.simulation.report import cpu_name, table
 from trunkline_bench.streaming.client import Load
 from trunkline_bench.streaming.processes import Hop, Run, hops, run
+from trunkline_bench.streaming.smg import NOT_ALIKE, SMG, SMG_DIRECT, smg_version
 
 RESULTS = Path(__file__).parents[2] / "results"
 TOKENS = {64: 800, 256: 250}  # of each stream, by the number of streams
@@ -23,6 +26,7 @@ PACED_TOKENS = 100
 STEPS_PER_S = 20.0
 REQUEST_STREAMS, REQUEST_ROUNDS = 64, 40
 STALLED, READING, STALLED_TOKENS = 4, 4, 50_000
+TAKE_IDS, TAKE_TEXT = ("edge", "worker", "vllm"), ("edge", "completions")  # for a prompt
 
 Runs = dict[tuple[str, int], list[Run]]  # by hop and streams
 
@@ -32,7 +36,8 @@ async def streams(found: dict[str, Hop], rounds: int, *, paced: bool) -> Runs:
     for _ in range(rounds):
         for count, tokens in TOKENS.items():
             for name, hop in found.items():
-                load = Load(hop.address, hop.edge, count, PACED_TOKENS if paced else tokens, latency=paced)
+                steps_per_s = STEPS_PER_S if paced else 0.0
+                load = Load(hop.address, hop.wire, count, PACED_TOKENS if paced else tokens, steps_per_s=steps_per_s)
                 runs.setdefault((name, count), []).append(one := await run(hop, load))
                 print(f"{name}, {count} streams: {one.seen.messages / one.seen.seconds:,.0f} messages/s", flush=True)
     return runs
@@ -42,9 +47,9 @@ async def requests(found: dict[str, Hop], rounds: int, *, text: bool) -> Runs:
     runs: Runs = {}
     for _ in range(rounds):
         for name, hop in found.items():
-            if text and not hop.edge:
+            if hop.wire not in (TAKE_TEXT if text else TAKE_IDS):
                 continue
-            load = Load(hop.address, hop.edge, REQUEST_STREAMS, 1, rounds=REQUEST_ROUNDS, text=text)
+            load = Load(hop.address, hop.wire, REQUEST_STREAMS, 1, rounds=REQUEST_ROUNDS, text=text)
             runs.setdefault((name, REQUEST_STREAMS), []).append(one := await run(hop, load))
             print(f"{name}: {one.seen.requests / one.seen.seconds:,.0f} requests/s", flush=True)
     return runs
@@ -136,7 +141,7 @@ REQUESTS = ("requests/s", "CPU µs per request", "requests/s per core")
 
 async def stalled(found: dict[str, Hop]) -> str:
     hop = found["router"]
-    load = Load(hop.address, True, STALLED + READING, STALLED_TOKENS, stalled=STALLED)
+    load = Load(hop.address, hop.wire, STALLED + READING, STALLED_TOKENS, stalled=STALLED)
     one = await run(hop, load)
     return (
         f"{STALLED} clients that stop reading, each of a stream with 20 log-probabilities per token, beside {READING} "
@@ -146,22 +151,63 @@ async def stalled(found: dict[str, Hop]) -> str:
     )
 
 
-async def measure(rounds: int, before: Path | None) -> str:
-    async with hops(0.0, before) as found:
+def ours(runs: Runs) -> Runs:
+    return {key: taken for key, taken in runs.items() if key[0] not in (SMG, SMG_DIRECT)}
+
+
+def beside_smg(smg: Path | None, fast: Runs, paced: Runs, by_text: Runs) -> str:
+    """Both before a source of their own, each of which has a direct of its own."""
+    if smg is None:
+        return NO_SMG + "\n"
+    fast_rows, paced_rows = {}, {}
+    for name, direct in (("router", "direct"), (SMG, SMG_DIRECT)):
+        for count in TOKENS:
+            taken = fast[name, count]
+            fast_rows[f"{name}, {count} streams"] = [f"{tokens_per_s(taken):,.0f}", *token_cells(taken)]
+            (p50, p99), base = ages_ms(paced[name, count]), ages_ms(paced[direct, count])
+            paced_rows[f"{name}, {count} streams"] = [
+                *token_cells(paced[name, count]),
+                f"{p50:.1f} / {p99:.1f}",
+                f"{p50 - base[0]:+.1f} / {p99 - base[1]:+.1f}",
+            ]
+    requests_taken = {key: taken for key, taken in by_text.items() if key[0] in ("router", SMG)}
+    return (
+        f"{smg_version(smg)}, medians of the same rounds.\n\nAs fast as it goes:\n\n"
+        + table(fast_rows, ("tokens/s", *PER_TOKEN))
+        + f"\nPaced, {STEPS_PER_S:.0f} steps/s:\n\n"
+        + table(paced_rows, (*PER_TOKEN, "age of a token p50 / p99, ms", "more than its own direct, ms"))
+        + f"\nRequests of one token, {REQUEST_STREAMS} at once:\n\n"
+        + table(request_rows(requests_taken, "text"), REQUESTS)
+        + f"\n{NOT_ALIKE}"
+    )
+
+
+def token_cells(taken: list[Run]) -> list[str]:
+    return [f"{1e6 / tokens_per_cpu_s(taken):.1f}", f"{tokens_per_cpu_s(taken):,.0f}"]
+
+
+PER_TOKEN = ("CPU µs per token", "tokens/s per core")
+NO_SMG = "SMG is not in here: `--smg COMMAND` names the command that starts it."
+
+
+async def measure(rounds: int, before: Path | None, smg: Path | None) -> str:
+    async with hops(0.0, before, smg) as found:
         fast = await streams(found, rounds, paced=False)
         by_ids = await requests(found, rounds, text=False)
         by_text = await requests(found, rounds, text=True)
         memory = await stalled(found)
-    async with hops(STEPS_PER_S, before) as found:
+    async with hops(STEPS_PER_S, before, smg) as found:
         paced = await streams(found, rounds, paced=True)
+    request_table = request_rows(ours(by_ids), "token ids") | request_rows(ours(by_text), "text")
     return (
         "## As fast as it goes\n\n"
-        + table(streaming_rows(fast), STREAMING)
+        + table(streaming_rows(ours(fast)), STREAMING)
         + f"\n## Paced: {STEPS_PER_S:.0f} steps/s\n\n"
-        + table(latency_rows(paced), LATENCY)
+        + table(latency_rows(ours(paced)), LATENCY)
         + f"\n## Requests of one token, {REQUEST_STREAMS} at once\n\n"
-        + table(request_rows(by_ids, "token ids") | request_rows(by_text, "text"), REQUESTS)
+        + table(request_table, REQUESTS)
         + f"\n## Clients that stop reading\n\n{memory}"
+        + f"\n## Beside SMG\n\n{beside_smg(smg, fast, paced, by_text)}"
     )
 
 
@@ -169,16 +215,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, help="another checkout, whose router takes its turns too")
+    parser.add_argument("--smg", type=Path, help="the command that starts SMG, of the package smg: DIR/bin/smg")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    if arguments.smg is None:
+        print(f"bench-streaming: {NO_SMG}")
+    elif not arguments.smg.is_file():
+        parser.error(f"--smg: there is no {arguments.smg}")
+    elif find_spec("smg_grpc_proto") is None:
+        parser.error("--smg needs the package smg-grpc-proto, which the extra dev brings")
+    flags = f"--rounds {arguments.rounds}" + (" --smg DIR/bin/smg" if arguments.smg else "")
     names = ("trunkline", "grpcio", "protobuf", "uvloop")
     text = (
         "# Streaming through one router process\n\n"
         f"- date: {datetime.now(UTC):%Y-%m-%d}\n"
         f"- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores, shared by source, hop and client\n"
         f"- versions: {', '.join(f'{name} {version(name)}' for name in names)}, Python {platform.python_version()}\n"
-        f"- command: `make bench-streaming ARGS='--rounds {arguments.rounds}'`; medians of the rounds\n\n"
-        + asyncio.run(measure(arguments.rounds, arguments.before))
+        f"- command: `make bench-streaming ARGS='{flags}'`; medians of the rounds\n\n"
+        + asyncio.run(measure(arguments.rounds, arguments.before, arguments.smg))
     )
     print(text)
     arguments.output.mkdir(parents=True, exist_ok=True)

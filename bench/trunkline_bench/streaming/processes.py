@@ -13,6 +13,7 @@ from pathlib import Path
 from trunkline.client import Client
 from trunkline_bench.ports import free_port
 from trunkline_bench.streaming.client import Load, Seen
+from trunkline_bench.streaming.smg import SMG, SMG_DIRECT, launched
 
 START_S = 60.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -25,7 +26,7 @@ class Hop:
     """Something that a client can be pointed at."""
 
     address: str
-    edge: bool
+    wire: str  # one of WIRES
     pid: int
 
     def cpu_s(self) -> float:
@@ -48,23 +49,31 @@ class Run:
 
 
 @asynccontextmanager
-async def hops(steps_per_s: float, before: Path | None) -> AsyncIterator[dict[str, Hop]]:
-    """A source and what stands before it: "direct" is the source itself."""
-    module = "trunkline_bench.streaming"
+async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> AsyncIterator[dict[str, Hop]]:
+    """A source and what stands before it: "direct" is the source itself.
+
+    smg: the command that starts the gateway of that name, before a source of its own: "SMG" and SMG_DIRECT.
+    """
+    module, pace = "trunkline_bench.streaming", ("--steps-per-s", str(steps_per_s))
     async with contextlib.AsyncExitStack() as stack:
-        source = await stack.enter_async_context(_process(f"{module}.source", "--steps-per-s", str(steps_per_s)))
-        direct = Hop(await _printed_address(source), False, source.pid)
+        source = await stack.enter_async_context(_process(f"{module}.source", *pace))
+        direct = Hop(await _printed_address(source), "worker", source.pid)
         passing = await stack.enter_async_context(_process(f"{module}.passthrough", direct.address))
-        found = {"direct": direct, "passthrough": Hop(await _printed_address(passing), False, passing.pid)}
+        found = {"direct": direct, "passthrough": Hop(await _printed_address(passing), "worker", passing.pid)}
         for name, checkout in {"router": None, "router before": before}.items():
             if name != "router" and checkout is None:
                 continue
             port = free_port()
             arguments = ("--workers", direct.address, "--port", str(port), "--slow-start-s", "0")
             router = await stack.enter_async_context(_process("trunkline_router.main", *arguments, checkout=checkout))
-            found[name] = Hop(f"127.0.0.1:{port}", True, router.pid)
+            found[name] = Hop(f"127.0.0.1:{port}", "edge", router.pid)
             async with Client(found[name].address) as client:
                 await client.ready(START_S)
+        if smg is not None:
+            theirs = await stack.enter_async_context(_process(f"{module}.vllm_source", *pace))
+            found[SMG_DIRECT] = Hop(await _printed_address(theirs), "vllm", theirs.pid)
+            gateway = await stack.enter_async_context(launched(smg, found[SMG_DIRECT].address, START_S))
+            found[SMG] = Hop(gateway.address, "completions", gateway.pid)
         yield found
 
 

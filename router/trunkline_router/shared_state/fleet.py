@@ -30,10 +30,11 @@ class PoolFleet:
         }
 
     def leases(self) -> Sequence[Lease]:
+        named = [(link, (link.same_as or link).live) for link in self._pools.links if link.is_named]
         return [
-            Lease(link.address, link.live.model.worker_id, link.live.model.epoch, link.live.model.model)
-            for link in self._pools.links
-            if link.wanted and link.live is not None and link.live.accepts
+            Lease(link.address, live.model.worker_id, live.model.epoch, live.model.model)
+            for link, live in named
+            if live is not None and live.accepts
         ]
 
     def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:

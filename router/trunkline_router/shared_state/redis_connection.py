@@ -13,11 +13,22 @@ from urllib.parse import urlsplit
 from redis.asyncio import Connection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
 from trunkline_router.shared_state.store import StoreDown
 
 CONNECT_TIMEOUT_S = 0.5
+OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
+NO_EVICTION = "noeviction"
 SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -81,6 +92,7 @@ class RedisConnection:
         )
         self._connection: Connection | None = None
         self._broken = ""  # why the connection is of no use any more
+        self.eviction = ""  # the server's policy where it throws keys away that have not expired; "": it does not
         self._tasks: list[asyncio.Task[None]] = []
         self._to_send: list[_Call] = []
         self._wake = asyncio.Event()
@@ -100,6 +112,8 @@ class RedisConnection:
                 for script in self._scripts:
                     await connection.send_command("SCRIPT", "LOAD", script.source)
                     script.sha = str(await connection.read_response())
+                await connection.send_command("INFO", "memory")
+                self.eviction = _eviction(str(await connection.read_response()))
         except (RedisError, OSError, TimeoutError) as error:
             await _disconnect(connection)
             raise StoreDown(f"{self._place}: {_reason(error)}") from None
@@ -160,7 +174,7 @@ class RedisConnection:
                     command = connection.pack_command("EVAL", call.script.source, *call.arguments)
                     await connection.send_packed_command(command, check_health=False)
                 except ResponseError as error:
-                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {error}"))
+                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {_reason(error)}"))
                 else:
                     _settle(self._sent.popleft(), reply)
         except (RedisError, OSError) as error:
@@ -186,6 +200,13 @@ def _settle(call: _Call, reply: Any) -> None:
         call.future.set_result(reply)
 
 
+def _eviction(info: str) -> str:
+    """What INFO says of it."""
+    said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    policy = said.get("maxmemory_policy", NO_EVICTION)
+    return "" if policy == NO_EVICTION or said.get("maxmemory") == "0" else policy
+
+
 async def _disconnect(connection: Connection) -> None:
     with contextlib.suppress(RedisError, OSError):
         await connection.disconnect(nowait=True)
@@ -195,4 +216,6 @@ def _reason(error: BaseException) -> str:
     """In one line, without what the URL says."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, OF_A_CLUSTER):
+        return "the server is a node of a Redis Cluster, which is not followed: --redis-url must name a single primary"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

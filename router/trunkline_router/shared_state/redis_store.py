@@ -1,19 +1,24 @@
-"""Shared state in Redis, 6.2 or newer.
+"""Shared state in Redis, 6.2 or newer, with one primary. Redis Cluster is not followed: there would be nothing to
+spread, since every script needs several of the keys at once.
 
 | key | type | holds |
 |---|---|---|
-| `{prefix}:life` | string | the name of the store's present life |
-| `{prefix}:routers` | hash | router → when it is taken for dead, and how many of its reports were counted |
-| `{prefix}:credits` | hash | router → version, and its credits by worker with its competing tenants, as JSON |
-| `{prefix}:versions` | hash | how often leases and convictions have changed |
-| `{prefix}:leases` | hash | a worker's address → when it expires, worker id, epoch, model |
-| `{prefix}:convictions` | sorted set | fingerprint in hex, by when it expires |
-| `{prefix}:served` | hash | tenant → decayed cost units over weight, and when they were so many |
-| `{prefix}:window:<tenant>` | hash | what the tenant was admitted with, by bucket of time |
-| `{prefix}:flight:<tenant>` | hash | router → tokens that its running requests of the tenant may use |
+| `{prefix}:life` | string | the store's present life: its name, @, and the server's run id |
+| `{prefix}:convictions` | sorted set | fingerprint in hex, by when it expires; those of an older life are true too |
+| `{prefix}:<life>:routers` | hash | router → when it is taken for dead, and how many of its reports were counted |
+| `{prefix}:<life>:credits` | hash | router → version, and its credits by worker with its competing tenants, as JSON |
+| `{prefix}:<life>:versions` | hash | how often leases and convictions have changed |
+| `{prefix}:<life>:leases` | hash | a worker's address → when it expires, worker id, epoch, model |
+| `{prefix}:<life>:served` | hash | tenant → decayed cost units over weight, and when they were so many |
+| `{prefix}:<life>:window:<tenant>` | hash | what the tenant was admitted with, by bucket of time |
+| `{prefix}:<life>:flight:<tenant>` | hash | router → tokens that its running requests of the tenant may use |
 
-The braces are Redis Cluster's hash tag: all keys lie in one slot, as scripts demand. Times are the server's (TIME, in
+The braces keep a fleet's keys together where a proxy spreads keys over servers. Times are the server's (TIME, in
 milliseconds). Everything expires by itself; a fleet that is gone leaves nothing.
+
+`{prefix}` stands for the fleet's prefix and the number of the format (redis_entries.py): routers of different formats
+share nothing, and do not harm each other either. A new life has nothing but convictions of what an
+older one left.
 
 The scripts are `reserve.lua` and `sync.lua`, each behind `window.lua`. They are called by their hash (EVALSHA, no
 FUNCTION: 6.2 has none), with their text where Redis has forgotten them.
@@ -22,34 +27,35 @@ FUNCTION: 6.2 has none), with their text where Redis has forgotten them.
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trunkline_router.shared_state.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.shared_state.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
-from trunkline_router.shared_state.redis_connection import RedisConnection, Script
+from trunkline_router.shared_state.redis_connection import NO_EVICTION, RedisConnection, Script
+from trunkline_router.shared_state.redis_entries import FORMAT, NONSENSE, EntryReader, written_credits, written_lease
 from trunkline_router.shared_state.store import (
     KEEP_MS,
     MAX_CONVICTIONS,
     TTL_MS,
     Answer,
     Ask,
-    Credit,
-    Lease,
     LifeEnded,
     News,
     Report,
-    RouterNews,
     StoreDown,
-    WorkerKey,
 )
+from trunkline_runtime.log import get_logger
+
+Entry = TypeVar("Entry")
 
 SYNC_TIMEOUT_S, SYNC_SLICES = 0.25, 5  # nobody's request waits for it
 UNCHANGED = -1
 
-FIXED_KEYS = ("life", "routers", "credits", "versions", "leases", "convictions", "served")
+KEYS_OF_ALL_LIVES = ("life", "convictions")
+KEYS_OF_A_LIFE = ("routers", "credits", "versions", "leases", "served")
 SCRIPTS = ("reserve.lua", "sync.lua")
 
 
@@ -68,15 +74,25 @@ class RedisStore:
         window, *scripts = (Path(__file__).with_name(name).read_text() for name in ("window.lua", *SCRIPTS))
         self._reserve, self._sync = (Script(window + text) for text in scripts)
         self._redis = RedisConnection(url, (self._reserve, self._sync))
-        self._tag = "{" + prefix.rstrip(":") + "}:"
-        self._fixed_keys = [self._tag + name for name in FIXED_KEYS]
+        self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
+        self._reader = EntryReader()
+        self._log = get_logger()
+        self._said_eviction = False
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
         self._clock_ms = clock_ms
 
     async def connect(self) -> None:
-        if not self._redis.is_connected:
-            await self._redis.connect()
+        if self._redis.is_connected:
+            return
+        await self._redis.connect()
+        if self._redis.eviction and not self._said_eviction:
+            self._said_eviction = True
+            self._log.warning(
+                "Redis evicts keys when it is full, and tenants' quotas with them; it should refuse to write instead",
+                maxmemory_policy=self._redis.eviction,
+                wanted=NO_EVICTION,
+            )
 
     async def close(self) -> None:
         await self._redis.close()
@@ -86,7 +102,7 @@ class RedisStore:
         limits = (quotas.requests_per_minute, quotas.tokens_per_minute, quotas.tokens_in_flight)
         reply = self._redis.call(
             self._reserve,
-            (*self._fixed_keys[:2], *self._tenant_keys(ask.tenant)),
+            (f"{self._tag}life", f"{self._of(ask.life)}routers", *self._tenant_keys(ask.life, ask.tenant)),
             (
                 ask.life,
                 self._now(),
@@ -104,7 +120,8 @@ class RedisStore:
 
     async def sync(self, report: Report) -> News:
         said, tenants = self._written(report)
-        keys = [*self._fixed_keys, *(key for tenant in tenants for key in self._tenant_keys(tenant))]
+        of_tenants = (key for tenant in tenants for key in self._tenant_keys(report.life, tenant))
+        keys = [*self._fixed_keys(report.life), *of_tenants]
         reply = self._redis.call(self._sync, keys, (json.dumps(said), self._now()))
         for _ in range(SYNC_SLICES):  # as with a request's patience: a busy loop of ours is not the server's fault
             if reply.done():
@@ -113,7 +130,7 @@ class RedisStore:
         try:
             if not reply.done():
                 raise StoreDown(f"no answer within {SYNC_TIMEOUT_S:g} s")
-            return _news(json.loads(reply.result()))
+            return self._news(json.loads(reply.result()))
         except StoreDown:
             # What comes on this connection now comes too late; and a server that says no (a replica now, or full) may
             # not be the one to ask.
@@ -149,16 +166,41 @@ class RedisStore:
             "wants_served": report.wants_served,
         }
         if report.credits is not None:
-            workers = [(key.worker_id, str(key.epoch), c.choices, c.tokens) for key, c in report.credits.items()]
-            said["credits"] = json.dumps([workers, list(report.competing)])
+            said["credits"] = written_credits(report.credits, report.competing)
         if report.leases is not None:
-            said["leases"] = [
-                (lease.address, json.dumps([lease.worker_id, str(lease.epoch), lease.model])) for lease in report.leases
-            ]
+            said["leases"] = [(lease.address, written_lease(lease)) for lease in report.leases]
         return said, tenants
 
-    def _tenant_keys(self, tenant: str) -> tuple[str, str]:
-        return f"{self._tag}window:{tenant}", f"{self._tag}flight:{tenant}"
+    def _news(self, said: dict[str, Any]) -> News:
+        """JSON has one empty thing for Lua's two: where a list may be empty, so may an object be."""
+        if "routers" not in said:
+            return News(said["life"])
+        leases, convictions, served = said.get("leases"), said.get("convictions"), said.get("served")
+        read = self._reader
+        ends = _known(read.conviction(*pair) for pair in convictions or ())
+        changed = {name: read.router_news(name, int(version), text) for name, version, text in said["changed"] or ()}
+        return News(
+            life=said["life"],
+            routers=tuple(said["routers"] or ()),
+            changed=changed,
+            leases=None if leases is None else _known(read.lease(*entry) for entry in leases or ()),
+            leases_version=said["leases_version"],
+            convictions=None if convictions is None else dict(ends),
+            convictions_version=said["convictions_version"],
+            served=None if served is None else dict(served or ()),
+        )
+
+    def _fixed_keys(self, life: str) -> list[str]:
+        return [
+            *(self._tag + name for name in KEYS_OF_ALL_LIVES),
+            *(self._of(life) + name for name in KEYS_OF_A_LIFE),
+        ]
+
+    def _tenant_keys(self, life: str, tenant: str) -> tuple[str, str]:
+        return f"{self._of(life)}window:{tenant}", f"{self._of(life)}flight:{tenant}"
+
+    def _of(self, life: str) -> str:
+        return f"{self._tag}{life.partition('@')[0]}:"
 
     def _now(self) -> str:
         return "" if self._clock_ms is None else str(int(self._clock_ms()))
@@ -172,12 +214,15 @@ def _pass_on(answer: "asyncio.Future[Answer]", reply: "asyncio.Future[Any]") -> 
         _fail(answer, error)
         return
     said = reply.result()
-    if said[0] == "lost":
-        _fail(answer, LifeEnded("the store has lost what it knew"))
-        return
-    quota, retry_ms, requests, tokens, in_flight = said
-    refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
-    answer.set_result(Answer(refusal, Used(int(requests), int(tokens), int(in_flight))))
+    try:
+        if said[0] == "lost":
+            _fail(answer, LifeEnded("the store has lost what it knew"))
+            return
+        quota, retry_ms, requests, tokens, in_flight = said
+        refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
+        answer.set_result(Answer(refusal, Used(int(requests), int(tokens), int(in_flight))))
+    except NONSENSE as error:
+        _fail(answer, StoreDown(f"an answer that makes no sense: {error}"))
 
 
 def _fail(answer: "asyncio.Future[Answer]", error: BaseException) -> None:
@@ -185,31 +230,5 @@ def _fail(answer: "asyncio.Future[Answer]", error: BaseException) -> None:
     answer.exception()  # looked at: who has stopped waiting need not
 
 
-def _news(said: dict[str, Any]) -> News:
-    """JSON has one empty thing for Lua's two: where a list may be empty, so may an object be."""
-    if "routers" not in said:
-        return News(said["life"])
-    leases, convictions, served = said.get("leases"), said.get("convictions"), said.get("served")
-    return News(
-        life=said["life"],
-        routers=tuple(said["routers"] or ()),
-        changed={name: _router_news(int(version), text) for name, version, text in said["changed"] or ()},
-        leases=None if leases is None else [_lease(address, text) for address, text in leases or ()],
-        leases_version=said["leases_version"],
-        convictions=None
-        if convictions is None
-        else {bytes.fromhex(name): int(ttl_ms) for name, ttl_ms in convictions or ()},
-        convictions_version=said["convictions_version"],
-        served=None if served is None else dict(served or ()),
-    )
-
-
-def _router_news(version: int, text: str) -> RouterNews:
-    workers, competing = json.loads(text)
-    credits = {WorkerKey(name, int(epoch)): Credit(choices, tokens) for name, epoch, choices, tokens in workers}
-    return RouterNews(version, credits, competing)
-
-
-def _lease(address: str, text: str) -> Lease:
-    worker_id, epoch, model = json.loads(text)
-    return Lease(address, worker_id, int(epoch), model)
+def _known(entries: Iterable[Entry | None]) -> list[Entry]:
+    return [entry for entry in entries if entry is not None]

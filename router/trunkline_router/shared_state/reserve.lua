@@ -14,7 +14,7 @@ local entries = redis.call('HGETALL', KEYS[4])
 for i = 1, #entries, 2 do
   if entries[i] ~= router then
     if is_alive(redis.call('HGET', KEYS[2], entries[i]), now) then
-      in_flight = in_flight + tonumber(entries[i + 1])
+      in_flight = in_flight + (tonumber(entries[i + 1]) or 0)
     else
       redis.call('HDEL', KEYS[4], entries[i])
     end

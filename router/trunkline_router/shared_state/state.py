@@ -11,25 +11,26 @@ back it is told what it missed; when it is back empty it is told everything.
 import asyncio
 import secrets
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol
 
+from trunkline_router.shared_state.accounts import Accounts
 from trunkline_router.shared_state.admission import Admission, Admitted
-from trunkline_router.shared_state.fairness import HALF_LIFE_MS, decayed, weight_factor
+from trunkline_router.shared_state.convictions import CONVICTION_MS, Convictions
+from trunkline_router.shared_state.fairness import weight_factor
+from trunkline_router.shared_state.neighbours import Neighbours
 from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
 from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.reservation import Reservation
+from trunkline_router.shared_state.router_side import Fleet
+from trunkline_router.shared_state.served import Served
 from trunkline_router.shared_state.store import (
-    MAX_CONVICTIONS,
     TTL_MS,
     Credit,
-    Lease,
     News,
     Report,
-    RouterNews,
     Store,
     StoreDown,
     WorkerKey,
@@ -38,31 +39,6 @@ from trunkline_router.shared_state.store_link import PATIENCE_S, StoreLink
 
 TICK_S = 0.02
 BEAT_S = 1.0
-CONVICTION_MS = 3_600_000
-
-
-class Fleet(Protocol):
-    """The router's side of what is shared."""
-
-    def credits(self) -> Mapping[WorkerKey, Credit]:
-        """What this router has sent where."""
-        ...
-
-    def leases(self) -> Sequence[Lease]:
-        """The workers that it is connected to."""
-        ...
-
-    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
-        """What all other routers have sent where; workers that are not named got nothing."""
-        ...
-
-    def take_leases(self, leases: Sequence[Lease]) -> None:
-        """The workers that any router is connected to."""
-        ...
-
-    def take_conviction(self, fingerprint: bytes) -> None:
-        """Another router's."""
-        ...
 
 
 class SharedState:
@@ -93,11 +69,12 @@ class SharedState:
         self._fleet = fleet
         self._steady_s = steady_s
         self._book = QuotaBook(window_ms)
+        self._accounts = Accounts(window_ms)
         self.admission = Admission(
             self._link,
             self._book,
             admits_when_down=admits_when_down,
-            others=lambda: len(self._others),
+            others=lambda: len(self._neighbours),
             now_ms=self._now_ms,
         )
         self._pending: Report | None = None  # sent, and perhaps counted
@@ -107,14 +84,10 @@ class SharedState:
         self._synced_at_s = 0.0
         self._open: Counter[str] = Counter()  # running requests by tenant
         self._told_credits: tuple[Mapping[WorkerKey, Credit], Sequence[str]] = {}, ()
-        self._others: dict[str, RouterNews] = {}
-        self._versions = (0, 0)  # of leases and convictions
-        self._convictions: dict[bytes, float] = {}  # when it ends, by fingerprint
-        self._new_convictions: dict[bytes, int] = {}
-        self._new_served: defaultdict[str, float] = defaultdict(float)  # cost units over weight, since the last report
-        self._own_served: dict[str, tuple[float, float]] = {}  # (decayed, as of)
-        self._served: Mapping[str, float] = {}  # of the fleet, as it was told last
-        self._competing: frozenset[str] = frozenset()  # elsewhere
+        self._neighbours = Neighbours()
+        self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
+        self._convictions = Convictions()
+        self._served = Served()
         self.syncs = 0
 
     @property
@@ -137,20 +110,22 @@ class SharedState:
         tenant: str,
         quotas: Quotas | None,
         *,
+        is_listed: bool = True,
         weight: float,
         prompt_tokens: int,
         max_tokens: int | None,
         most_tokens: int,
         choices: int,
     ) -> Reservation:
-        """Admits a request, with the most tokens that it may use; `most_tokens` bounds the output of a choice.
+        """Admits a request, with the most tokens that it may use; `most_tokens` bounds the output of a choice. Tenants
+        that are not listed may have to share an account.
 
         Raises RequestRefused (QUOTA_EXCEEDED).
         """
         admitted = None
         if quotas is not None and quotas != Quotas():
             admitted = await self.admission.admit(
-                tenant,
+                tenant if is_listed else self._accounts.account(tenant, self._now_ms()),
                 quotas,
                 prompt_tokens=prompt_tokens,
                 max_tokens=max_tokens,
@@ -176,26 +151,19 @@ class SharedState:
 
     def weight_factor(self, tenant: str) -> float:
         """What to multiply the weight of a tenant by, so that it gets its share of the fleet."""
-        return weight_factor(tenant, self._served, self._competing | self._open.keys())
+        return weight_factor(tenant, self._served.fleet, self._neighbours.competing | self._open.keys())
 
     def _serve(self, tenant: str, weight: float, cost: float) -> None:
-        self._new_served[tenant] += cost / weight
+        self._served.add(tenant, cost / weight)
 
     # Convictions
 
     def convict(self, fingerprint: bytes, ttl_ms: int = CONVICTION_MS) -> None:
         """No router of the fleet admits this request any more: here at once, elsewhere with the next news."""
-        self._convictions[fingerprint] = self._now_ms() + ttl_ms
-        self._new_convictions[fingerprint] = ttl_ms
-        self._bound_convictions()
+        self._convictions.add(fingerprint, ttl_ms, self._now_ms())
 
     def is_convicted(self, fingerprint: bytes) -> bool:
-        return self._convictions.get(fingerprint, 0.0) > self._now_ms()
-
-    def _bound_convictions(self) -> None:
-        if len(self._convictions) > MAX_CONVICTIONS:
-            by_end = sorted(self._convictions.items(), key=lambda item: item[1], reverse=True)
-            self._convictions = dict(by_end[:MAX_CONVICTIONS])
+        return self._convictions.holds(fingerprint, self._now_ms())
 
     # In the background
 
@@ -227,7 +195,7 @@ class SharedState:
         elif (
             self._pending is not None
             or self._book.has_news
-            or self._new_convictions
+            or self._convictions.has_news
             or self._own_credits() != self._told_credits
         ):
             await self._link.use(self._sync)
@@ -252,7 +220,9 @@ class SharedState:
         news = await self._link.store.sync(report)
         if news.life != report.life:
             self._link.life = ""  # until it knows everything it is not asked
-            self._others, self._versions, self._told_credits = {}, (0, 0), ({}, ())
+            self._neighbours.forget()
+            self._fleet.take_credits({})
+            self._versions, self._told_credits = (None, None), ({}, ())
             self._pending = report = self._full_report(news.life)
             news = await self._link.store.sync(report)
             if news.life != report.life:
@@ -277,18 +247,17 @@ class SharedState:
             number=self._number,
             windows=windows,
             in_flight=self._book.in_flight(all_of_them=is_beat),
-            served=self._take_served(now_ms),
+            served=self._served.changes(now_ms),
             credits=None if credits == self._told_credits else credits[0],
             competing=credits[1],
             leases=self._fleet.leases() if is_beat else None,
-            convictions=self._new_convictions,
-            known={name: news.version for name, news in self._others.items()},
+            convictions=self._convictions.changes(),
+            known=self._neighbours.versions,
             known_leases=self._versions[0],
             known_convictions=self._versions[1],
             wants_served=is_beat,
         )
         self._told_credits = credits
-        self._new_convictions = {}
         return report
 
     def _full_report(self, life: str) -> Report:
@@ -296,72 +265,38 @@ class SharedState:
         now_ms = self._now_ms()
         self._number += 1
         self.admission.entries += 1
-        self._take_served(now_ms)
         self._told_credits = self._own_credits()
-        self._new_convictions = {}
         return Report(
             router=self._link.name,
             life=life,
             number=self._number,
             windows=self._book.everything(now_ms),
             in_flight=self._book.in_flight(all_of_them=True),
-            served={
-                tenant: decayed(amount, now_ms - as_of_ms, HALF_LIFE_MS)
-                for tenant, (amount, as_of_ms) in self._own_served.items()
-            },
+            served=self._served.everything(now_ms),
             credits=self._told_credits[0],
             competing=self._told_credits[1],
             leases=self._fleet.leases(),
-            convictions={name: int(end_ms - now_ms) for name, end_ms in self._convictions.items() if end_ms > now_ms},
+            convictions=self._convictions.everything(now_ms),
             wants_served=True,
         )
 
-    def _take_served(self, now_ms: float) -> dict[str, float]:
-        """What was served since the last report; taken as told from here on."""
-        served = dict(self._new_served)
-        self._new_served.clear()
-        own = {
-            tenant: (kept, now_ms)
-            for tenant, (amount, as_of_ms) in self._own_served.items()
-            if (kept := decayed(amount, now_ms - as_of_ms, HALF_LIFE_MS)) >= 1
-        }
-        for tenant, amount in served.items():
-            own[tenant] = own.get(tenant, (0.0, now_ms))[0] + amount, now_ms
-        self._own_served = own
-        return served
-
     def _take(self, news: News) -> None:
-        others = {name: said for name, said in self._others.items() if name in news.routers} | dict(news.changed)
-        if news.changed or len(others) != len(self._others):
-            self._others = others
-            self._tell_credits()
+        if self._neighbours.hear(news):
+            self._fleet.take_credits(self._neighbours.credits())
         if news.leases is not None:
             self._fleet.take_leases(news.leases)
         if news.convictions is not None:
-            now_ms = self._now_ms()
-            new = {name: now_ms + ttl_ms for name, ttl_ms in news.convictions.items()}
-            for fingerprint in new.keys() - self._convictions.keys():
+            for fingerprint in self._convictions.hear(news.convictions, self._now_ms()):
                 self._fleet.take_conviction(fingerprint)
-            self._convictions = {name: end for name, end in self._convictions.items() if end > now_ms} | new
-            self._bound_convictions()
         if news.served is not None:
-            self._served = news.served
+            self._served.fleet = news.served
         self._versions = news.leases_version, news.convictions_version
-
-    def _tell_credits(self) -> None:
-        sums: dict[WorkerKey, Credit] = {}
-        for other in self._others.values():
-            for key, credit in other.credits.items():
-                before = sums.get(key, Credit(0, 0))
-                sums[key] = Credit(before.choices + credit.choices, before.tokens + credit.tokens)
-        self._competing = frozenset(tenant for other in self._others.values() for tenant in other.competing)
-        self._fleet.take_credits(sums)
 
     def _forget_silent(self) -> None:
         """What others had in flight when they were last heard says nothing after a while."""
-        if self._others and self._steady_s() - self._synced_at_s > TTL_MS / 1e3:
-            self._others = {}
-            self._tell_credits()
+        if len(self._neighbours) and self._steady_s() - self._synced_at_s > TTL_MS / 1e3:
+            self._neighbours.forget()
+            self._fleet.take_credits({})
 
     def _own_credits(self) -> tuple[Mapping[WorkerKey, Credit], Sequence[str]]:
         return self._fleet.credits(), sorted(self._open)

@@ -4,8 +4,9 @@ Two calls: `reserve`, on a request's path, and `sync`, in the background, which 
 answers with what the others said. Everything that a router says is absolute (its credits, its tokens in flight), or
 counted once (`Report.number`), or sent again in full when the store has lost it.
 
-A store has a **life**: a random name that it gets when it is found empty. A router that names another life than the
-present one is not listened to; it learns the present one, and enters its part of the state again.
+A store has a **life**: a random name that it gets when it is found empty, or found again as something that may have
+forgotten (another process, come up with what the former one had saved some time before). A router that names another
+life than the present one is not listened to; it learns the present one, and enters its part of the state again.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A worker that some router is connected to."""
+    """A worker that some router is connected to, and was told of other than by leases."""
 
     address: str
     worker_id: str
@@ -95,11 +96,11 @@ class Report:
     served: Mapping[str, float] = field(default_factory=dict)  # cost units over weight, by tenant, since the last one
     credits: Mapping[WorkerKey, Credit] | None = None  # None: unchanged
     competing: Sequence[str] = ()  # tenants with open requests; goes with `credits`
-    leases: Sequence[Lease] | None = None  # of the workers that it is connected to; None: nothing to renew now
+    leases: Sequence[Lease] | None = None  # see Lease; None: nothing to renew now
     convictions: Mapping[bytes, int] = field(default_factory=dict)  # ms to live, by fingerprint
     known: Mapping[str, int] = field(default_factory=dict)  # versions of other routers' credits
-    known_leases: int = 0
-    known_convictions: int = 0
+    known_leases: int | None = None  # the version of them; None: nothing is known yet
+    known_convictions: int | None = None
     wants_served: bool = False
 
     def aged(self, by_ms: int) -> "Report":

@@ -71,9 +71,9 @@ class StoreLink:
         try:
             await self.store.connect()
             await exchange()
-        except StoreDown as error:
+        except Exception as error:  # see _problem
             self.breaker.probe_failed(self._steady_s())
-            self._say_lost(str(error))
+            self._say_lost(self._problem(error))
         else:
             self.breaker.probe_succeeded(self._steady_s())
             if self._last_problem:
@@ -84,12 +84,22 @@ class StoreLink:
         """Talks to the store that was there a moment ago."""
         try:
             await exchange()
-        except StoreDown as error:
+        except Exception as error:  # see _problem
             self._lose(error)
 
-    def _lose(self, error: StoreDown) -> None:
+    def _lose(self, error: Exception) -> None:
         if self.breaker.broke(self._steady_s()):
-            self._say_lost(str(error))
+            self._say_lost(self._problem(error))
+
+    def _problem(self, error: Exception) -> str:
+        """In one line. What nobody foresaw is a store to do without too: a router can, and what came from another one
+        must not end it. It is said once, with all that is known of it."""
+        if isinstance(error, StoreDown):
+            return str(error)
+        problem = f"unexpected {type(error).__name__}"
+        if problem != self._last_problem:
+            self._log.error("unexpected error", exc_info=error)
+        return problem
 
     def _say_lost(self, problem: str) -> None:
         if not self._last_problem:  # one line per change, not per try

@@ -1,18 +1,19 @@
 -- Takes in what a router says, and answers with what is new to it: see Report and News in store.py.
--- KEYS: life, routers, credits, versions, leases, convictions, served, then a window and the tokens in flight for each
+-- KEYS: life, convictions, routers, credits, versions, leases, served, then a window and the tokens in flight for each
 --       tenant in the report
 -- ARGV: the report as JSON, now (empty: the server's)
-local LIFE, ROUTERS, CREDITS, VERSIONS, LEASES, CONVICTIONS, SERVED = unpack(KEYS, 1, 7)
+local LIFE, CONVICTIONS, ROUTERS, CREDITS, VERSIONS, LEASES, SERVED = unpack(KEYS, 1, 7)
 local report = cjson.decode(ARGV[1])
 local now = clock(ARGV[2])
 local keep_ms = report.keep_ms
 
+-- A life is one of this server's process, too: what another one has left behind (an older snapshot, a replica that was
+-- behind) is not the whole truth, and nobody can tell what is missing. Its keys are not used any more, and expire.
+local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or ''
 local life = redis.call('GET', LIFE)
-if not life then
-  life = report.new_life
-  redis.call('SET', LIFE, life)
-end
-redis.call('PEXPIRE', LIFE, keep_ms)
+if not life or string.match(life, '@(%x*)$') ~= run_id then life = report.new_life .. '@' .. run_id end
+-- First of all writes, because a full Redis refuses it: after one of another kind it would let all of them pass.
+redis.call('SET', LIFE, life, 'PX', keep_ms)
 if life ~= report.life then return cjson.encode({life = life}) end
 
 -- This router is alive, and so many of its reports have been counted.
@@ -55,7 +56,7 @@ for i = 1, #routers, 2 do
       local said = redis.call('HGET', CREDITS, name)
       if said then
         local version = tonumber(string.match(said, '^(%d+)|'))
-        if report.known[name] ~= version then
+        if version and report.known[name] ~= version then
           answer.changed[#answer.changed + 1] = {name, version, (string.gsub(said, '^%d+|', ''))}
         end
       end
@@ -78,7 +79,7 @@ if report.leases then
   end
   local leases = redis.call('HGETALL', LEASES)
   for i = 1, #leases, 2 do
-    if tonumber(string.match(leases[i + 1], '^(%d+)|')) <= now then
+    if (tonumber(string.match(leases[i + 1], '^(%d+)|')) or 0) <= now then
       redis.call('HDEL', LEASES, leases[i])
       changed = true
     end
@@ -123,6 +124,7 @@ end
 -- Service by tenant, decayed: 'value@when'.
 local function decayed(text)
   local value, at = string.match(text, '^(.-)@(%d+)$')
+  if not tonumber(value) then return 0 end
   return tonumber(value) * 0.5 ^ (math.max(0, now - tonumber(at)) / report.half_life_ms)
 end
 if is_new then

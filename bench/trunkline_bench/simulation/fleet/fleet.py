@@ -11,6 +11,7 @@ from heapq import merge
 from itertools import count
 from random import Random
 
+from trunkline.block_hash import chain_hashes, packed_blocks, root_hash
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.status import CONTEXT_LENGTH_EXCEEDED
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
@@ -19,9 +20,11 @@ from trunkline_bench.simulation.fleet.router import EPOCH, FleetRouter, cache_ne
 from trunkline_bench.simulation.fleet.worker import FleetWorker
 from trunkline_bench.simulation.replay import FINGERPRINT, Worker, submit_of
 from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_router.prefix_index import keys_of
 from trunkline_router.route_request import RouteRequest
 from trunkline_worker.cache_mirror import LOAD_INTERVAL_S
 from trunkline_worker.lanes import Lane
+from trunkline_worker.submission import Prompt
 
 CHECK_EVERY_S = 5.0  # of virtual time: whether the run is to be given up
 
@@ -122,6 +125,7 @@ class _Simulation:
         self._goal = goal
         self._num_counted = sum(request.arrival_s >= from_s for request in requests)
         self._rng = Random(fleet.seed)
+        self._root = root_hash(FINGERPRINT)
         spec, limits = fleet.spec, fleet.spec.limits
         models = [
             GetModelResponse(model=FINGERPRINT, worker_id=f"worker-{number}", epoch=EPOCH, fingerprint=FINGERPRINT,
@@ -184,27 +188,35 @@ class _Simulation:
 
     def _advance(self, until_s: float) -> None:
         for worker in self.workers:
-            worker.advance(until_s)
+            if worker.due_s < until_s:
+                worker.advance(until_s)
 
     def _send(self, now_s: float, handle: int, request: TraceRequest) -> None:
         outcome, fleet = self.outcomes[handle], self._fleet
         if not fleet.spec.can_hold(request):
             outcome.refused, outcome.done_s = CONTEXT_LENGTH_EXCEEDED, now_s
             return
-        prompt = request.prompt()
+        tokens = request.prompt()
+        # Hashed once for all: the router and the engine would do the same work again.
+        packed = packed_blocks(tokens, fleet.spec.block_size)
+        prompt = Prompt(tokens, packed, chain_hashes(self._root, packed))
         router = self.routers[self._rng.randrange(len(self.routers)) if len(self.routers) > 1 else 0]
         lane = Lane[request.lane.upper()]
-        found = router.send(handle, RouteRequest(prompt, now_s, lane=lane, session=request.conversation))
+        found = router.send(
+            handle,
+            RouteRequest(tokens, now_s, lane=lane, session=request.conversation),
+            keys_of(b"".join(prompt.digests)),
+        )
         place = found.plan.chosen
         outcome.worker = place
         outcome.predicted_tokens = found.plan.matched_tokens
-        outcome.ideal_tokens = self._ideal.take(found.chain, len(prompt), fleet.spec.block_size)
-        outcome.fitting_tokens = self._fitting.take(found.chain, len(prompt), fleet.spec.block_size)
+        outcome.ideal_tokens = self._ideal.take(found.chain, len(tokens), fleet.spec.block_size)
+        outcome.fitting_tokens = self._fitting.take(found.chain, len(tokens), fleet.spec.block_size)
         outcome.idle_ttft_s = 2 * fleet.network_s + idle_prefill_s(
-            fleet.spec.cost, len(prompt), 0, fleet.spec.limits.max_step_tokens
+            fleet.spec.cost, len(tokens), 0, fleet.spec.limits.max_step_tokens
         )
         self._waiting[handle] = now_s
-        self.workers[place].submit(now_s + fleet.network_s, submit_of(handle, request, prompt), request.output_tokens)
+        self.workers[place].submit(now_s + fleet.network_s, submit_of(handle, request), prompt, request.output_tokens)
 
     def _syncs(self, end_s: float) -> Iterator[tuple[float, int]]:
         """When each router tells the others its credits: (time, -1 - router). They take turns."""

@@ -34,8 +34,8 @@ class FleetSizedCache:
     def take(self, chain: Sequence[int], num_tokens: int, block_size: int) -> int:
         """Tokens of a prompt that are found, before it is added."""
         held = self._held
-        found = next((place for place, key in enumerate(chain) if key not in held), len(chain))
-        for key in reversed(chain):  # the head outlives the tail
+        found = bisect_left(chain, True, key=lambda key: key not in held)  # as the head outlives the tail:
+        for key in reversed(chain):
             held[key] = None
             held.move_to_end(key)
         while len(held) > self._num_blocks:

@@ -70,5 +70,6 @@ def _kept(conversation: str, share: float) -> bool:
 
 def _own(prompt: Callable[[], list[int]], number: int) -> list[int]:
     """The prompt with a first token that only this copy has: no other copy's prompt has a prefix in common with it."""
-    tokens = prompt()
-    return [tokens[0] + MOST_TRACE_IDS * number, *tokens[1:]]
+    tokens = prompt().copy()
+    tokens[0] += MOST_TRACE_IDS * number
+    return tokens

@@ -13,7 +13,7 @@ from trunkline_router.cache_follower import CacheFollower
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
-from trunkline_router.route import Route, route
+from trunkline_router.route import Route, route_chains
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.worker_state import InFlight, WorkerState
 
@@ -65,9 +65,10 @@ class FleetRouter:
                 at_s, item = news.popleft()
                 self._take(worker, item, at_s)
 
-    def send(self, handle: int, request: RouteRequest) -> Route[WorkerState]:
-        """Chooses a worker, and counts the request there from now on."""
-        found = route(self.index, self.workers, request, self._policy, self._rng)
+    def send(self, handle: int, request: RouteRequest, chain: list[int]) -> Route[WorkerState]:
+        """Chooses a worker, and counts the request there from now on.  chain: the prompt's keys"""
+        chains = {self.workers[0].kind: chain}  # all are of one kind
+        found = route_chains(self.index, self.workers, request, chains, self._policy, self._rng)
         if self._baseline is not None:
             found = rerouted(found, self.index, self.workers, self._baseline)
         counted = ExitStack()

@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Callable
 
-from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineStep
+from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import LoadSample, Submit
 from trunkline_bench.simulation.replay import StatsOfAllTime, Worker, simulated_engine
 from trunkline_bench.simulation.simulated_executor import VirtualClock
 from trunkline_worker.cache_mirror import LOAD_INTERVAL_S
 from trunkline_worker.stats import StepCounts
+from trunkline_worker.submission import Prompt
 
 BUSY_BIN_S = 10.0
 NEVER_S = float("inf")
@@ -52,10 +53,12 @@ class FleetWorker:
         self.engine, self._executor = simulated_engine(spec, self.clock, self._output_lengths, self.stats)
         self._on_step = on_step
         self._on_load = on_load
-        self._submits: deque[tuple[float, Submit]] = deque()  # on their way, with the times when they are there
+        # On their way, with the times when they are there, and with their prompts.
+        self._submits: deque[tuple[float, Submit, Prompt]] = deque()
         self._next_s = NEVER_S  # when the engine has something to do again, unless a submit comes first
         self._load: LoadSample | None = None  # not sent yet
         self._load_at_s = load_phase_s
+        self.due_s = NEVER_S  # when advance() has something to do again: asked at every event of the whole fleet
 
     @property
     def has_work(self) -> bool:
@@ -67,10 +70,11 @@ class FleetWorker:
         """How long its device has computed so far."""
         return self.stats.total.device_time_s
 
-    def submit(self, at_s: float, submit: Submit, output_tokens: int) -> None:
+    def submit(self, at_s: float, submit: Submit, prompt: Prompt, output_tokens: int) -> None:
         """Will be there at a time that is no earlier than any submit's before, nor than advance() has been told of."""
         self._output_lengths[submit.handle] = output_tokens
-        self._submits.append((at_s, submit))
+        self._submits.append((at_s, submit, prompt))
+        self.due_s = min(self.due_s, self.next_s)
 
     @property
     def next_s(self) -> float:
@@ -90,6 +94,7 @@ class FleetWorker:
             if self._load is not None and self._load_at_s < min(event_s, until_s):
                 self._send_load()
             elif event_s >= until_s:
+                self.due_s = event_s if self._load is None else min(event_s, self._load_at_s)
                 return
             else:
                 self.clock.advance_to(event_s)
@@ -102,7 +107,8 @@ class FleetWorker:
             if self._load is not None and self._load_at_s <= clock.now_s:
                 self._send_load()
             while submits and submits[0][0] <= clock.now_s:
-                engine.accept(EngineRequest(submits=[submits.popleft()[1]]))
+                _, submit, prompt = submits.popleft()
+                engine.submit(submit, prompt)
             if not engine.has_work:
                 self._next_s = NEVER_S
                 return
@@ -113,9 +119,10 @@ class FleetWorker:
             if step is not None:
                 self._tell(step)
             elif engine.is_waiting:
-                wakes_s = engine.wakes_s()
-                times_s = [self._executor.next_done_s, *([] if wakes_s is None else [wakes_s])]
-                self._next_s = min((time_s for time_s in times_s if time_s > clock.now_s), default=NEVER_S)
+                wakes_s, now_s = engine.wakes_s(), clock.now_s
+                self._next_s = done_s if (done_s := self._executor.next_done_s) > now_s else NEVER_S
+                if wakes_s is not None and wakes_s > now_s:
+                    self._next_s = min(self._next_s, wakes_s)
                 if self._next_s == NEVER_S and not submits:
                     raise RuntimeError(f"an engine is stuck at {clock.now_s:.3f} s: it has work and waits for nothing")
                 return

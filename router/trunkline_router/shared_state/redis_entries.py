@@ -1,0 +1,87 @@
+"""What routers write of themselves into Redis for other routers, and how it is read, perhaps by another version.
+
+A later version may put more behind what stands in an entry: it is not looked at. Whatever else is different gets
+another number of the format, and with it other keys. An entry that makes no sense all the same is left out, by itself:
+what one router writes must not keep the others from anything else.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from trunkline_router.shared_state.store import Credit, Lease, RouterNews, WorkerKey
+from trunkline_runtime.log import get_logger
+
+Entry = TypeVar("Entry")
+
+FORMAT = 1
+
+MOST = 2**53  # choices or tokens: beyond, numbers are not exact on the way
+MOST_SAID = 1024  # entries that were complained of and are remembered
+
+# What reading nonsense can raise.
+NONSENSE = (ValueError, TypeError, OverflowError, RecursionError)
+
+
+def written_credits(credits: Mapping[WorkerKey, Credit], competing: Iterable[str]) -> str:
+    workers = [(key.worker_id, str(key.epoch), credit.choices, credit.tokens) for key, credit in credits.items()]
+    return json.dumps([workers, list(competing)])
+
+
+def written_lease(lease: Lease) -> str:
+    return json.dumps([lease.worker_id, str(lease.epoch), lease.model])
+
+
+class EntryReader:
+    """Reads others' entries; says once of each router or worker that its entry cannot be read."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._log = get_logger()
+
+    def router_news(self, name: str, version: int, text: Any) -> RouterNews:
+        """As much of it as can be read."""
+
+        def entry() -> RouterNews:
+            workers, competing, *_ = json.loads(text)
+            read = (self._read(f"credits of {name}", _credit, worker) for worker in workers)
+            names = [self._read(f"tenants of {name}", _text, named) for named in competing]
+            credits = dict(pair for pair in read if pair is not None)
+            return RouterNews(version, credits, [named for named in names if named is not None])
+
+        return self._read(f"credits of {name}", entry) or RouterNews(version, {}, ())
+
+    def lease(self, address: str, text: Any) -> Lease | None:
+        def entry() -> Lease:
+            worker_id, epoch, model, *_ = json.loads(text)
+            return Lease(address, _text(worker_id), int(epoch), _text(model))
+
+        return self._read(f"lease of {address}", entry)
+
+    def conviction(self, name: Any, ttl_ms: Any) -> tuple[bytes, int] | None:
+        return self._read("convictions", lambda: (bytes.fromhex(name), int(ttl_ms)))
+
+    def _read(self, whose: str, entry: Callable[..., Entry], *said: Any) -> Entry | None:
+        try:
+            return entry(*said)
+        except NONSENSE as error:
+            if whose not in self._said:
+                if len(self._said) >= MOST_SAID:
+                    self._said.clear()
+                self._said.add(whose)
+                problem = f"{type(error).__name__}: {error}"
+                self._log.warning("an entry in the shared state cannot be read", entry=whose, problem=problem[:200])
+            return None
+
+
+def _credit(worker: Any) -> tuple[WorkerKey, Credit]:
+    worker_id, epoch, choices, tokens, *_ = worker
+    if not 0 <= choices <= MOST or not 0 <= tokens <= MOST:
+        raise ValueError(f"{choices} choices with {tokens} tokens")
+    return WorkerKey(_text(worker_id), int(epoch)), Credit(int(choices), int(tokens))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} in the place of text")
+    return value

@@ -1,0 +1,30 @@
+"""What the shared state asks its router, and tells it. PoolFleet (fleet.py) is the one there is; tests have another."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
+
+
+class Fleet(Protocol):
+    """The router's side of what is shared."""
+
+    def credits(self) -> Mapping[WorkerKey, Credit]:
+        """What this router has sent where."""
+        ...
+
+    def leases(self) -> Sequence[Lease]:
+        """The workers that it is connected to, and was told of other than by leases."""
+        ...
+
+    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
+        """What all other routers have sent where; workers that are not named got nothing."""
+        ...
+
+    def take_leases(self, leases: Sequence[Lease]) -> None:
+        """The workers that any router is connected to."""
+        ...
+
+    def take_conviction(self, fingerprint: bytes) -> None:
+        """Another router's."""
+        ...

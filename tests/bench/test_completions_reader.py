@@ -1,0 +1,52 @@
+"""The bench's HTTP client sees every event of an answer, however the network cuts it up, and the end of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from trunkline_bench.streaming.completions import RefusedError, open_connections
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENTS = [b'{"text":"a"}', b'{"text":"0"}', b'{"usage":1}']
+
+
+def chunked(*bodies: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(body), body) for body in (*bodies, b""))
+
+
+ANSWER = HEAD + chunked(*(b"data: %s\n\n" % event for event in (*EVENTS, b"[DONE]")))
+
+
+@asynccontextmanager
+async def answering(pieces: list[bytes]) -> AsyncIterator[str]:
+    """To every request the same, one piece after the other."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 16):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, len(ANSWER)])
+async def test_every_event_is_seen_and_the_connection_is_free_for_the_next_request(piece_bytes: int) -> None:
+    pieces = [ANSWER[at : at + piece_bytes] for at in range(0, len(ANSWER), piece_bytes)]
+    async with answering(pieces) as address, open_connections(address) as connect:
+        connection = connect()
+        for _ in range(3):
+            assert [event async for event in connection.events(b"{}")] == EVENTS
+
+
+async def test_an_answer_that_is_no_stream_is_an_error_that_says_what_it_was() -> None:
+    refusal = b'HTTP/1.1 503 Service Unavailable\r\ncontent-length: 12\r\n\r\n"no workers"'
+    async with answering([refusal]) as address, open_connections(address) as connect:
+        with pytest.raises(RefusedError, match=r"(?s)503.*no workers"):
+            [event async for event in connect().events(b"{}")]

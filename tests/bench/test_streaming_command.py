@@ -1,0 +1,32 @@
+"""The streaming bench's command: what it says of a gateway that is not there."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trunkline_bench.streaming.main import NO_SMG, beside_smg, main
+from trunkline_bench.streaming.smg import launched
+
+
+def test_without_the_gateway_the_report_says_so_in_one_line() -> None:
+    assert beside_smg(None, {}, {}, {}) == NO_SMG + "\n"
+    assert "\n" not in NO_SMG
+
+
+def test_a_command_that_is_not_there_ends_it_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench-streaming", "--smg", str(tmp_path / "smg")])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"--smg: there is no {tmp_path / 'smg'}" in capsys.readouterr().err
+
+
+async def test_a_gateway_that_ends_as_it_starts_is_one_clear_line(tmp_path: Path) -> None:
+    command = tmp_path / "smg"
+    command.write_text("#!/bin/sh\nexit 3\n")
+    command.chmod(0o755)
+    with pytest.raises(SystemExit, match=r"^bench-streaming: .*/smg ended with 3 as it started$"):
+        async with launched(command, "127.0.0.1:1", start_s=30):
+            pass
