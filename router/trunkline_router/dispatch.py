@@ -1,6 +1,6 @@
 """A prepared request at the workers: which one computes it, and what happens where that one cannot."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from random import Random
@@ -50,12 +50,10 @@ class Dispatcher:
         self.cells = Cells(on_free=pools.notify)
         self.fanout = Fanout(clock_s)
 
-    def dispatch(
-        self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]
-    ) -> AsyncGenerator[GenerateResponse, None]:
+    def dispatch(self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]) -> "Dispatch":
         """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
-        Raises RequestRefused."""
-        return _Dispatch(self, prepared, time_left, span, facts).responses()
+        Iterating raises RequestRefused."""
+        return Dispatch(self, prepared, time_left, span, facts)
 
     def placement(
         self,
@@ -84,8 +82,8 @@ class Dispatcher:
 
 
 @dataclass(slots=True)
-class _Dispatch:
-    """One request."""
+class Dispatch:
+    """One request: its responses, to be closed whichever way they end. `stream` is what workers have come to."""
 
     shared: Dispatcher
     prepared: Prepared
@@ -95,6 +93,7 @@ class _Dispatch:
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
     placement: Placement = field(init=False)
+    _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.suspicion = Suspicion()
@@ -103,6 +102,13 @@ class _Dispatch:
         self.placement = self.shared.placement(
             self.prepared, self.time_left, self.stream, is_free=self._is_free, is_quiet=self._is_quiet
         )
+        self._responses = self.responses()
+
+    def __aiter__(self) -> AsyncIterator[GenerateResponse]:
+        return self._responses
+
+    async def aclose(self) -> None:
+        await self._responses.aclose()
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
         stream, facts, shared = self.stream, self.facts, self.shared

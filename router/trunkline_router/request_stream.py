@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from trunkline.ledger import TOKEN_BYTES, Ledger, OutOfOrder
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, no_worker
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, OVERLOADED, RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 from trunkline.v1.worker_pb2 import SequenceOutput
@@ -107,6 +107,7 @@ class RequestStream:
         self._most_ledger_tokens = max_ledger_bytes // TOKEN_BYTES
         self._attempt_tokens = 0  # of the present attempt
         self._attempt_choices = choices
+        self._is_at_worker = False  # an attempt is, which was not lost or refused
         self.prompt_known = False
         self.can_resume = True
         self.resumptions = 0
@@ -130,6 +131,17 @@ class RequestStream:
         """Tokens of the longest unfinished choice: what a worker must have room for beside the prompt."""
         return max((ledger.num_tokens for ledger in self._ledgers if not ledger.finished), default=0)
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether a worker computes or has computed anything of it, prompt included, as far as is known here. What all
+        workers have lost or refused before its first token is nobody's to pay; what the client gave up is."""
+        return self._is_at_worker or self.has_output
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice came to its end."""
+        return not self._running
+
     def longest_output(self) -> "array[int] | None":
         """The longest unfinished choice; None where there is nothing yet."""
         longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
@@ -140,6 +152,7 @@ class RequestStream:
         if not self._prompt_sent:
             self._prompt.worker_id = worker_id
         self._broken = None
+        self._is_at_worker = True
         self._attempt_tokens = 0
         self._attempt_choices = self._running
 
@@ -212,6 +225,7 @@ class RequestStream:
         """The attempt is over. Of several choices' errors the first is told; any of them may be under suspicion."""
         if self._broken is None:
             self._broken = BrokenOff(refused)
+            self._is_at_worker = refused.reason == DEADLINE_EXCEEDED  # the client's
             self.on_break()
         self._broken.suspect |= suspect
         self._broken.sole_suspect |= sole_suspect

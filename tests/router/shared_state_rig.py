@@ -1,6 +1,7 @@
 """Stores and routers' ends of them, with a clock that tests move."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -82,7 +83,17 @@ class Router(SharedState):
         await self._tick()
 
 
-def use(reservation: Reservation, prompt: int, output: int) -> None:
-    """The request ends having used so much."""
-    reservation.prompt_tokens, reservation.output_tokens = prompt, output
+@dataclass(slots=True)
+class Output:
+    """What workers have come to with a request."""
+
+    completion_tokens: int = 0
+    is_owed: bool = True
+    has_ended: bool = False
+
+
+def use(reservation: Reservation, prompt: int, output: int, *, has_ended: bool = True) -> None:
+    """The request ends having used so much; 0 of both: nobody served it."""
+    reservation.prompt_tokens = prompt
+    reservation.follow(Output(output, is_owed=prompt + output > 0, has_ended=has_ended))
     reservation.__exit__(None, None, None)

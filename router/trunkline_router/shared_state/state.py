@@ -159,7 +159,7 @@ class SharedState:
             )
         self._open[tenant] += 1
         settle, serve = partial(self._settle, tenant, admitted), partial(self._serve, tenant, weight)
-        return Reservation(settle, serve, admitted.tokens if admitted is not None else 0)
+        return Reservation(settle, serve, admitted.tokens if admitted is not None else 0, prompt_tokens)
 
     def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
         self._open[tenant] -= 1
