@@ -77,6 +77,11 @@ class Router(SharedState):
         tenant = terms.pop("tenant")
         return await self.reserve(tenant, quotas, prompt_tokens=prompt, max_tokens=output, **terms)
 
+    def window_of(self, tenant: str) -> tuple[int, int]:
+        """Requests and tokens that this router counts."""
+        window = self._book.tenant(tenant).window
+        return window.requests, window.tokens
+
     async def beat(self) -> None:
         """Tells and hears, as once a second."""
         self._beat_at_s = 0.0

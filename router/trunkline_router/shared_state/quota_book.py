@@ -5,11 +5,6 @@ time is passed in.
 from trunkline_router.shared_state.quota import Quotas, Refusal, Used, Window, judge
 from trunkline_router.shared_state.store import Answer, WindowChange
 
-# Output tokens of a choice without max_tokens, while nothing is known of the tenant's requests.
-FIRST_OUTPUT_ESTIMATE = 256.0
-OUTPUT_MEMORY = 0.1  # weight of the newest request in the mean
-OUTPUT_MARGIN = 1.5  # an estimate that is too small is charged later, one too large is given back
-
 
 class TenantBook:
     """One tenant's requests at this router."""
@@ -17,7 +12,6 @@ class TenantBook:
     def __init__(self, window_ms: int) -> None:
         self.window = Window(window_ms)
         self.in_flight = 0  # tokens that its running requests may use, those counted whose answer is not there yet
-        self.mean_output = FIRST_OUTPUT_ESTIMATE  # tokens of a choice
         self._unreported: dict[int, tuple[int, int]] = {}  # (requests, tokens) by bucket, since the last report
         # What other routers had admitted when the store last answered.
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
@@ -60,7 +54,7 @@ class TenantBook:
     def correct(self, bucket: int, requests: int, tokens: int, now_ms: float) -> None:
         """What was admitted in a bucket turned out otherwise; the store has to hear of it."""
         self.window.expire(now_ms)
-        if self.window.holds(bucket, now_ms):
+        if (requests or tokens) and self.window.holds(bucket, now_ms):
             self.window.add(bucket, requests, tokens)
             self.report(bucket, requests, tokens)
 
@@ -68,9 +62,6 @@ class TenantBook:
         """The store does not know of this yet."""
         before = self._unreported.get(bucket, (0, 0))
         self._unreported[bucket] = before[0] + requests, before[1] + tokens
-
-    def learn_output(self, tokens_per_choice: float) -> None:
-        self.mean_output += OUTPUT_MEMORY * (tokens_per_choice - self.mean_output)
 
     def changes(self, now_ms: float) -> list[WindowChange]:
         """What the store does not know yet; it is taken as told from here on."""
