@@ -18,7 +18,7 @@ from trunkline_router.live import Live
 from trunkline_router.placement import Placement, Progress, TimeLeft
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
-from trunkline_router.request_stream import BrokenOff, RequestStream
+from trunkline_router.request_stream import Backlog, BrokenOff, RequestStream
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
 from trunkline_router.suspicion import Cells, Suspicion
@@ -40,6 +40,7 @@ class Dispatcher:
         *,
         limits: FailoverLimits | None = None,
         quarantine: Quarantine | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         self.pools = pools
         self.clock_s = clock_s
@@ -49,6 +50,7 @@ class Dispatcher:
         self.budget = RetryBudget(clock_s())
         self.cells = Cells(on_free=pools.notify)
         self.fanout = Fanout(clock_s)
+        self.backlog = backlog or Backlog()
 
     def dispatch(self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]) -> "Dispatch":
         """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
@@ -98,7 +100,9 @@ class Dispatch:
     def __post_init__(self) -> None:
         self.suspicion = Suspicion()
         prepared = self.prepared
-        self.stream = RequestStream(prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout)
+        self.stream = RequestStream(
+            prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout, self.shared.backlog
+        )
         self.placement = self.shared.placement(
             self.prepared, self.time_left, self.stream, is_free=self._is_free, is_quiet=self._is_quiet
         )
@@ -109,6 +113,7 @@ class Dispatch:
 
     async def aclose(self) -> None:
         await self._responses.aclose()
+        self.stream.close()
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
         stream, facts, shared = self.stream, self.facts, self.shared

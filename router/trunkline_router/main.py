@@ -22,6 +22,7 @@ from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
+from trunkline_router.request_stream import Backlog
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
 from trunkline_router.shared_state.fleet import PoolFleet, conviction_key, shared_state
@@ -124,7 +125,12 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     )
     sources = [*sources_of(settings.workers, rng), *([neighbours.leased()] if settings.redis_url else [])]
     dispatcher = Dispatcher(
-        pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions), quarantine=quarantine
+        pools,
+        time.monotonic,
+        rng,
+        limits=FailoverLimits(settings.max_resumptions),
+        quarantine=quarantine,
+        backlog=Backlog(settings.max_unread_mib << 20),
     )
     await shared.start()
     service = InferenceService(

@@ -20,6 +20,7 @@ from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.fanout import Fanout
 
 MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
+MAX_ALL_WAITING_BYTES = 512 << 20  # of all requests of a process, where nothing else is set
 MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.
 COME_BACK_MS = 1000
 
@@ -76,6 +77,28 @@ class _Unsent:
         return chunk
 
 
+class Backlog:
+    """What all requests of a process let wait, bounded: past it, who is furthest behind loses its request, so that
+    many slow clients together do not take the memory either. Streams that merge nothing are not counted."""
+
+    def __init__(self, max_bytes: int = MAX_ALL_WAITING_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._streams: dict[RequestStream, int] = {}  # bytes that wait
+        self.waiting_bytes = 0
+
+    def grow(self, stream: "RequestStream", more_bytes: int) -> None:
+        """So much more waits in it. Whoever has to end for that ends here."""
+        self._streams[stream] = self._streams.get(stream, 0) + more_bytes
+        self.waiting_bytes += more_bytes
+        while self.waiting_bytes > self._max_bytes:
+            furthest_behind = max(self._streams, key=self._streams.__getitem__)
+            furthest_behind.fall_behind(f"more than {self._max_bytes} bytes of output waited for all clients")
+
+    def clear(self, stream: "RequestStream") -> None:
+        """Nothing waits in it any more."""
+        self.waiting_bytes -= self._streams.pop(stream, 0)
+
+
 class RequestStream:
     """`prompt` is filled in by the first choice's report; until it is there, nothing goes out.
 
@@ -90,6 +113,7 @@ class RequestStream:
         choices: int,
         prompt: PromptInfo,
         fanout: Fanout | None = None,
+        backlog: Backlog | None = None,
         *,
         max_ledger_bytes: int = MAX_LEDGER_BYTES,
     ) -> None:
@@ -102,6 +126,7 @@ class RequestStream:
         self._refused: RequestRefused | None = None
         self._broken: BrokenOff | None = None
         self._fanout = fanout or Fanout()
+        self._backlog = backlog or Backlog()
         self._due = asyncio.Event()  # what is there may be taken
         self._ledgers = [Ledger() for _ in range(choices)]
         self._most_ledger_tokens = max_ledger_bytes // TOKEN_BYTES
@@ -206,7 +231,9 @@ class RequestStream:
             request_id=self._request_id, chunks=[unsent.merged() for unsent in self._chunks.values()]
         )
         self._chunks = {}
-        self._waiting_bytes = 0
+        if self._waiting_bytes:
+            self._waiting_bytes = 0
+            self._backlog.clear(self)
         if not self._prompt_sent:
             self._prompt_sent = True
             response.prompt.CopyFrom(self._prompt)
@@ -257,13 +284,27 @@ class RequestStream:
         if waiting is None:
             self._chunks[index] = _Unsent(chunk)
             return
-        self._waiting_bytes += waiting.extend(chunk)
+        more_bytes = waiting.extend(chunk)
+        self._waiting_bytes += more_bytes
         if self._waiting_bytes > MAX_WAITING_BYTES:
-            self._chunks = {}
-            self._refused = RequestRefused(
-                CODE_RESOURCE_EXHAUSTED,
-                OVERLOADED,
-                f"the client reads too slowly: more than {MAX_WAITING_BYTES} bytes of output waited for it",
-                retry_delay_ms=COME_BACK_MS,
-            )
-            self.on_overflow()
+            self.fall_behind(f"more than {MAX_WAITING_BYTES} bytes of output waited for it")
+        else:
+            self._backlog.grow(self, more_bytes)
+
+    def fall_behind(self, why: str) -> None:
+        """The client has let too much wait: it gets no more of it."""
+        self._refused = RequestRefused(
+            CODE_RESOURCE_EXHAUSTED,
+            OVERLOADED,
+            f"the client reads too slowly: {why}",
+            retry_delay_ms=COME_BACK_MS,
+        )
+        self.close()
+        self.on_overflow()
+        self._announce()
+
+    def close(self) -> None:
+        """Nobody takes anything any more."""
+        self._chunks = {}
+        self._waiting_bytes = 0
+        self._backlog.clear(self)

@@ -22,6 +22,7 @@ from trunkline_router.live import Live
 from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
+from trunkline_router.request_stream import Backlog
 from trunkline_router.service import InferenceService
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants
@@ -128,6 +129,7 @@ async def router_before(
     policy: PolicyName = PolicyName.PREDICTED_TTFT,
     grant_key: bytes = b"",
     share: Callable[[Pools, Random], SharedState] | None = None,
+    backlog: Backlog | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; with what `share` makes it share with other routers."""
     async with AsyncExitStack() as stack:
@@ -142,7 +144,7 @@ async def router_before(
         ]
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
-        dispatcher = Dispatcher(pools, clock_s, rng, limits=failover)
+        dispatcher = Dispatcher(pools, clock_s, rng, limits=failover, backlog=backlog)
         shared = share(pools, rng) if share is not None else None
         if shared is not None:
             await shared.start()
