@@ -1,5 +1,6 @@
 """What every store promises: the same tests for the one in process and for a real Redis."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -205,6 +206,28 @@ async def test_tokens_in_flight_are_counted_over_both_routers(routers: tuple[Rou
     use(second, 30, 20)
     await b.beat()
     await a.admit(IN_FLIGHT, 30, 70)
+
+
+async def test_a_request_that_is_being_refused_takes_nobodys_place(routers: tuple[Router, Router]) -> None:
+    """All are asked for before any answer is there. What fits is admitted, whatever else was asked for meanwhile."""
+    a, b = routers
+    held = await b.admit(IN_FLIGHT, 50, 0)
+    rounds: tuple[tuple[list[int], list[int]], ...] = (
+        ([60, 30, 60, 15, 40, 5], [30, 15, 5]),
+        ([60, 60, 60], []),
+        ([30, 30, 20], [30, 20]),
+    )
+    for wanted, fits in rounds:
+        asked = (a.admit(IN_FLIGHT, tokens, 0) for tokens in wanted)
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        admitted = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        assert [one.tokens for one in admitted] == fits
+        for one in admitted:
+            use(one, one.tokens, 0)
+        await a.beat()
+    use(held, 50, 0)
+    await b.beat()
+    await a.admit(IN_FLIGHT, 100, 0)
 
 
 async def test_what_a_dead_router_had_in_flight_comes_back(routers: tuple[Router, Router], clock: Clock) -> None:

@@ -140,7 +140,9 @@ class Admission:
     async def _count(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> int:
         """Returns the bucket of time that the request counts in. Raises RequestRefused."""
         self.reserves += 1
-        asked = self._link.ask(tenant, quotas, tokens, book.in_flight)
+        asked = None
+        if self._link.is_reachable:
+            asked = self._link.ask(tenant, quotas, tokens, book.in_flight, book.ask())
         book.in_flight += tokens
         answer = None
         if asked is not None:
@@ -156,6 +158,7 @@ class Admission:
         bucket = book.window.bucket(now_ms)
         if answer is not None:
             refused = None if answer.refusal is None else _refused(tenant, answer.refusal)
+            book.answered(0 if refused is None else tokens)
         else:
             refused = self._judge_alone(tenant, quotas, book, tokens, now_ms)
             if asked is not None:  # whether it was counted is known later; then both must say the same
@@ -199,6 +202,7 @@ class Admission:
     ) -> None:
         """The store's late word on a request that was judged here meanwhile."""
         was_counted = _was_counted(asked)
+        self._book.tenant(tenant).answered(_refused_tokens(asked, tokens))
         if not asked.cancelled() and asked.exception() is None:
             self._book.tenant(tenant).hear(asked.result(), self._now_ms())
         if was_admitted and not was_counted and entries == self.entries:
@@ -208,6 +212,7 @@ class Admission:
 
     def _take_back(self, tenant: str, bucket: int, tokens: int, asked: "asyncio.Future[Answer]") -> None:
         """The request went away while the store was asked."""
+        self._book.tenant(tenant).answered(_refused_tokens(asked, tokens))
         if _was_counted(asked):
             self._book.tenant(tenant).report(bucket, -1, -tokens)
 
@@ -216,6 +221,11 @@ def _was_counted(asked: "asyncio.Future[Answer]") -> bool:
     """Whether the store counted it, as far as it said so. Where the connection broke nobody knows; it is taken as not
     counted, and told again: a quota that is a little too strict for a minute."""
     return not asked.cancelled() and asked.exception() is None and asked.result().refusal is None
+
+
+def _refused_tokens(asked: "asyncio.Future[Answer]", tokens: int) -> int:
+    said_no = not asked.cancelled() and asked.exception() is None and asked.result().refusal is not None
+    return tokens if said_no else 0
 
 
 def _refused(tenant: str, refusal: Refusal) -> RequestRefused:

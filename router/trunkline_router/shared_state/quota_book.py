@@ -17,8 +17,22 @@ class TenantBook:
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
         self._others_as_of_ms = 0.0
         self._requests_since = self._tokens_since = 0  # admitted here since then
+        self._asking = self._refused = 0  # requests that the store is asked for; see Ask.refused
         # As the store has it; None: a request's own call has changed it since the last report.
         self.reported_in_flight: int | None = 0
+
+    def ask(self) -> int | None:
+        """The store is asked for a request. Returns what it is to be told: see Ask.refused."""
+        self._asking += 1
+        if self._asking > 1:
+            return self._refused
+        self._refused = 0
+        return None
+
+    def answered(self, refused_tokens: int) -> None:
+        """It has answered, or never will."""
+        self._asking -= 1
+        self._refused += refused_tokens
 
     def hear(self, answer: Answer, now_ms: float) -> None:
         """What the store said of the whole fleet, after what it counted was counted here."""
@@ -84,7 +98,7 @@ class TenantBook:
 
     def is_empty(self, now_ms: float) -> bool:
         self.window.expire(now_ms)
-        return not (self.window or self.in_flight or self.has_news)
+        return not (self.window or self.in_flight or self.has_news or self._asking)
 
 
 class QuotaBook:

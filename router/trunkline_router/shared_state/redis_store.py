@@ -96,6 +96,7 @@ class RedisStore:
                 ask.in_flight,
                 *("" if limit is None else limit for limit in limits),
                 IN_FLIGHT_RETRY_MS,
+                "" if ask.refused is None else ask.refused,
             ),
         )
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

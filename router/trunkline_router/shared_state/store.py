@@ -59,7 +59,10 @@ class Ask:
     tenant: str
     quotas: Quotas
     tokens: int  # most that it may use
-    in_flight: int  # tokens that this router's other requests of the tenant may use
+    in_flight: int  # tokens that this router's other requests of the tenant may use, those that it asks for too
+    # Of the requests that it asked for since it last asked for none: tokens of those that are known to be refused, and
+    # so are not in flight. None: it asks for no other one.
+    refused: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
