@@ -185,6 +185,31 @@ async def test_a_tenants_estimate_outlives_its_quiet_minutes(routers: tuple[Rout
     assert (await router.admit(quotas, 1, None, most_tokens=32_000)).tokens == before.tokens > 20_000
 
 
+@pytest.mark.parametrize("ahead_ms", [0, 130, 270, 490])
+async def test_what_comes_back_leaves_the_window_with_what_it_was_taken_from(
+    redis: RedisServer, clock: Clock, ahead_ms: int
+) -> None:
+    """However the router's clock and the store's stand to each other."""
+    store = RedisStore(redis.url, f"skew-{ahead_ms}", clock_ms=lambda: clock.ms + ahead_ms)
+    router = Router(store, "a", clock)
+    await router.start()
+    try:
+        clock.pass_s(0.1)
+        first = await router.admit(TOKENS, 900, 0)
+        clock.pass_s(0.3)
+        use(first, 10, 0)
+        await router.beat()
+        clock.pass_s(1.7)
+        use(await router.admit(TOKENS, 950, 0), 950, 0)
+        clock.pass_s(57)
+        for _ in range(29):
+            await refusal(router, TOKENS, 51, 0)
+            clock.pass_s(0.1)
+            await router.beat()
+    finally:
+        await store.close()
+
+
 async def test_a_request_that_nobody_served_counts_for_nothing(routers: tuple[Router, Router]) -> None:
     a, b = routers
     for _ in range(10):

@@ -15,7 +15,7 @@ from functools import partial
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
 from trunkline_router.shared_state.output_estimate import OutputEstimates
 from trunkline_router.shared_state.quota import Quotas, Refusal
-from trunkline_router.shared_state.quota_book import QuotaBook, TenantBook
+from trunkline_router.shared_state.quota_book import QuotaBook, TenantBook, When
 from trunkline_router.shared_state.store import Answer
 from trunkline_router.shared_state.store_link import StoreLink
 
@@ -32,7 +32,8 @@ class Admitted:
     choices: int
     quota: int | None  # of its tenant: tokens in a minute or at once, whichever is less
     is_estimate: bool  # it has no max_tokens
-    parts: list[tuple[int, int]] = field(default_factory=list)  # (bucket of time, tokens): its own, and what was added
+    entries: int  # of the router in the store before it: whether the store still has it where it counted it
+    parts: list[tuple[When, int]] = field(default_factory=list)  # with the tokens: its own, and what was added
 
     @property
     def tokens(self) -> int:
@@ -84,7 +85,7 @@ class Admission:
             if max_tokens is not None or prompt_tokens > bound[1]:
                 raise _too_large(tenant, tokens, *bound)
             tokens = bound[1]  # an estimate is no reason to refuse
-        bucket = await self._count(tenant, quotas, book, tokens)
+        when = await self._count(tenant, quotas, book, tokens)
         return Admitted(
             tenant,
             output_tokens=tokens - prompt_tokens,
@@ -92,7 +93,8 @@ class Admission:
             choices=choices,
             quota=quota,
             is_estimate=max_tokens is None,
-            parts=[(bucket, tokens)],
+            entries=self.entries,
+            parts=[(when, tokens)],
         )
 
     def watch(self, admitted: Admitted, output_tokens: Callable[[], int]) -> None:
@@ -110,11 +112,11 @@ class Admission:
                 continue
             more = max(output, min(2 * output, admitted.most_output_tokens)) - admitted.output_tokens
             book = self._book.tenant(admitted.tenant)
-            bucket = book.window.bucket(now_ms)
+            when = When(book.window.bucket(now_ms))
             admitted.output_tokens += more
-            admitted.parts.append((bucket, more))
+            admitted.parts.append((when, more))
             book.in_flight += more
-            book.correct(bucket, 0, more, now_ms)
+            book.correct(when, 0, more, now_ms)
 
     def keep(self, admitted: Admitted) -> None:
         """It has ended, and counts as all that it was admitted with."""
@@ -127,17 +129,20 @@ class Admission:
         unused, over = max(0, admitted.tokens - used), max(0, used - admitted.tokens)
         book.in_flight -= admitted.tokens
         if not used:  # nobody served it: that is not the tenant's
-            book.correct(admitted.parts[0][0], -1, 0, now_ms)
+            book.correct(self._where(admitted, admitted.parts[0][0]), -1, 0, now_ms)
         elif admitted.is_estimate:
             per_choice = output_tokens / admitted.choices
             self._estimates.learn(admitted.tenant, admitted.quota, per_choice, is_whole=is_whole)
-        for bucket, tokens in reversed(admitted.parts):  # what was added last was needed least
+        for when, tokens in reversed(admitted.parts):  # what was added last was needed least
             back = min(unused, tokens)
             unused -= back
-            book.correct(bucket, 0, -back, now_ms)
-        book.correct(book.window.bucket(now_ms), 0, over, now_ms)
+            book.correct(self._where(admitted, when), 0, -back, now_ms)
+        book.correct(When(book.window.bucket(now_ms)), 0, over, now_ms)
 
-    async def _count(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> int:
+    def _where(self, admitted: Admitted, when: When) -> When:
+        return when if admitted.entries == self.entries else When(when.bucket)
+
+    async def _count(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> When:
         """Returns the bucket of time that the request counts in. Raises RequestRefused."""
         self.reserves += 1
         asked = None
@@ -165,7 +170,7 @@ class Admission:
                 late_word = partial(self._reconcile, tenant, bucket, tokens, refused is None, self.entries)
                 asked.add_done_callback(late_word)
             elif refused is None:
-                self._book.tenant(tenant).report(bucket, 1, tokens)
+                self._book.tenant(tenant).report(When(bucket), 1, tokens)
         if refused is None:
             book.admit(tokens, now_ms)
         if answer is not None:
@@ -174,7 +179,7 @@ class Admission:
             self._book.tenant(tenant).in_flight -= tokens
             self.refusals += 1
             raise refused
-        return bucket
+        return When(bucket, None if answer is None else answer.bucket)
 
     def _judge_alone(
         self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int, now_ms: float
@@ -206,15 +211,15 @@ class Admission:
         if not asked.cancelled() and asked.exception() is None:
             self._book.tenant(tenant).hear(asked.result(), self._now_ms())
         if was_admitted and not was_counted and entries == self.entries:
-            self._book.tenant(tenant).report(bucket, 1, tokens)
+            self._book.tenant(tenant).report(When(bucket), 1, tokens)
         elif was_counted and not was_admitted:
-            self._book.tenant(tenant).report(bucket, -1, -tokens)
+            self._book.tenant(tenant).report(When(bucket, asked.result().bucket), -1, -tokens)
 
     def _take_back(self, tenant: str, bucket: int, tokens: int, asked: "asyncio.Future[Answer]") -> None:
         """The request went away while the store was asked."""
         self._book.tenant(tenant).answered(_refused_tokens(asked, tokens))
         if _was_counted(asked):
-            self._book.tenant(tenant).report(bucket, -1, -tokens)
+            self._book.tenant(tenant).report(When(bucket, asked.result().bucket), -1, -tokens)
 
 
 def _was_counted(asked: "asyncio.Future[Answer]") -> bool:

@@ -87,7 +87,7 @@ class EmbeddedStore:
             used = Used(used.requests + 1, used.tokens + ask.tokens, used.in_flight + ask.tokens)
         else:
             tenant.refused[ask.router] = refused + ask.tokens
-        future.set_result(Answer(refusal, used))
+        future.set_result(Answer(refusal, used, tenant.window.bucket(now_ms)))
         return future
 
     async def sync(self, report: Report) -> News:
@@ -115,7 +115,7 @@ class EmbeddedStore:
             window = self._tenant(name).window
             window.expire(now_ms)
             for change in changes:
-                bucket = window.bucket(now_ms - change.age_ms)
+                bucket = window.bucket(now_ms - change.age_ms) if change.bucket is None else change.bucket
                 if window.holds(bucket, now_ms):
                     window.add(bucket, change.requests, change.tokens)
         for name, amount in report.served.items():

@@ -2,8 +2,19 @@
 time is passed in.
 """
 
+from dataclasses import dataclass
+
 from trunkline_router.shared_state.quota import Quotas, Refusal, Used, Window, judge
 from trunkline_router.shared_state.store import Answer, WindowChange
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A bucket of time: by this router's clock, and by the store's, where that has counted it itself. Their clocks
+    differ, and what is taken back has to lie where it was counted: else one leaves the window before the other."""
+
+    bucket: int
+    stores: int | None = None
 
 
 class TenantBook:
@@ -12,7 +23,8 @@ class TenantBook:
     def __init__(self, window_ms: int) -> None:
         self.window = Window(window_ms)
         self.in_flight = 0  # tokens that its running requests may use, those counted whose answer is not there yet
-        self._unreported: dict[int, tuple[int, int]] = {}  # (requests, tokens) by bucket, since the last report
+        # (requests, tokens) by when, since the last report.
+        self._unreported: dict[When, tuple[int, int]] = {}
         # What other routers had admitted when the store last answered.
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
         self._others_as_of_ms = 0.0
@@ -65,32 +77,32 @@ class TenantBook:
         self._requests_since += 1
         self._tokens_since += tokens
 
-    def correct(self, bucket: int, requests: int, tokens: int, now_ms: float) -> None:
+    def correct(self, when: When, requests: int, tokens: int, now_ms: float) -> None:
         """What was admitted in a bucket turned out otherwise; the store has to hear of it."""
         self.window.expire(now_ms)
-        if (requests or tokens) and self.window.holds(bucket, now_ms):
-            self.window.add(bucket, requests, tokens)
-            self.report(bucket, requests, tokens)
+        if (requests or tokens) and self.window.holds(when.bucket, now_ms):
+            self.window.add(when.bucket, requests, tokens)
+            self.report(when, requests, tokens)
 
-    def report(self, bucket: int, requests: int, tokens: int) -> None:
+    def report(self, when: When, requests: int, tokens: int) -> None:
         """The store does not know of this yet."""
-        before = self._unreported.get(bucket, (0, 0))
-        self._unreported[bucket] = before[0] + requests, before[1] + tokens
+        before = self._unreported.get(when, (0, 0))
+        self._unreported[when] = before[0] + requests, before[1] + tokens
 
     def changes(self, now_ms: float) -> list[WindowChange]:
         """What the store does not know yet; it is taken as told from here on."""
         unreported, self._unreported = self._unreported, {}
-        return [self._change(bucket, *counts, now_ms) for bucket, counts in unreported.items() if any(counts)]
+        return [self._change(when, *counts, now_ms) for when, counts in unreported.items() if any(counts)]
 
     def everything(self, now_ms: float) -> list[WindowChange]:
         """All that counts, for a store that knows nothing; it is taken as told from here on."""
         self.window.expire(now_ms)
         self._unreported = {}
-        return [self._change(*contents, now_ms) for contents in self.window.contents()]
+        return [self._change(When(bucket), *counts, now_ms) for bucket, *counts in self.window.contents()]
 
-    def _change(self, bucket: int, requests: int, tokens: int, now_ms: float) -> WindowChange:
-        middle_ms = (bucket + 0.5) * self.window.width_ms
-        return WindowChange(max(0, int(now_ms - middle_ms)), requests, tokens)
+    def _change(self, when: When, requests: int, tokens: int, now_ms: float) -> WindowChange:
+        middle_ms = (when.bucket + 0.5) * self.window.width_ms
+        return WindowChange(max(0, int(now_ms - middle_ms)), requests, tokens, when.stores)
 
     @property
     def has_news(self) -> bool:

@@ -3,7 +3,7 @@
 -- ARGV: life, now (empty: the server's), window_ms, router, tokens, tokens in flight of the router's other requests,
 --       requests per minute, tokens per minute, tokens in flight (each empty where there is no limit), retry_ms,
 --       tokens that were refused, see Ask.refused (empty: the router asks for no other request of the tenant)
--- Returns {'lost'}, or {'granted' | the quota's name, retry_ms, requests, tokens, in flight}.
+-- Returns {'lost'}, or {'granted' | the quota's name, retry_ms, requests, tokens, in flight, bucket of time}.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {'lost'} end
 local now, length, router = clock(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local wanted, mine = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -38,7 +38,7 @@ local in_flight = others + mine
 local function refuse(quota, retry_ms)
   redis.call('HSET', KEYS[4], router .. REFUSED, string.format('%.0f', refused + wanted))
   redis.call('PEXPIRE', KEYS[4], 2 * length)
-  return {quota, retry_ms, window.requests, window.tokens, in_flight}
+  return {quota, retry_ms, window.requests, window.tokens, in_flight, window.current}
 end
 
 if most_requests and window.requests + 1 > most_requests then
@@ -53,4 +53,4 @@ end
 add_to_window(window, window.current, 1, wanted)
 redis.call('HSET', KEYS[4], router, string.format('%.0f', mine + wanted))
 redis.call('PEXPIRE', KEYS[4], 2 * length)
-return {'granted', 0, window.requests, window.tokens, in_flight + wanted}
+return {'granted', 0, window.requests, window.tokens, in_flight + wanted, window.current}

@@ -71,6 +71,7 @@ class Answer:
 
     refusal: Refusal | None
     used: Used  # fleet-wide, with this request where it was counted
+    bucket: int  # of the store's time, that it was counted in
 
 
 class LifeEnded(Exception):
@@ -84,6 +85,7 @@ class WindowChange:
     age_ms: int
     requests: int
     tokens: int
+    bucket: int | None = None  # of the store's time, where that is known: what it takes back lies there
 
 
 @dataclass(frozen=True, slots=True)
