@@ -98,7 +98,9 @@ class TenantBook:
         """All that counts, for a store that knows nothing; it is taken as told from here on."""
         self.window.expire(now_ms)
         self._unreported = {}
-        return [self._change(When(bucket), *counts, now_ms) for bucket, *counts in self.window.contents()]
+        return [
+            self._change(When(bucket), requests, tokens, now_ms) for bucket, requests, tokens in self.window.contents()
+        ]
 
     def _change(self, when: When, requests: int, tokens: int, now_ms: float) -> WindowChange:
         middle_ms = (when.bucket + 0.5) * self.window.width_ms
