@@ -11,6 +11,7 @@ from opentelemetry.trace import Span
 from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.backlog import Backlog
 from trunkline_router.edge import Prepared
 from trunkline_router.failover import FailoverLimits, Recovery
 from trunkline_router.fanout import Fanout
@@ -18,7 +19,7 @@ from trunkline_router.live import Live
 from trunkline_router.placement import Placement, Progress, TimeLeft
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
-from trunkline_router.request_stream import Backlog, BrokenOff, RequestStream
+from trunkline_router.request_stream import BrokenOff, RequestStream
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
 from trunkline_router.suspicion import Cells, Suspicion

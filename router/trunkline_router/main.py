@@ -13,6 +13,7 @@ import uvloop
 from trunkline.grant import grant_key_problem
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.backlog import Backlog
 from trunkline_router.discovery import Membership, sources_of
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
@@ -22,7 +23,6 @@ from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
-from trunkline_router.request_stream import Backlog
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
 from trunkline_router.shared_state.fleet import PoolFleet, conviction_key, shared_state

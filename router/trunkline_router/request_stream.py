@@ -17,10 +17,10 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, OVERLOA
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline_router.backlog import Backlog
 from trunkline_router.fanout import Fanout
 
 MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
-MAX_ALL_WAITING_BYTES = 512 << 20  # of all requests of a process, where nothing else is set
 MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.
 COME_BACK_MS = 1000
 
@@ -75,28 +75,6 @@ class _Unsent:
         chunk.text_offset = self._first.text_offset
         chunk.text = self._text.decode()
         return chunk
-
-
-class Backlog:
-    """What all requests of a process let wait, bounded: past it, who is furthest behind loses its request, so that
-    many slow clients together do not take the memory either. Streams that merge nothing are not counted."""
-
-    def __init__(self, max_bytes: int = MAX_ALL_WAITING_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._streams: dict[RequestStream, int] = {}  # bytes that wait
-        self.waiting_bytes = 0
-
-    def grow(self, stream: "RequestStream", more_bytes: int) -> None:
-        """So much more waits in it. Whoever has to end for that ends here."""
-        self._streams[stream] = self._streams.get(stream, 0) + more_bytes
-        self.waiting_bytes += more_bytes
-        while self.waiting_bytes > self._max_bytes:
-            furthest_behind = max(self._streams, key=self._streams.__getitem__)
-            furthest_behind.fall_behind(f"more than {self._max_bytes} bytes of output waited for all clients")
-
-    def clear(self, stream: "RequestStream") -> None:
-        """Nothing waits in it any more."""
-        self.waiting_bytes -= self._streams.pop(stream, 0)
 
 
 class RequestStream:

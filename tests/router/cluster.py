@@ -15,6 +15,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.backlog import Backlog
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
@@ -22,7 +23,6 @@ from trunkline_router.live import Live
 from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
-from trunkline_router.request_stream import Backlog
 from trunkline_router.service import InferenceService
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants

@@ -13,8 +13,8 @@ from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_router import request_stream
+from trunkline_router.backlog import Backlog
 from trunkline_router.failover import FailoverLimits
-from trunkline_router.request_stream import Backlog
 from trunkline_runtime.channel import open_channel
 
 PROMPT = list(range(10, 30))

@@ -10,7 +10,8 @@ from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport,
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router import request_stream
-from trunkline_router.request_stream import Backlog, BrokenOff, RequestStream
+from trunkline_router.backlog import Backlog
+from trunkline_router.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
 REPORT = PromptReport(prompt_tokens=9, cached_tokens=4)

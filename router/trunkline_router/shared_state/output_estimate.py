@@ -2,7 +2,7 @@
 
 The estimate is the mean length of answers weighted by length: of the answer that a token of the tenant's belongs to.
 And time passes for it by tokens, not by answers. So the long answers of a mixture are foreseen, not the many short
-ones, and to talk an estimate down costs as many tokens as one that is too low could gain at once.
+ones, and to talk an estimate down takes more than a quarter of what the tenant may have in a minute.
 """
 
 import math
