@@ -4,6 +4,8 @@ usage: python -m trunkline_bench.paced_worker --port 50061 [--model paced] [--ra
 
 It serves one request after another, whole, at --rate tokens per second (0: at once), and chooses the next one by the
 real worker's fair share. Its tokens mean nothing.
+
+Without max_tokens an answer has a length of its own, log-normal and drawn from the request's seed, and comes in pieces.
 """
 
 import argparse
@@ -13,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import uvloop
@@ -37,6 +40,9 @@ TOKENIZER = Path(__file__).parents[2] / "deploy" / "demo" / "tiny-tales"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 PIECE_BYTES = 1 << 20
 CONTEXT = 1 << 16
+# Of answers without max_tokens: 98 tokens on average, half of all tokens in answers of more than 160.
+LENGTH_MU, LENGTH_SIGMA, MOST_LENGTH = 4.1, 1.0, 4000
+STEP_TOKENS, STEP_S = 16, 0.01
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +63,7 @@ class PacedWorker(WorkerServiceServicer):
     _accounts: Accounts = field(default_factory=lambda: Accounts(Lane.STANDARD))
     _queues: dict[str, deque[Waiting]] = field(default_factory=dict)  # by tenant
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _streaming: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(self) -> None:
         """One request after another, for ever."""
@@ -72,13 +79,27 @@ class PacedWorker(WorkerServiceServicer):
             self._accounts.leave(account, 1)
             if waiting.is_aborted:
                 continue
-            prompt, output = len(waiting.submit.prompt_token_ids), waiting.submit.sampling.max_tokens
+            prompt, output = len(waiting.submit.prompt_token_ids), _length(waiting.submit)
             account.input_tokens += prompt
             account.output_tokens += output
             if self.rate:
                 free_at_s += (prompt + output) / self.rate
                 await asyncio.sleep(max(0.0, free_at_s - time.monotonic()))
-            waiting.outbox.put_nowait(SessionResponse(outputs=[_answer(waiting.submit)]))
+            if waiting.submit.sampling.HasField("max_tokens"):
+                waiting.outbox.put_nowait(SessionResponse(outputs=[_answer(waiting.submit, 0, output, output)]))
+            else:
+                streaming = asyncio.create_task(self._stream(waiting, output))
+                self._streaming.add(streaming)
+                streaming.add_done_callback(self._streaming.discard)
+
+    async def _stream(self, waiting: Waiting, output: int) -> None:
+        """The answer as it comes into being."""
+        for start in range(0, output, STEP_TOKENS):
+            if waiting.is_aborted:
+                return
+            end = min(output, start + STEP_TOKENS)
+            waiting.outbox.put_nowait(SessionResponse(outputs=[_answer(waiting.submit, start, end, output)]))
+            await asyncio.sleep(STEP_S)
 
     def _take(self, submit: Submit, outbox: "asyncio.Queue[SessionResponse]") -> Waiting:
         account = self._accounts.account(submit.tenant, submit.tenant_weight or 1.0)
@@ -135,14 +156,24 @@ class PacedWorker(WorkerServiceServicer):
                 yield GetTokenizerResponse(name=name, data=data[start : start + PIECE_BYTES])
 
 
-def _answer(submit: Submit) -> SequenceOutput:
+def _length(submit: Submit) -> int:
+    """Of the answer."""
+    if submit.sampling.HasField("max_tokens"):
+        return submit.sampling.max_tokens
+    return min(MOST_LENGTH, 1 + int(Random(submit.sampling.seed).lognormvariate(LENGTH_MU, LENGTH_SIGMA)))
+
+
+def _answer(submit: Submit, start: int, end: int, length: int) -> SequenceOutput:
+    """Its tokens from `start` to `end`."""
     chunk = OutputChunk(
         index=submit.choice,
-        token_ids=range(submit.sampling.max_tokens),
-        text="x" * submit.sampling.max_tokens,
-        finish_reason=FinishReason.FINISH_REASON_LENGTH,
+        first_token_index=start,
+        token_ids=range(start, end),
+        text="x" * (end - start),
+        text_offset=start,
+        finish_reason=FinishReason.FINISH_REASON_LENGTH if end == length else FinishReason.FINISH_REASON_UNSPECIFIED,
     )
-    report = PromptReport(prompt_tokens=len(submit.prompt_token_ids))
+    report = PromptReport(prompt_tokens=len(submit.prompt_token_ids)) if start == 0 else None
     return SequenceOutput(handle=submit.handle, chunk=chunk, prompt=report)
 
 

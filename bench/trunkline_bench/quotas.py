@@ -42,9 +42,27 @@ COOL_S = 0.02  # before a client that was refused comes again: far sooner than i
 ROOMY = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12, "tokens_in_flight": 10**12}
 
 
-def quotas_of(per_minute: int) -> dict[str, int]:
-    """What the tenants named requests and tokens may have in a minute, about as many requests each."""
-    return {"requests": per_minute, "tokens": per_minute * (len(PROMPT) + OUTPUT)}
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """A tenant with a quota that it is far over."""
+
+    quota: str
+    limit: int
+    output: int | None = OUTPUT  # max_tokens; None: it never says, and answers vary
+
+    @property
+    def case(self) -> str:
+        return self.quota.replace("_", " ") + ("" if self.output is not None else ", no max_tokens, outputs vary")
+
+
+def limited_tenants(per_minute: int) -> dict[str, Limited]:
+    """By name. Where all requests are alike, the quotas are worth equally many."""
+    tokens = per_minute * (len(PROMPT) + OUTPUT)
+    return {
+        "requests": Limited("requests_per_minute", per_minute),
+        "tokens": Limited("tokens_per_minute", tokens),
+        "open-ended": Limited("tokens_per_minute", tokens, output=None),
+    }
 
 
 @dataclass(slots=True)
@@ -72,7 +90,7 @@ def fleet(workers: Sequence[tuple[str, float]], redis_url: str, per_minute: int 
     """Workers by model and pace, and two routers before all of them. The routers' addresses."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        limits = {name: {f"{name}_per_minute": limit} for name, limit in quotas_of(per_minute).items()}
+        limits = {name: {tenant.quota: tenant.limit} for name, tenant in limited_tenants(per_minute).items()}
         (folder / "tenants.json").write_text(json.dumps({"roomy": ROOMY, **limits}))
         ports = [free_port() for _ in workers]
         for port, (model, rate) in zip(ports, workers, strict=True):
@@ -103,9 +121,10 @@ async def stubs_of(routers: Sequence[str], models: int, stack: AsyncExitStack) -
     return stubs
 
 
-async def ask(stub: Any, tenant: str, outcomes: Outcomes, *, model: str, output: int) -> None:
-    """One request. Workers give what is asked for: `output` is both."""
-    request = GenerateRequest(model=model, token_ids=TokenIds(ids=PROMPT), sampling=SamplingParams(max_tokens=output))
+async def ask(stub: Any, tenant: str, outcomes: Outcomes, *, model: str, output: int | None) -> None:
+    """One request. Workers give what is asked for: `output` is both; None: as long as it comes."""
+    sampling = SamplingParams(max_tokens=output)
+    request = GenerateRequest(model=model, token_ids=TokenIds(ids=PROMPT), sampling=sampling)
     sent_s = time.monotonic()
     try:
         call = stub.Generate(request, metadata=(("x-trunkline-tenant", tenant),), timeout=TIMEOUT_S)
@@ -123,7 +142,9 @@ async def ask(stub: Any, tenant: str, outcomes: Outcomes, *, model: str, output:
             outcomes.other.append(error.code().name)
 
 
-async def closed_loop(stub: Any, tenant: str, outcomes: Outcomes, until_s: float, model: str, output: int) -> None:
+async def closed_loop(
+    stub: Any, tenant: str, outcomes: Outcomes, until_s: float, model: str, output: int | None
+) -> None:
     while time.monotonic() < until_s:
         await ask(stub, tenant, outcomes, model=model, output=output)
 
@@ -149,23 +170,25 @@ def busiest_second(answered: Sequence[tuple[float, int]]) -> int:
 async def measure_quotas(routers: Sequence[str], minutes: float, users: int, per_minute: int) -> dict[str, list[str]]:
     async with AsyncExitStack() as stack:
         stubs = await stubs_of(routers, 1, stack)
-        found = {name: Outcomes() for name in ("requests", "tokens")}
+        tenants = limited_tenants(per_minute)
+        found = {name: Outcomes() for name in tenants}
         until_s = time.monotonic() + 60 * minutes
         began_s = time.monotonic()
         await asyncio.gather(
             *(
-                closed_loop(stubs[user % 2], tenant, found[tenant], until_s, "paced", OUTPUT)
-                for tenant in found
+                closed_loop(stubs[user % 2], name, found[name], until_s, "paced", tenant.output)
+                for name, tenant in tenants.items()
                 for user in range(users)
             )
         )
         seconds = time.monotonic() - began_s
     rows = {}
-    for name, limit in quotas_of(per_minute).items():
-        outcomes = found[name]
-        total = len(outcomes.answered) if name == "requests" else sum(tokens for _, tokens in outcomes.answered)
-        most = fullest_minute(outcomes.answered, by_request=name == "requests")
-        rows[f"{name} per minute"] = [
+    for name, tenant in tenants.items():
+        outcomes, limit = found[name], tenant.limit
+        by_request = tenant.quota == "requests_per_minute"
+        total = len(outcomes.answered) if by_request else sum(tokens for _, tokens in outcomes.answered)
+        most = fullest_minute(outcomes.answered, by_request)
+        rows[tenant.case] = [
             f"{limit:,}",
             f"{total:,}",
             f"{total / (limit * minutes) - 1:+.2%}",

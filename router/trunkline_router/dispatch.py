@@ -1,6 +1,6 @@
 """A prepared request at the workers: which one computes it, and what happens where that one cannot."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from random import Random
@@ -11,6 +11,7 @@ from opentelemetry.trace import Span
 from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.backlog import Backlog
 from trunkline_router.edge import Prepared
 from trunkline_router.failover import FailoverLimits, Recovery
 from trunkline_router.fanout import Fanout
@@ -40,6 +41,7 @@ class Dispatcher:
         *,
         limits: FailoverLimits | None = None,
         quarantine: Quarantine | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         self.pools = pools
         self.clock_s = clock_s
@@ -49,13 +51,12 @@ class Dispatcher:
         self.budget = RetryBudget(clock_s())
         self.cells = Cells(on_free=pools.notify)
         self.fanout = Fanout(clock_s)
+        self.backlog = backlog or Backlog()
 
-    def dispatch(
-        self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]
-    ) -> AsyncGenerator[GenerateResponse, None]:
+    def dispatch(self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]) -> "Dispatch":
         """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
-        Raises RequestRefused."""
-        return _Dispatch(self, prepared, time_left, span, facts).responses()
+        Iterating raises RequestRefused."""
+        return Dispatch(self, prepared, time_left, span, facts)
 
     def placement(
         self,
@@ -84,8 +85,8 @@ class Dispatcher:
 
 
 @dataclass(slots=True)
-class _Dispatch:
-    """One request."""
+class Dispatch:
+    """One request: its responses, to be closed whichever way they end. `stream` is what workers have come to."""
 
     shared: Dispatcher
     prepared: Prepared
@@ -95,14 +96,25 @@ class _Dispatch:
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
     placement: Placement = field(init=False)
+    _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.suspicion = Suspicion()
         prepared = self.prepared
-        self.stream = RequestStream(prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout)
+        self.stream = RequestStream(
+            prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout, self.shared.backlog
+        )
         self.placement = self.shared.placement(
             self.prepared, self.time_left, self.stream, is_free=self._is_free, is_quiet=self._is_quiet
         )
+        self._responses = self.responses()
+
+    def __aiter__(self) -> AsyncIterator[GenerateResponse]:
+        return self._responses
+
+    async def aclose(self) -> None:
+        await self._responses.aclose()
+        self.stream.close()
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
         stream, facts, shared = self.stream, self.facts, self.shared

@@ -13,6 +13,7 @@ import uvloop
 from trunkline.grant import grant_key_problem
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.backlog import Backlog
 from trunkline_router.discovery import Membership, sources_of
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
@@ -135,7 +136,12 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     )
     leases = neighbours.leased() if settings.redis_url else None
     dispatcher = Dispatcher(
-        pools, time.monotonic, rng, limits=FailoverLimits(settings.max_resumptions), quarantine=quarantine
+        pools,
+        time.monotonic,
+        rng,
+        limits=FailoverLimits(settings.max_resumptions),
+        quarantine=quarantine,
+        backlog=Backlog(settings.max_unread_mib << 20),
     )
     await shared.start()
     service = InferenceService(

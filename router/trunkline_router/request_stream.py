@@ -13,10 +13,11 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from trunkline.ledger import TOKEN_BYTES, Ledger, OutOfOrder
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, no_worker
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, OVERLOADED, RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline_router.backlog import Backlog
 from trunkline_router.fanout import Fanout
 
 MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
@@ -90,6 +91,7 @@ class RequestStream:
         choices: int,
         prompt: PromptInfo,
         fanout: Fanout | None = None,
+        backlog: Backlog | None = None,
         *,
         max_ledger_bytes: int = MAX_LEDGER_BYTES,
     ) -> None:
@@ -102,11 +104,13 @@ class RequestStream:
         self._refused: RequestRefused | None = None
         self._broken: BrokenOff | None = None
         self._fanout = fanout or Fanout()
+        self._backlog = backlog or Backlog()
         self._due = asyncio.Event()  # what is there may be taken
         self._ledgers = [Ledger() for _ in range(choices)]
         self._most_ledger_tokens = max_ledger_bytes // TOKEN_BYTES
         self._attempt_tokens = 0  # of the present attempt
         self._attempt_choices = choices
+        self._is_at_worker = False  # an attempt is, which was not lost or refused
         self.prompt_known = False
         self.can_resume = True
         self.resumptions = 0
@@ -130,6 +134,17 @@ class RequestStream:
         """Tokens of the longest unfinished choice: what a worker must have room for beside the prompt."""
         return max((ledger.num_tokens for ledger in self._ledgers if not ledger.finished), default=0)
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether a worker computes or has computed anything of it, prompt included, as far as is known here. What all
+        workers have lost or refused before its first token is nobody's to pay; what the client gave up is."""
+        return self._is_at_worker or self.has_output
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice came to its end."""
+        return not self._running
+
     def longest_output(self) -> "array[int] | None":
         """The longest unfinished choice; None where there is nothing yet."""
         longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
@@ -140,6 +155,7 @@ class RequestStream:
         if not self._prompt_sent:
             self._prompt.worker_id = worker_id
         self._broken = None
+        self._is_at_worker = True
         self._attempt_tokens = 0
         self._attempt_choices = self._running
 
@@ -193,7 +209,9 @@ class RequestStream:
             request_id=self._request_id, chunks=[unsent.merged() for unsent in self._chunks.values()]
         )
         self._chunks = {}
-        self._waiting_bytes = 0
+        if self._waiting_bytes:
+            self._waiting_bytes = 0
+            self._backlog.clear(self)
         if not self._prompt_sent:
             self._prompt_sent = True
             response.prompt.CopyFrom(self._prompt)
@@ -212,6 +230,7 @@ class RequestStream:
         """The attempt is over. Of several choices' errors the first is told; any of them may be under suspicion."""
         if self._broken is None:
             self._broken = BrokenOff(refused)
+            self._is_at_worker = refused.reason == DEADLINE_EXCEEDED  # the client's
             self.on_break()
         self._broken.suspect |= suspect
         self._broken.sole_suspect |= sole_suspect
@@ -243,13 +262,27 @@ class RequestStream:
         if waiting is None:
             self._chunks[index] = _Unsent(chunk)
             return
-        self._waiting_bytes += waiting.extend(chunk)
+        more_bytes = waiting.extend(chunk)
+        self._waiting_bytes += more_bytes
         if self._waiting_bytes > MAX_WAITING_BYTES:
-            self._chunks = {}
-            self._refused = RequestRefused(
-                CODE_RESOURCE_EXHAUSTED,
-                OVERLOADED,
-                f"the client reads too slowly: more than {MAX_WAITING_BYTES} bytes of output waited for it",
-                retry_delay_ms=COME_BACK_MS,
-            )
-            self.on_overflow()
+            self.fall_behind(f"more than {MAX_WAITING_BYTES} bytes of output waited for it")
+        else:
+            self._backlog.grow(self, more_bytes)
+
+    def fall_behind(self, why: str) -> None:
+        """The client has let too much wait: it gets no more of it."""
+        self._refused = RequestRefused(
+            CODE_RESOURCE_EXHAUSTED,
+            OVERLOADED,
+            f"the client reads too slowly: {why}",
+            retry_delay_ms=COME_BACK_MS,
+        )
+        self.close()
+        self.on_overflow()
+        self._announce()
+
+    def close(self) -> None:
+        """Nobody takes anything any more."""
+        self._chunks = {}
+        self._waiting_bytes = 0
+        self._backlog.clear(self)

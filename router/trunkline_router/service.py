@@ -100,6 +100,7 @@ class InferenceService(InferenceServiceServicer):
                 async with aclosing(
                     self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
                 ) as responses:
+                    reservation.follow(responses.stream)
                     async for response in responses:
                         reservation.took(response)
                         yield response

@@ -77,6 +77,13 @@ class RouterSettings:
     slow_start_s: float = setting(
         10.0, help="time in which a worker that has just come gets up to its full share of requests", minimum=0.0
     )
+    max_unread_mib: int = setting(
+        512,
+        help="output that clients have not read yet, of all requests of a process; past it the one that is furthest "
+        "behind loses its request",
+        minimum=16,
+        maximum=1 << 20,
+    )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
 
     @property

@@ -223,6 +223,9 @@ async def test_every_way_a_request_can_end_settles_it(redis: RedisServer) -> Non
         before_output = generate(a.stub)
         await worker.arrived.get()
         before_output.cancel()
+        refused = generate(b.stub)
+        (await worker.arrived.get()).fail(RequestRefused(CODE_INTERNAL, INTERNAL, "no block is free"))
+        assert await ended(refused) == INTERNAL
         broken = generate(b.stub)
         choice = await worker.arrived.get()
         choice.tokens(2)
@@ -234,7 +237,7 @@ async def test_every_way_a_request_can_end_settles_it(redis: RedisServer) -> Non
         for router in routers:
             syncs = router.shared.syncs
             await until(lambda router=router, syncs=syncs: router.shared.syncs > syncs + 1)
-        assert await window_of(redis, "acme") == (3, 3 * len(PROMPT) + 4 + 3 + 2)
+        assert await window_of(redis, "acme") == (4, 4 * len(PROMPT) + 4 + 3 + 2), "all but the refused one"
 
 
 async def test_what_one_router_has_sent_counts_at_the_other(redis: RedisServer) -> None:

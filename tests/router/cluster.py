@@ -15,6 +15,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.backlog import Backlog
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
@@ -128,6 +129,7 @@ async def router_before(
     policy: PolicyName = PolicyName.PREDICTED_TTFT,
     grant_key: bytes = b"",
     share: Callable[[Pools, Random], SharedState] | None = None,
+    backlog: Backlog | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; with what `share` makes it share with other routers."""
     async with AsyncExitStack() as stack:
@@ -151,7 +153,7 @@ async def router_before(
         ]
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
-        dispatcher = Dispatcher(pools, clock_s, rng, limits=failover)
+        dispatcher = Dispatcher(pools, clock_s, rng, limits=failover, backlog=backlog)
         shared = share(pools, rng) if share is not None else None
         if shared is not None:
             await shared.start()

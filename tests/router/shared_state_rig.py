@@ -1,6 +1,7 @@
 """Stores and routers' ends of them, with a clock that tests move."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -80,6 +81,11 @@ class Router(SharedState):
         tenant = terms.pop("tenant")
         return await self.reserve(tenant, quotas, prompt_tokens=prompt, max_tokens=output, **terms)
 
+    def window_of(self, tenant: str) -> tuple[int, int]:
+        """Requests and tokens that this router counts."""
+        window = self._book.tenant(tenant).window
+        return window.requests, window.tokens
+
     async def beat(self) -> None:
         """Tells and hears, as once a second."""
         self._beat_at_s = 0.0
@@ -92,7 +98,17 @@ async def keys_in(client: "Redis[str]") -> str:
     return f"{PREFIX}{life.partition('@')[0]}:" if life else PREFIX
 
 
-def use(reservation: Reservation, prompt: int, output: int) -> None:
-    """The request ends having used so much."""
-    reservation.prompt_tokens, reservation.output_tokens = prompt, output
+@dataclass(slots=True)
+class Output:
+    """What workers have come to with a request."""
+
+    completion_tokens: int = 0
+    is_owed: bool = True
+    has_ended: bool = False
+
+
+def use(reservation: Reservation, prompt: int, output: int, *, has_ended: bool = True) -> None:
+    """The request ends having used so much; 0 of both: nobody served it."""
+    reservation.prompt_tokens = prompt
+    reservation.follow(Output(output, is_owed=prompt + output > 0, has_ended=has_ended))
     reservation.__exit__(None, None, None)

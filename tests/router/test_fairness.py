@@ -70,7 +70,7 @@ def test_service_is_half_forgotten_after_a_half_life() -> None:
 
 def test_an_answer_that_is_not_seen_counts_once_as_the_longest_that_it_can_be() -> None:
     served: list[float] = []
-    with Reservation(lambda reservation: None, served.append, 0) as reservation:
+    with Reservation(lambda reservation: None, served.append, 0, 10) as reservation:
         for _ in range(2):  # granted again after a loss
             reservation.charge_in_full(10, 20)
     assert served == [10 * INPUT_COST + 20 * OUTPUT_COST]

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from tests.router.cluster import cluster, refusal, until
+from tests.router.cluster import cluster, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.relay import Relay
 from trunkline.status import INVALID_REQUEST, OVERLOADED, invalid
@@ -13,6 +13,7 @@ from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_router import request_stream
+from trunkline_router.backlog import Backlog
 from trunkline_router.failover import FailoverLimits
 from trunkline_runtime.channel import open_channel
 
@@ -211,6 +212,36 @@ async def test_a_client_that_falls_too_far_behind_loses_its_request_at_once_and_
         assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, OVERLOADED)
         assert "reads too slowly" in refused.message
     assert len(worker.submits) == 2, "another worker would not help"
+
+
+async def test_many_slow_clients_together_are_bounded_and_the_one_furthest_behind_goes_first() -> None:
+    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000)
+    backlog = Backlog(max_bytes := 4 << 20)
+    await worker.start()
+    try:
+        async with router_before(worker, backlog=backlog) as router:
+            calls = [router.generate([*PROMPT, number], timeout_s=60) for number in range(5)]
+            choices = [await worker.arrived.get() for _ in calls]
+            first = next(choice for choice in choices if choice.submit.prompt_token_ids[-1] == 0)
+            while not backlog.waiting_bytes:  # until the transport takes no more
+                first.tokens(1, text="y" * 100_000)
+                await asyncio.sleep(0.001)
+            most = 0
+            while worker.num_running == len(calls):  # none of them comes to 8 MiB
+                for choice in choices:
+                    choice.tokens(1, text="y" * (50_000 if choice is first else 25_000))
+                await asyncio.sleep(0.001)
+                most = max(most, backlog.waiting_bytes)
+            assert max_bytes / 2 < most <= max_bytes
+            assert [submit.handle for submit in worker.aborted] == [first.submit.handle]
+            refused = await refusal(calls[0])
+            assert (refused.reason, "for all clients" in refused.message) == (OVERLOADED, True)
+            for call in calls[1:]:
+                call.cancel()
+            await until(lambda: worker.num_running == 0)
+            await until(lambda: backlog.waiting_bytes == 0)
+    finally:
+        await worker.die()
 
 
 async def test_a_slow_client_that_gives_up_frees_its_work_on_the_worker(caplog: pytest.LogCaptureFixture) -> None:

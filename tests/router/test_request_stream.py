@@ -1,6 +1,7 @@
 """What waits for a client merges without losing anything."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,7 @@ from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport,
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router import request_stream
+from trunkline_router.backlog import Backlog
 from trunkline_router.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
@@ -209,3 +211,38 @@ async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_take
     assert news.has_output, "and so it is not tried elsewhere"
     put(52, size=2000)
     assert gave_up == [True]
+
+
+async def test_a_backlog_counts_what_has_merged_until_it_is_taken_or_nobody_will_take_it() -> None:
+    backlog = Backlog()
+    first, second = (RequestStream(name, 1, PromptInfo(), backlog=backlog) for name in "ab")
+    for news in (first, second):
+        news.put(output())
+    assert backlog.waiting_bytes == 0, "as it came"
+    for news in (first, second):
+        news.put(output(first=2, offset=2))
+    both = backlog.waiting_bytes
+    await first.take()
+    assert 0 < backlog.waiting_bytes == both / 2
+    second.close()
+    assert backlog.waiting_bytes == 0
+
+
+async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends() -> None:
+    backlog = Backlog(max_bytes=3000)
+    streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(3)]
+    ended: list[int] = []
+    for number, news in enumerate(streams):
+        news.on_overflow = partial(ended.append, number)
+        news.put(output())
+        news.put(output(first=2, text="x" * (200, 1500, 200)[number], offset=2))
+    assert not ended
+    streams[0].put(output(first=4, text="x" * 1200, offset=202))
+    assert ended == [1], "not the one that has just grown"
+    with pytest.raises(RequestRefused, match="waited for all clients") as caught:
+        await streams[1].take()
+    assert caught.value.reason == "OVERLOADED"
+    for news in (streams[0], streams[2]):
+        response = await news.take()
+        assert response is not None
+    assert backlog.waiting_bytes == 0

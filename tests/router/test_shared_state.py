@@ -1,11 +1,12 @@
 """What every store promises: the same tests for the one in process and for a real Redis."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.router.shared_state_rig import Clock, Router, use
+from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
@@ -115,11 +116,98 @@ async def test_tokens_are_reserved_up_front_and_what_was_not_used_comes_back(rou
 async def test_what_was_used_beyond_an_estimate_is_charged(routers: tuple[Router, Router]) -> None:
     a, b = routers
     first = await a.admit(TOKENS, 100, None)
-    assert first.tokens == 100 + 256 * 1.5 + 1
+    assert first.tokens == 100 + 256
     use(first, 100, 890)
     await a.beat()
     assert (await refusal(b, TOKENS, 10, 1)).quota == "t/tokens_per_minute"
     await b.admit(TOKENS, 10, 0)
+
+
+async def test_what_outgrows_its_estimate_counts_while_it_runs_and_what_was_counted_ahead_comes_back(
+    routers: tuple[Router, Router],
+) -> None:
+    a, b = routers
+    answer = Output()
+    first = await a.admit(TOKENS, 100, None)
+    first.follow(answer)
+    answer.completion_tokens = 256
+    await a.beat()
+    await b.admit(TOKENS, 10, 634)
+    answer.completion_tokens = 257
+    await a.beat()
+    await b.beat()
+    assert b.window_of("t") == (1, 10 + 634), "which is its own part"
+    assert a.window_of("t") == (1, 100 + 2 * 257)
+    assert (await refusal(b, TOKENS, 1, 0)).quota == "t/tokens_per_minute"
+    assert (await refusal(a, Quotas(tokens_in_flight=1257), 0, 0)).quota == "t/tokens_in_flight"
+    use(first, 100, 300)
+    await a.beat()
+    assert a.window_of("t") == (1, 100 + 300)
+    await b.admit(Quotas(tokens_per_minute=1145), 100, 0)
+    await refusal(b, Quotas(tokens_per_minute=1144), 1, 0)
+
+
+async def test_short_answers_do_not_open_the_quotas_to_many_long_ones(routers: tuple[Router, Router]) -> None:
+    """Capped answers teach nothing; ones that are short by themselves teach little, and what follows is seen."""
+    quotas = Quotas(tokens_per_minute=10_000, tokens_in_flight=10_000)
+    for capped in (1, None):
+        for turn in range(25):
+            use(await routers[turn % 2].admit(quotas, 1, capped, most_tokens=32_000), 1, 1)
+            await routers[turn % 2].beat()
+    answers = []
+    while True:
+        router = routers[len(answers) % 2]
+        try:
+            reservation = await router.admit(quotas, 1, None, most_tokens=32_000)
+        except RequestRefused:
+            break
+        answers.append(Output())
+        reservation.follow(answers[-1])
+    assert 14 <= len(answers) <= 16
+    for computed in (1000, 10_000, 32_000):
+        for answer in answers:
+            answer.completion_tokens = computed
+        for router in routers:
+            await router.beat()
+        for router in routers:
+            assert (await refusal(router, quotas, 1, None)).quota == "t/tokens_per_minute"
+
+
+async def test_a_tenants_estimate_outlives_its_quiet_minutes(routers: tuple[Router, Router], clock: Clock) -> None:
+    router, _ = routers
+    quotas = Quotas(tokens_per_minute=100_000)
+    use(await router.admit(quotas, 1, None, most_tokens=32_000), 1, 30_000)
+    before = await router.admit(quotas, 1, None, most_tokens=32_000)
+    use(before, 1, 0)
+    for _ in range(5):
+        clock.pass_s(61)
+        await router.beat()
+    assert (await router.admit(quotas, 1, None, most_tokens=32_000)).tokens == before.tokens > 20_000
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 130, 270, 490])
+async def test_what_comes_back_leaves_the_window_with_what_it_was_taken_from(
+    redis: RedisServer, clock: Clock, ahead_ms: int
+) -> None:
+    """However the router's clock and the store's stand to each other."""
+    store = RedisStore(redis.url, f"skew-{ahead_ms}", clock_ms=lambda: clock.ms + ahead_ms)
+    router = Router(store, "a", clock)
+    await router.start()
+    try:
+        clock.pass_s(0.1)
+        first = await router.admit(TOKENS, 900, 0)
+        clock.pass_s(0.3)
+        use(first, 10, 0)
+        await router.beat()
+        clock.pass_s(1.7)
+        use(await router.admit(TOKENS, 950, 0), 950, 0)
+        clock.pass_s(57)
+        for _ in range(29):
+            await refusal(router, TOKENS, 51, 0)
+            clock.pass_s(0.1)
+            await router.beat()
+    finally:
+        await store.close()
 
 
 async def test_a_request_that_nobody_served_counts_for_nothing(routers: tuple[Router, Router]) -> None:
@@ -143,6 +231,28 @@ async def test_tokens_in_flight_are_counted_over_both_routers(routers: tuple[Rou
     use(second, 30, 20)
     await b.beat()
     await a.admit(IN_FLIGHT, 30, 70)
+
+
+async def test_a_request_that_is_being_refused_takes_nobodys_place(routers: tuple[Router, Router]) -> None:
+    """All are asked for before any answer is there. What fits is admitted, whatever else was asked for meanwhile."""
+    a, b = routers
+    held = await b.admit(IN_FLIGHT, 50, 0)
+    rounds: tuple[tuple[list[int], list[int]], ...] = (
+        ([60, 30, 60, 15, 40, 5], [30, 15, 5]),
+        ([60, 60, 60], []),
+        ([30, 30, 20], [30, 20]),
+    )
+    for wanted, fits in rounds:
+        asked = (a.admit(IN_FLIGHT, tokens, 0) for tokens in wanted)
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        admitted = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        assert [one.tokens for one in admitted] == fits
+        for one in admitted:
+            use(one, one.tokens, 0)
+        await a.beat()
+    use(held, 50, 0)
+    await b.beat()
+    await a.admit(IN_FLIGHT, 100, 0)
 
 
 async def test_what_a_dead_router_had_in_flight_comes_back(routers: tuple[Router, Router], clock: Clock) -> None:

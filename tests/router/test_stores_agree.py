@@ -28,8 +28,8 @@ def some_ask(draw: Random, life: str) -> Ask:
         return draw.choice((None, most // 4, most))
 
     quotas = Quotas(limit(20), limit(2000), limit(800))
-    tokens, in_flight = draw.randrange(1, 200), draw.choice((0, 100, 300))
-    return Ask(draw.choice(ROUTERS), life, draw.choice(TENANTS), quotas, tokens, in_flight)
+    tokens, in_flight, refused = draw.randrange(1, 200), draw.choice((0, 100, 300)), draw.choice((None, 0, 50))
+    return Ask(draw.choice(ROUTERS), life, draw.choice(TENANTS), quotas, tokens, in_flight, refused)
 
 
 def some_report(draw: Random, life: str, number: int) -> Report:

@@ -1,29 +1,44 @@
 """A request before its tenant's quotas: the store is asked, or this router's own book where the store does not answer;
 afterwards both are told what was really used.
+
+A request without max_tokens is admitted with an estimate. Where its answer outgrows it, what it has come to counts and
+as much again ahead, with the store's next news: the request itself goes on, but the next ones see it. So what a tenant
+can have beyond its quotas is what requests that were admitted come to beyond their estimates, and nothing is admitted
+on top of that.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
+from trunkline_router.shared_state.output_estimate import OutputEstimates
 from trunkline_router.shared_state.quota import Quotas, Refusal
-from trunkline_router.shared_state.quota_book import OUTPUT_MARGIN, QuotaBook, TenantBook
+from trunkline_router.shared_state.quota_book import QuotaBook, TenantBook, When
 from trunkline_router.shared_state.store import Answer
 from trunkline_router.shared_state.store_link import StoreLink
 
 RETRY_WHEN_DOWN_MS = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Admitted:
     """A request that runs."""
 
     tenant: str
-    tokens: int  # most that it may use
+    output_tokens: int  # that it counts with, of all choices
+    most_output_tokens: int  # that it can come to
     choices: int
-    bucket: int  # of time, that it counts in
+    quota: int | None  # of its tenant: tokens in a minute or at once, whichever is less
+    is_estimate: bool  # it has no max_tokens
+    entries: int  # of the router in the store before it: whether the store still has it where it counted it
+    parts: list[tuple[When, int]] = field(default_factory=list)  # with the tokens: its own, and what was added
+
+    @property
+    def tokens(self) -> int:
+        """That it counts with."""
+        return sum(tokens for _, tokens in self.parts)
 
 
 class Admission:
@@ -43,6 +58,8 @@ class Admission:
         self._admits_when_down = admits_when_down
         self._others = others
         self._now_ms = now_ms
+        self._estimates = OutputEstimates()
+        self._watched: dict[Admitted, Callable[[], int]] = {}  # with the output tokens so far
         self.entries = 0  # how often the store was told everything
         self.reserves = self.reserves_alone = self.refusals = 0
 
@@ -58,38 +75,79 @@ class Admission:
     ) -> Admitted:
         """Raises RequestRefused."""
         book = self._book.tenant(tenant)
-        tokens = prompt_tokens + choices * (
-            max_tokens if max_tokens is not None else min(int(OUTPUT_MARGIN * book.mean_output) + 1, most_tokens)
-        )
         bound = quotas.largest_request()
+        quota = None if bound is None else bound[1]
+        if max_tokens is None:
+            tokens = prompt_tokens + choices * self._estimates.tokens(tenant, quota, most_tokens)
+        else:
+            tokens = prompt_tokens + choices * max_tokens
         if bound is not None and tokens > bound[1]:
             if max_tokens is not None or prompt_tokens > bound[1]:
                 raise _too_large(tenant, tokens, *bound)
             tokens = bound[1]  # an estimate is no reason to refuse
-        return Admitted(tenant, tokens, choices, await self._count(tenant, quotas, book, tokens))
+        when = await self._count(tenant, quotas, book, tokens)
+        return Admitted(
+            tenant,
+            output_tokens=tokens - prompt_tokens,
+            most_output_tokens=choices * most_tokens,
+            choices=choices,
+            quota=quota,
+            is_estimate=max_tokens is None,
+            entries=self.entries,
+            parts=[(when, tokens)],
+        )
+
+    def watch(self, admitted: Admitted, output_tokens: Callable[[], int]) -> None:
+        """It runs now; `output_tokens` says what it has come to, of all choices."""
+        if admitted.is_estimate:
+            self._watched[admitted] = output_tokens
+
+    def top_up(self) -> None:
+        """What running requests have come to beyond their estimates counts from now on, and as much again ahead: an
+        answer that was so long already is expected to be as long again."""
+        now_ms = self._now_ms()
+        for admitted, output_tokens in self._watched.items():
+            output = output_tokens()
+            if output <= admitted.output_tokens:
+                continue
+            more = max(output, min(2 * output, admitted.most_output_tokens)) - admitted.output_tokens
+            book = self._book.tenant(admitted.tenant)
+            when = When(book.window.bucket(now_ms))
+            admitted.output_tokens += more
+            admitted.parts.append((when, more))
+            book.in_flight += more
+            book.correct(when, 0, more, now_ms)
 
     def keep(self, admitted: Admitted) -> None:
         """It has ended, and counts as all that it was admitted with."""
         self._book.tenant(admitted.tenant).in_flight -= admitted.tokens
 
-    def settle(self, admitted: Admitted, used: int, output_tokens: int) -> None:
-        """It has ended, having used so many tokens, some of them output."""
+    def settle(self, admitted: Admitted, used: int, output_tokens: int, *, is_whole: bool) -> None:
+        """It has ended, having used so many tokens, some of them output. Not `is_whole`: it was broken off."""
+        self._watched.pop(admitted, None)
         book, now_ms = self._book.tenant(admitted.tenant), self._now_ms()
+        unused, over = max(0, admitted.tokens - used), max(0, used - admitted.tokens)
         book.in_flight -= admitted.tokens
         if not used:  # nobody served it: that is not the tenant's
-            book.correct(admitted.bucket, -1, -admitted.tokens, now_ms)
-            return
-        book.learn_output(output_tokens / admitted.choices)
-        unused = admitted.tokens - used
-        if unused > 0:
-            book.correct(admitted.bucket, 0, -unused, now_ms)
-        elif unused < 0:
-            book.correct(book.window.bucket(now_ms), 0, -unused, now_ms)
+            book.correct(self._where(admitted, admitted.parts[0][0]), -1, 0, now_ms)
+        elif admitted.is_estimate:
+            per_choice = output_tokens / admitted.choices
+            self._estimates.learn(admitted.tenant, admitted.quota, per_choice, is_whole=is_whole)
+        for when, tokens in reversed(admitted.parts):  # what was added last was needed least
+            back = min(unused, tokens)
+            unused -= back
+            book.correct(self._where(admitted, when), 0, -back, now_ms)
+        book.correct(When(book.window.bucket(now_ms)), 0, over, now_ms)
 
-    async def _count(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> int:
+    def _where(self, admitted: Admitted, when: When) -> When:
+        return when if admitted.entries == self.entries else When(when.bucket)
+
+    async def _count(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> When:
         """Returns the bucket of time that the request counts in. Raises RequestRefused."""
         self.reserves += 1
-        asked = self._link.ask(tenant, quotas, tokens, book.in_flight)
+        asked = None
+        if self._link.is_reachable:
+            asked = self._link.ask(tenant, quotas, tokens, book.in_flight, book.ask())
         book.in_flight += tokens
         answer = None
         if asked is not None:
@@ -105,13 +163,14 @@ class Admission:
         bucket = book.window.bucket(now_ms)
         if answer is not None:
             refused = None if answer.refusal is None else _refused(tenant, answer.refusal)
+            book.answered(0 if refused is None else tokens)
         else:
             refused = self._judge_alone(tenant, quotas, book, tokens, now_ms)
             if asked is not None:  # whether it was counted is known later; then both must say the same
                 late_word = partial(self._reconcile, tenant, bucket, tokens, refused is None, self.entries)
                 asked.add_done_callback(late_word)
             elif refused is None:
-                self._book.tenant(tenant).report(bucket, 1, tokens)
+                self._book.tenant(tenant).report(When(bucket), 1, tokens)
         if refused is None:
             book.admit(tokens, now_ms)
         if answer is not None:
@@ -120,7 +179,7 @@ class Admission:
             self._book.tenant(tenant).in_flight -= tokens
             self.refusals += 1
             raise refused
-        return bucket
+        return When(bucket, None if answer is None else answer.bucket)
 
     def _judge_alone(
         self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int, now_ms: float
@@ -148,23 +207,30 @@ class Admission:
     ) -> None:
         """The store's late word on a request that was judged here meanwhile."""
         was_counted = _was_counted(asked)
+        self._book.tenant(tenant).answered(_refused_tokens(asked, tokens))
         if not asked.cancelled() and asked.exception() is None:
             self._book.tenant(tenant).hear(asked.result(), self._now_ms())
         if was_admitted and not was_counted and entries == self.entries:
-            self._book.tenant(tenant).report(bucket, 1, tokens)
+            self._book.tenant(tenant).report(When(bucket), 1, tokens)
         elif was_counted and not was_admitted:
-            self._book.tenant(tenant).report(bucket, -1, -tokens)
+            self._book.tenant(tenant).report(When(bucket, asked.result().bucket), -1, -tokens)
 
     def _take_back(self, tenant: str, bucket: int, tokens: int, asked: "asyncio.Future[Answer]") -> None:
         """The request went away while the store was asked."""
+        self._book.tenant(tenant).answered(_refused_tokens(asked, tokens))
         if _was_counted(asked):
-            self._book.tenant(tenant).report(bucket, -1, -tokens)
+            self._book.tenant(tenant).report(When(bucket, asked.result().bucket), -1, -tokens)
 
 
 def _was_counted(asked: "asyncio.Future[Answer]") -> bool:
     """Whether the store counted it, as far as it said so. Where the connection broke nobody knows; it is taken as not
     counted, and told again: a quota that is a little too strict for a minute."""
     return not asked.cancelled() and asked.exception() is None and asked.result().refusal is None
+
+
+def _refused_tokens(asked: "asyncio.Future[Answer]", tokens: int) -> int:
+    said_no = not asked.cancelled() and asked.exception() is None and asked.result().refusal is not None
+    return tokens if said_no else 0
 
 
 def _refused(tenant: str, refusal: Refusal) -> RequestRefused:

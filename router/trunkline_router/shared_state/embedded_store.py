@@ -32,6 +32,7 @@ class _Router:
 class _Tenant:
     window: Window
     in_flight: dict[str, int] = field(default_factory=dict)  # tokens by router
+    refused: dict[str, int] = field(default_factory=dict)  # tokens by router, while it asks
 
 
 class EmbeddedStore:
@@ -69,14 +70,24 @@ class EmbeddedStore:
         tenant.in_flight = {
             router: tokens for router, tokens in tenant.in_flight.items() if router == ask.router or self._lives(router)
         }
+        tenant.refused = {
+            router: tokens for router, tokens in tenant.refused.items() if router == ask.router or self._lives(router)
+        }
         others = sum(tokens for router, tokens in tenant.in_flight.items() if router != ask.router)
-        used = Used(tenant.window.requests, tenant.window.tokens, others + ask.in_flight)
+        if ask.refused is None:
+            tenant.refused.pop(ask.router, None)
+        known = ask.refused or 0
+        refused = tenant.refused.get(ask.router, known)
+        mine = max(0, ask.in_flight - max(0, refused - known))
+        used = Used(tenant.window.requests, tenant.window.tokens, others + mine)
         refusal = judge(ask.quotas, used, ask.tokens, tenant.window, now_ms)
         if refusal is None:
             tenant.window.add(tenant.window.bucket(now_ms), 1, ask.tokens)
-            tenant.in_flight[ask.router] = ask.in_flight + ask.tokens
+            tenant.in_flight[ask.router] = mine + ask.tokens
             used = Used(used.requests + 1, used.tokens + ask.tokens, used.in_flight + ask.tokens)
-        future.set_result(Answer(refusal, used))
+        else:
+            tenant.refused[ask.router] = refused + ask.tokens
+        future.set_result(Answer(refusal, used, tenant.window.bucket(now_ms)))
         return future
 
     async def sync(self, report: Report) -> News:
@@ -104,7 +115,7 @@ class EmbeddedStore:
             window = self._tenant(name).window
             window.expire(now_ms)
             for change in changes:
-                bucket = window.bucket(now_ms - change.age_ms)
+                bucket = window.bucket(now_ms - change.age_ms) if change.bucket is None else change.bucket
                 if window.holds(bucket, now_ms):
                     window.add(bucket, change.requests, change.tokens)
         for name, amount in report.served.items():

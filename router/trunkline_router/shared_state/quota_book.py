@@ -2,13 +2,19 @@
 time is passed in.
 """
 
+from dataclasses import dataclass
+
 from trunkline_router.shared_state.quota import Quotas, Refusal, Used, Window, judge
 from trunkline_router.shared_state.store import Answer, WindowChange
 
-# Output tokens of a choice without max_tokens, while nothing is known of the tenant's requests.
-FIRST_OUTPUT_ESTIMATE = 256.0
-OUTPUT_MEMORY = 0.1  # weight of the newest request in the mean
-OUTPUT_MARGIN = 1.5  # an estimate that is too small is charged later, one too large is given back
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A bucket of time: by this router's clock, and by the store's, where that has counted it itself. Their clocks
+    differ, and what is taken back has to lie where it was counted: else one leaves the window before the other."""
+
+    bucket: int
+    stores: int | None = None
 
 
 class TenantBook:
@@ -17,14 +23,28 @@ class TenantBook:
     def __init__(self, window_ms: int) -> None:
         self.window = Window(window_ms)
         self.in_flight = 0  # tokens that its running requests may use, those counted whose answer is not there yet
-        self.mean_output = FIRST_OUTPUT_ESTIMATE  # tokens of a choice
-        self._unreported: dict[int, tuple[int, int]] = {}  # (requests, tokens) by bucket, since the last report
+        # (requests, tokens) by when, since the last report.
+        self._unreported: dict[When, tuple[int, int]] = {}
         # What other routers had admitted when the store last answered.
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
         self._others_as_of_ms = 0.0
         self._requests_since = self._tokens_since = 0  # admitted here since then
+        self._asking = self._refused = 0  # requests that the store is asked for; see Ask.refused
         # As the store has it; None: a request's own call has changed it since the last report.
         self.reported_in_flight: int | None = 0
+
+    def ask(self) -> int | None:
+        """The store is asked for a request. Returns what it is to be told: see Ask.refused."""
+        self._asking += 1
+        if self._asking > 1:
+            return self._refused
+        self._refused = 0
+        return None
+
+    def answered(self, refused_tokens: int) -> None:
+        """It has answered, or never will."""
+        self._asking -= 1
+        self._refused += refused_tokens
 
     def hear(self, answer: Answer, now_ms: float) -> None:
         """What the store said of the whole fleet, after what it counted was counted here."""
@@ -57,35 +77,34 @@ class TenantBook:
         self._requests_since += 1
         self._tokens_since += tokens
 
-    def correct(self, bucket: int, requests: int, tokens: int, now_ms: float) -> None:
+    def correct(self, when: When, requests: int, tokens: int, now_ms: float) -> None:
         """What was admitted in a bucket turned out otherwise; the store has to hear of it."""
         self.window.expire(now_ms)
-        if self.window.holds(bucket, now_ms):
-            self.window.add(bucket, requests, tokens)
-            self.report(bucket, requests, tokens)
+        if (requests or tokens) and self.window.holds(when.bucket, now_ms):
+            self.window.add(when.bucket, requests, tokens)
+            self.report(when, requests, tokens)
 
-    def report(self, bucket: int, requests: int, tokens: int) -> None:
+    def report(self, when: When, requests: int, tokens: int) -> None:
         """The store does not know of this yet."""
-        before = self._unreported.get(bucket, (0, 0))
-        self._unreported[bucket] = before[0] + requests, before[1] + tokens
-
-    def learn_output(self, tokens_per_choice: float) -> None:
-        self.mean_output += OUTPUT_MEMORY * (tokens_per_choice - self.mean_output)
+        before = self._unreported.get(when, (0, 0))
+        self._unreported[when] = before[0] + requests, before[1] + tokens
 
     def changes(self, now_ms: float) -> list[WindowChange]:
         """What the store does not know yet; it is taken as told from here on."""
         unreported, self._unreported = self._unreported, {}
-        return [self._change(bucket, *counts, now_ms) for bucket, counts in unreported.items() if any(counts)]
+        return [self._change(when, *counts, now_ms) for when, counts in unreported.items() if any(counts)]
 
     def everything(self, now_ms: float) -> list[WindowChange]:
         """All that counts, for a store that knows nothing; it is taken as told from here on."""
         self.window.expire(now_ms)
         self._unreported = {}
-        return [self._change(*contents, now_ms) for contents in self.window.contents()]
+        return [
+            self._change(When(bucket), requests, tokens, now_ms) for bucket, requests, tokens in self.window.contents()
+        ]
 
-    def _change(self, bucket: int, requests: int, tokens: int, now_ms: float) -> WindowChange:
-        middle_ms = (bucket + 0.5) * self.window.width_ms
-        return WindowChange(max(0, int(now_ms - middle_ms)), requests, tokens)
+    def _change(self, when: When, requests: int, tokens: int, now_ms: float) -> WindowChange:
+        middle_ms = (when.bucket + 0.5) * self.window.width_ms
+        return WindowChange(max(0, int(now_ms - middle_ms)), requests, tokens, when.stores)
 
     @property
     def has_news(self) -> bool:
@@ -93,7 +112,7 @@ class TenantBook:
 
     def is_empty(self, now_ms: float) -> bool:
         self.window.expire(now_ms)
-        return not (self.window or self.in_flight or self.has_news)
+        return not (self.window or self.in_flight or self.has_news or self._asking)
 
 
 class QuotaBook:

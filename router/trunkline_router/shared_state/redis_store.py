@@ -46,6 +46,7 @@ from trunkline_router.shared_state.store import (
     News,
     Report,
     StoreDown,
+    WindowChange,
 )
 from trunkline_runtime.log import get_logger
 
@@ -112,6 +113,7 @@ class RedisStore:
                 ask.in_flight,
                 *("" if limit is None else limit for limit in limits),
                 IN_FLIGHT_RETRY_MS,
+                "" if ask.refused is None else ask.refused,
             ),
         )
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -153,7 +155,7 @@ class RedisStore:
             "most_convictions": MAX_CONVICTIONS,
             "tenants": [
                 {
-                    "changes": [(c.age_ms, c.requests, c.tokens) for c in report.windows.get(tenant, ())],
+                    "changes": [_written_change(change) for change in report.windows.get(tenant, ())],
                     "in_flight": report.in_flight.get(tenant, UNCHANGED),
                 }
                 for tenant in tenants
@@ -218,11 +220,16 @@ def _pass_on(answer: "asyncio.Future[Answer]", reply: "asyncio.Future[Any]") -> 
         if said[0] == "lost":
             _fail(answer, LifeEnded("the store has lost what it knew"))
             return
-        quota, retry_ms, requests, tokens, in_flight = said
+        quota, retry_ms, requests, tokens, in_flight, bucket = said
         refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
-        answer.set_result(Answer(refusal, Used(int(requests), int(tokens), int(in_flight))))
+        answer.set_result(Answer(refusal, Used(int(requests), int(tokens), int(in_flight)), int(bucket)))
     except NONSENSE as error:
         _fail(answer, StoreDown(f"an answer that makes no sense: {error}"))
+
+
+def _written_change(change: WindowChange) -> tuple[int, ...]:
+    said = change.age_ms, change.requests, change.tokens
+    return said if change.bucket is None else (*said, change.bucket)
 
 
 def _fail(answer: "asyncio.Future[Answer]", error: BaseException) -> None:

@@ -28,20 +28,36 @@ class Metered(Protocol):
 
 
 class Reservation:
-    """A context: leaving it settles. `tokens` is what was reserved, 0 for a tenant without quotas."""
+    """A context: leaving it settles. `tokens` is what was reserved, 0 for a tenant without quotas; `prompt_tokens` is
+    what the request is charged for its prompt, cached or not, if it is charged."""
 
-    def __init__(self, settle: "Callable[[Reservation], None]", serve: Callable[[float], None], tokens: int) -> None:
+    def __init__(
+        self, settle: "Callable[[Reservation], None]", serve: Callable[[float], None], tokens: int, prompt_tokens: int
+    ) -> None:
         self._settle = settle
         self._serve = serve
-        self.tokens = tokens
-        self.prompt_tokens = 0  # used
-        self.output_tokens = 0  # used
-        self.is_charged_in_full = False
         self._metered: Metered | None = None
+        self._prompt_served = False
+        self._output_served = 0  # tokens
+        self.tokens = tokens
+        self.prompt_tokens = prompt_tokens
+        self.is_charged_in_full = False
+
+    @property
+    def output_tokens(self) -> int:
+        """Computed so far."""
+        return 0 if self._metered is None else self._metered.completion_tokens
 
     @property
     def used_tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens
+        """0 where nobody served it: no worker took it, or all of them lost or refused it."""
+        if self._metered is None or not self._metered.is_owed:
+            return 0
+        return self.prompt_tokens + self._metered.completion_tokens
+
+    @property
+    def has_ended(self) -> bool:
+        return self._metered is not None and self._metered.has_ended
 
     def follow(self, metered: Metered) -> None:
         """What is computed for the request."""
@@ -50,11 +66,12 @@ class Reservation:
     def took(self, response: GenerateResponse) -> None:
         """The client gets this."""
         cost = 0.0
-        if response.HasField("prompt") and not self.prompt_tokens:
-            self.prompt_tokens, cached = response.prompt.prompt_tokens, response.prompt.cached_tokens
-            cost += INPUT_COST * (self.prompt_tokens - cached) + CACHED_COST * cached
+        if response.HasField("prompt") and not self._prompt_served:
+            self._prompt_served = True
+            prompt_tokens, cached = response.prompt.prompt_tokens, response.prompt.cached_tokens
+            cost += INPUT_COST * (prompt_tokens - cached) + CACHED_COST * cached
         output = sum(len(chunk.token_ids) for chunk in response.chunks)
-        self.output_tokens += output
+        self._output_served += output
         self._serve(cost + OUTPUT_COST * output)
 
     def charge_in_full(self, prompt_tokens: int, most_output_tokens: int) -> None:
@@ -69,7 +86,11 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._metered is not None:
-            self._serve(OUTPUT_COST * (self._metered.completion_tokens - self.output_tokens))
-            self.output_tokens = self._metered.completion_tokens
+        self._serve_rest()
         self._settle(self)
+
+    def _serve_rest(self) -> None:
+        """What was computed for a client that did not wait for it was service too."""
+        if self.used_tokens:
+            prompt_cost = 0.0 if self._prompt_served else INPUT_COST * self.prompt_tokens
+            self._serve(prompt_cost + OUTPUT_COST * (self.output_tokens - self._output_served))

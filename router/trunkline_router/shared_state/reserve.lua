@@ -1,28 +1,44 @@
 -- Counts a request against its tenant's quotas, or says which one is used up.
 -- KEYS: life, routers, the tenant's window, the tenant's tokens in flight by router
 -- ARGV: life, now (empty: the server's), window_ms, router, tokens, tokens in flight of the router's other requests,
---       requests per minute, tokens per minute, tokens in flight (each empty where there is no limit), retry_ms
--- Returns {'lost'}, or {'granted' | the quota's name, retry_ms, requests, tokens, in flight}.
+--       requests per minute, tokens per minute, tokens in flight (each empty where there is no limit), retry_ms,
+--       tokens that were refused, see Ask.refused (empty: the router asks for no other request of the tenant)
+-- Returns {'lost'}, or {'granted' | the quota's name, retry_ms, requests, tokens, in flight, bucket of time}.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {'lost'} end
 local now, length, router = clock(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local wanted, mine = tonumber(ARGV[5]), tonumber(ARGV[6])
 local most_requests, most_tokens, most_in_flight = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local window = open_window(KEYS[3], length, now)
 
-local in_flight = mine
+-- Beside a router's tokens in flight, so many of them were refused while it asked for others. What it does not know of
+-- yet it has counted in flight, and is not.
+local REFUSED = '|refused'
+local known, refused = tonumber(ARGV[11]), nil
+local others = 0
 local entries = redis.call('HGETALL', KEYS[4])
 for i = 1, #entries, 2 do
-  if entries[i] ~= router then
-    if is_alive(redis.call('HGET', KEYS[2], entries[i]), now) then
-      in_flight = in_flight + (tonumber(entries[i + 1]) or 0)
+  if entries[i] == router .. REFUSED then
+    refused = tonumber(entries[i + 1])
+  elseif entries[i] ~= router then
+    local name = string.gsub(entries[i], REFUSED .. '$', '')
+    if is_alive(redis.call('HGET', KEYS[2], name), now) then
+      if name == entries[i] then others = others + (tonumber(entries[i + 1]) or 0) end
     else
       redis.call('HDEL', KEYS[4], entries[i])
     end
   end
 end
 
+if known == nil and refused then redis.call('HDEL', KEYS[4], router .. REFUSED) end
+known = known or 0
+refused = ARGV[11] ~= '' and refused or known
+mine = math.max(0, mine - math.max(0, refused - known))
+local in_flight = others + mine
+
 local function refuse(quota, retry_ms)
-  return {quota, retry_ms, window.requests, window.tokens, in_flight}
+  redis.call('HSET', KEYS[4], router .. REFUSED, string.format('%.0f', refused + wanted))
+  redis.call('PEXPIRE', KEYS[4], 2 * length)
+  return {quota, retry_ms, window.requests, window.tokens, in_flight, window.current}
 end
 
 if most_requests and window.requests + 1 > most_requests then
@@ -37,4 +53,4 @@ end
 add_to_window(window, window.current, 1, wanted)
 redis.call('HSET', KEYS[4], router, string.format('%.0f', mine + wanted))
 redis.call('PEXPIRE', KEYS[4], 2 * length)
-return {'granted', 0, window.requests, window.tokens, in_flight + wanted}
+return {'granted', 0, window.requests, window.tokens, in_flight + wanted, window.current}

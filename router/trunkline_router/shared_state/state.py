@@ -134,7 +134,11 @@ class SharedState:
             )
         self._open[tenant] += 1
         settle, serve = partial(self._settle, tenant, admitted), partial(self._serve, tenant, weight)
-        return Reservation(settle, serve, admitted.tokens if admitted is not None else 0)
+        tokens = admitted.tokens if admitted is not None else 0
+        reservation = Reservation(settle, serve, tokens, prompt_tokens)
+        if admitted is not None:
+            self.admission.watch(admitted, lambda: reservation.output_tokens)
+        return reservation
 
     def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
         self._open[tenant] -= 1
@@ -145,7 +149,9 @@ class SharedState:
         if reservation.is_charged_in_full:
             self.admission.keep(admitted)
         else:
-            self.admission.settle(admitted, reservation.used_tokens, reservation.output_tokens)
+            self.admission.settle(
+                admitted, reservation.used_tokens, reservation.output_tokens, is_whole=reservation.has_ended
+            )
 
     # Fairness
 
@@ -178,8 +184,10 @@ class SharedState:
                 await asyncio.sleep(TICK_S)
                 await self._tick()
             else:
-                await asyncio.sleep(self._link.breaker.probe_in_s(self._steady_s()))
-                await self._link.probe(self._beat)
+                await asyncio.sleep(min(TICK_S, self._link.breaker.probe_in_s(self._steady_s())))
+                self.admission.top_up()
+                if not self._link.breaker.probe_in_s(self._steady_s()):
+                    await self._link.probe(self._beat)
             self._forget_silent()
 
     async def close(self) -> None:
@@ -190,6 +198,7 @@ class SharedState:
 
     async def _tick(self) -> None:
         """Tells and hears, where there is anything to tell or the time has come."""
+        self.admission.top_up()
         if self._steady_s() >= self._beat_at_s:
             await self._link.use(self._beat)
         elif (

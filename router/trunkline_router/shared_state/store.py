@@ -60,7 +60,10 @@ class Ask:
     tenant: str
     quotas: Quotas
     tokens: int  # most that it may use
-    in_flight: int  # tokens that this router's other requests of the tenant may use
+    in_flight: int  # tokens that this router's other requests of the tenant may use, those that it asks for too
+    # Of the requests that it asked for since it last asked for none: tokens of those that are known to be refused, and
+    # so are not in flight. None: it asks for no other one.
+    refused: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Answer:
 
     refusal: Refusal | None
     used: Used  # fleet-wide, with this request where it was counted
+    bucket: int  # of the store's time, that it was counted in
 
 
 class LifeEnded(Exception):
@@ -82,6 +86,7 @@ class WindowChange:
     age_ms: int
     requests: int
     tokens: int
+    bucket: int | None = None  # of the store's time, where that is known: what it takes back lies there
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ class StoreLink:
     def is_reachable(self) -> bool:
         return not self.breaker.is_open
 
-    def ask(self, tenant: str, quotas: Quotas, tokens: int, in_flight: int) -> "asyncio.Future[Answer] | None":
-        """Has a request counted; None where nobody is asked now."""
-        if not self.is_reachable:
-            return None
-        return self.store.reserve(Ask(self.name, self.life, tenant, quotas, tokens, in_flight))
+    def ask(
+        self, tenant: str, quotas: Quotas, tokens: int, in_flight: int, refused: int | None
+    ) -> "asyncio.Future[Answer]":
+        """Has a request counted, while it is reachable."""
+        return self.store.reserve(Ask(self.name, self.life, tenant, quotas, tokens, in_flight, refused))
 
     async def answer(self, asked: "asyncio.Future[Answer]") -> Answer | None:
         """What the store says; None where it does not say it in time."""

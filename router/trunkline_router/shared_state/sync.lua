@@ -29,7 +29,7 @@ for index, tenant in ipairs(report.tenants) do
   if is_new and #tenant.changes > 0 then
     local window = open_window(window_key, report.window_ms, now)
     for _, change in ipairs(tenant.changes) do
-      local number = math.floor((now - change[1]) / window.width)
+      local number = change[4] or math.floor((now - change[1]) / window.width)
       if number >= window.current - BUCKETS then add_to_window(window, number, change[2], change[3]) end
     end
   end

@@ -1,0 +1,126 @@
+"""What a request is charged, whichever way it ends: over real gRPC, before workers that do as they are told."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.router.cluster import PATIENCE_S, Cluster, refusal, router_before, until
+from tests.router.fake_worker import FakeWorker
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline_router.pool import Pools
+from trunkline_router.shared_state.fleet import PoolFleet, shared_state
+from trunkline_router.shared_state.quota import Quotas
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.tenants import Tenant, Tenants
+
+ACME = (("x-trunkline-tenant", "acme"),)
+PROMPT = [5] * 1000
+THREE = Tenants({"acme": Tenant(quotas=Quotas(requests_per_minute=3, tokens_per_minute=3 * (len(PROMPT) + 8)))})
+FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=1000)
+
+
+@asynccontextmanager
+async def router_with_quotas(worker: FakeWorker) -> AsyncIterator[Cluster]:
+    def share(pools: Pools, rng: Random) -> SharedState:
+        return shared_state("", "", "router", PoolFleet(pools), rng, steady_s=time.monotonic)
+
+    await worker.start()
+    try:
+        async with router_before(worker, tenants=THREE, share=share) as router:
+            yield router
+    finally:
+        await worker.die()
+
+
+def generate(router: Cluster, max_tokens: int = 8, timeout_s: float = PATIENCE_S) -> Any:
+    request = GenerateRequest(token_ids=TokenIds(ids=PROMPT), sampling=SamplingParams(max_tokens=max_tokens))
+    return router.stub.Generate(request, timeout=timeout_s, metadata=ACME)
+
+
+async def until_ended(router: Cluster) -> None:
+    await until(lambda: not router.shared._open)
+
+
+def charged(router: Cluster) -> tuple[int, int]:
+    """Requests and tokens in the tenant's window."""
+    window = router.shared._book.tenant("acme").window
+    return window.requests, window.tokens
+
+
+async def test_who_gives_up_before_the_first_token_pays_for_the_prompt() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with router_with_quotas(worker) as router:
+        for _ in range(3):
+            call = generate(router)
+            await worker.arrived.get()
+            call.cancel()
+            await until_ended(router)
+        assert charged(router) == (3, 3 * len(PROMPT))
+        assert (await refusal(generate(router))).quota == "acme/requests_per_minute"
+    assert len(worker.submits) == 3
+
+
+async def test_a_deadline_before_the_first_token_is_paid_for_too() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with router_with_quotas(worker) as router:
+        call = generate(router, timeout_s=0.5)
+        await worker.arrived.get()
+        assert (await refusal(call)).code == grpc.StatusCode.DEADLINE_EXCEEDED
+        await until_ended(router)
+        assert charged(router) == (1, len(PROMPT))
+
+
+async def test_tokens_that_nobody_took_are_paid_for() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with router_with_quotas(worker) as router:
+        call = generate(router)
+        choice = await worker.arrived.get()
+        choice.tokens(2)
+        assert len((await call.read()).chunks[0].token_ids) == 2
+        choice.tokens(5)
+        news = router.live(0).session
+        await until(lambda: news.num_news == 2)
+        call.cancel()
+        await until_ended(router)
+        assert charged(router) == (1, len(PROMPT) + 7)
+
+
+@pytest.mark.parametrize("way", ["no room", "lost", "given up after it was lost"])
+async def test_what_every_worker_lost_or_refused_costs_nothing(way: str) -> None:
+    worker = FakeWorker("a", answer=None)
+    async with router_with_quotas(worker) as router:
+        call = generate(router)
+        choice = await worker.arrived.get()
+        if way == "no room":
+            choice.fail(FULL)
+            assert (await refusal(call)).reason == OVERLOADED
+        else:
+            await worker.die()
+            await router.until_workers(False)
+            if way == "lost":
+                for _ in range(2):  # it comes back, and dies of something else
+                    await worker.start()
+                    await worker.arrived.get()
+                    await worker.die()
+                    await router.until_workers(False)
+            call.cancel()
+        await until_ended(router)
+        assert charged(router) == (0, 0)
+
+
+async def test_an_answer_that_ended_costs_its_prompt_and_its_tokens() -> None:
+    worker = FakeWorker("a", answer=5)
+    async with router_with_quotas(worker) as router:
+        async with asyncio.timeout(PATIENCE_S):
+            responses = [response async for response in generate(router)]
+        assert responses[-1].usage.completion_tokens == 5
+        await until_ended(router)
+        assert charged(router) == (1, len(PROMPT) + 5)
