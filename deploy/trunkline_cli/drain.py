@@ -8,7 +8,7 @@ import time
 import grpc
 
 from trunkline.proof import proof_metadata
-from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest
+from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, GetModelResponse
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 
 
@@ -29,8 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     with grpc.insecure_channel(arguments.address) as channel:
         try:
             stub, key = WorkerServiceStub(channel), arguments.grant_key.encode()
-            epoch = stub.GetModel(GetModelRequest()).epoch if key else 0
-            proof = proof_metadata(key, "Drain", epoch=epoch, now_unix_ms=int(time.time() * 1e3))
+            model = stub.GetModel(GetModelRequest()) if key else GetModelResponse()
+            now_unix_ms = int(time.time() * 1e3)
+            proof = proof_metadata(key, "Drain", worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms)
             drained = stub.Drain(request, metadata=proof)
         except grpc.RpcError as error:
             print(f"trunkline drain: {arguments.address}: {error.details()}", file=sys.stderr)

@@ -10,12 +10,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from trunkline.grant import LIFETIME_S
+from trunkline.proof import WINDOW_S
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import GrantReport, Submit
 from trunkline_router.session import WorkerSession
 from trunkline_router.shared_state.reservation import Reservation
 
-CLOCK_MARGIN_S = 5.0  # by which the clocks of routers and workers may differ
+CLOCK_MARGIN_S = WINDOW_S  # by which the clocks of routers and workers may differ: with more, no session opens
 # Where the link to the worker breaks, what runs there runs on, and nobody tells of it: until the request's deadline, or
 # for so long.
 UNTOLD_S = 120.0
@@ -79,6 +80,10 @@ class GrantCharge:
             self._expiry.cancel()
         self._expiry = loop.call_later(LIFETIME_S + CLOCK_MARGIN_S, self._expire)
 
+    def revoke(self) -> None:
+        """What was granted last was given to nobody."""
+        self._forget(list(self._open))
+
     async def is_excused(self, within_s: float, *, hangs: bool) -> bool:
         """Whether what was granted last ended through the worker's doing: it `hangs` as the router sees it, or its
         session says or shows it. What is not told within this time is not excused."""
@@ -108,7 +113,8 @@ class GrantCharge:
             self._given_up |= report.given_up
             if report.prompt_tokens:
                 self._prompt = PromptInfo(prompt_tokens=report.prompt_tokens, cached_tokens=report.cached_tokens)
-                self._output_tokens[choice] = report.output_tokens
+                # A client may claim less of a ledger than the worker before has computed.
+                self._output_tokens[choice] = max(report.output_tokens, self._output_tokens.get(choice, 0))
         self._review()
 
     def _expire(self) -> None:

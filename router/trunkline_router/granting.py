@@ -37,6 +37,7 @@ MAX_FIRST_BYTES = MAX_MESSAGE_BYTES // 2
 MAX_ALL_BYTES = 8 * MAX_FIRST_BYTES
 LEAST_COME_BACK_MS, MOST_COME_BACK_MS = 10, 60_000  # what a client may say that a full worker said
 REPORT_WAIT_S = 0.5  # for the worker's own word on what its client says that it has lost
+MID_ANSWER_WAIT_S = 15.0  # for the same, or for the router to see that the worker hangs
 LOST = "the client has lost the worker that computed its request"
 FULL = "the worker has no room"
 
@@ -61,7 +62,8 @@ class Granter:
 
     def takes_grants(self, live: Live) -> bool:
         """Whether the worker would open this router's grants, and say what became of them."""
-        return live.model.grant_key_id == self.key_id and live.session.number > 0
+        session = live.session
+        return live.model.grant_key_id == self.key_id and session.number > 0 and not session.is_broken
 
     def check_taken(self, model: str) -> None:
         """Raises RequestRefused (FORBIDDEN) where no worker takes this router's grants."""
@@ -200,8 +202,18 @@ class _Granting:
         within_s = REPORT_WAIT_S if charge.is_limited else 0.0
         if await charge.is_excused(within_s, hangs=worker.is_hung):
             return charge
+        try:
+            further = await self.reserve()
+        except RequestRefused:
+            if not self.claims.has_output:
+                raise
+            # In the middle of an answer it is worth waiting for: the worker's link may only take its time to break.
+            is_told = await charge.is_excused(MID_ANSWER_WAIT_S, hangs=False)
+            if not is_told and not await charge.is_excused(0.0, hangs=worker.is_hung):
+                raise
+            return charge
         charge.let_go()
-        return await self.reserve()
+        return further
 
     async def _next(self, flight: InFlight) -> GrantRequest | None:
         """The next message that wants an answer; None where the client has what it wanted. Raises RequestRefused."""
@@ -240,6 +252,7 @@ class _Granting:
         )
         num_bytes = response.ByteSize()
         if not self.grants and num_bytes > MAX_FIRST_BYTES:
+            charge.revoke()
             raise forbidden(f"too long to be granted: prompt and choices make {num_bytes} bytes")
         self.granted_bytes += num_bytes
         response.prompt.worker_id = self.facts["worker"] = worker.model.worker_id

@@ -168,7 +168,7 @@ class RequestStream:
         if self._refused is not None:
             return
         if output.HasField("error"):
-            self._break_off(RequestRefused.from_proto(output.error), output.suspect, output.sole_suspect)
+            self._break_off(RequestRefused.from_proto(output.error), output)
             return
         if self._broken is not None:
             return  # of a choice whose sibling broke off: the next attempt computes it again
@@ -177,7 +177,7 @@ class RequestStream:
         try:
             num_tokens = self._ledgers[index].add(chunk)
         except (OutOfOrder, IndexError) as error:
-            self._break_off(no_worker(f"the worker lost its place: {error}"), suspect=False, sole_suspect=False)
+            self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
             return
         if index == 0 and not self.prompt_known:
             self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
@@ -226,14 +226,14 @@ class RequestStream:
             )
         return response
 
-    def _break_off(self, refused: RequestRefused, suspect: bool, sole_suspect: bool) -> None:
+    def _break_off(self, refused: RequestRefused, output: SequenceOutput) -> None:
         """The attempt is over. Of several choices' errors the first is told; any of them may be under suspicion."""
         if self._broken is None:
             self._broken = BrokenOff(refused)
-            self._is_at_worker = refused.reason == DEADLINE_EXCEEDED  # the client's
+            self._is_at_worker = output.begun and refused.reason == DEADLINE_EXCEEDED  # the client's
             self.on_break()
-        self._broken.suspect |= suspect
-        self._broken.sole_suspect |= sole_suspect
+        self._broken.suspect |= output.suspect
+        self._broken.sole_suspect |= output.sole_suspect
         self._announce()
 
     def _announce(self) -> None:

@@ -11,7 +11,7 @@ import grpc
 
 from trunkline.grant import key_id
 from trunkline.proof import Metadata, proof_metadata
-from trunkline.protocol import PROTOCOL_VERSION
+from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetModelResponse,
@@ -210,7 +210,10 @@ class WorkerLink:
 
     def _proof(self, method: str, model: GetModelResponse) -> Metadata:
         """That this router may call it."""
-        return proof_metadata(self._grant_key, method, epoch=model.epoch, now_unix_ms=int(time.time() * 1e3))
+        now_unix_ms = int(time.time() * 1e3)
+        return proof_metadata(
+            self._grant_key, method, worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms
+        )
 
     async def _answers(self, stub: "WorkerServiceAsyncStub", model: GetModelResponse) -> bool:
         """Whether the worker's engine answers; it does between two steps."""
@@ -273,7 +276,8 @@ def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
             f"the worker asks for routers that speak protocol {model.min_router_protocol}, and this one speaks "
             f"{PROTOCOL_VERSION}: upgrade routers before workers"
         )
-    if model.grant_key_id and model.grant_key_id != key_id(grant_key):
+    asks_for_proofs = model.min_router_protocol >= MIN_ROUTER_PROTOCOL_WITH_KEY
+    if asks_for_proofs and model.grant_key_id and model.grant_key_id != key_id(grant_key):
         lacks = "has another one" if grant_key else "has none"
         raise WorkerUnusable(f"the worker has a grant key, and this router {lacks}: start both with one --grant-key")
     if not model.model:

@@ -14,13 +14,19 @@ WINDOW_MS = int(WINDOW_S * 1e3)
 Given = tuple[tuple[str, str | bytes], ...]
 
 
-def made(key: bytes = KEY, method: str = "Drain", epoch: int = EPOCH, now_unix_ms: int = NOW_MS) -> Given:
-    return proof_metadata(key, method, epoch=epoch, now_unix_ms=now_unix_ms)
+def made(
+    key: bytes = KEY, method: str = "Drain", worker_id: str = "w0", epoch: int = EPOCH, now_unix_ms: int = NOW_MS
+) -> Given:
+    return proof_metadata(key, method, worker_id=worker_id, epoch=epoch, now_unix_ms=now_unix_ms)
+
+
+def check(key: bytes, metadata: Given | None) -> None:
+    check_proof(key, "Drain", metadata, worker_id="w0", epoch=EPOCH, now_unix_ms=NOW_MS)
 
 
 def refused(metadata: Given | None, *, key: bytes = KEY) -> str:
     with pytest.raises(RequestRefused) as caught:
-        check_proof(key, "Drain", metadata, epoch=EPOCH, now_unix_ms=NOW_MS)
+        check(key, metadata)
     assert caught.value.reason == UNAUTHENTICATED
     assert "\n" not in caught.value.message
     return caught.value.message
@@ -28,16 +34,16 @@ def refused(metadata: Given | None, *, key: bytes = KEY) -> str:
 
 def test_who_has_the_key_is_let_in_within_the_window() -> None:
     for off_ms in (0, -WINDOW_MS, WINDOW_MS):
-        check_proof(KEY, "Drain", (("other", "x"), *made(now_unix_ms=NOW_MS + off_ms)), epoch=EPOCH, now_unix_ms=NOW_MS)
+        check(KEY, (("other", "x"), *made(now_unix_ms=NOW_MS + off_ms)))
 
 
 def test_without_a_key_nothing_is_made_and_nothing_is_asked_for() -> None:
     assert made(key=b"") == ()
-    check_proof(b"", "Drain", None, epoch=EPOCH, now_unix_ms=NOW_MS)
+    check(b"", None)
 
 
 def test_a_proof_for_anything_else_is_none() -> None:
-    for other in (made(key=KEY[::-1]), made(method="Session"), made(epoch=EPOCH + 1)):
+    for other in (made(key=KEY[::-1]), made(method="Session"), made(worker_id="w1"), made(epoch=EPOCH + 1)):
         assert "--grant-key" in refused(other)
     assert "too long ago" in refused(made(now_unix_ms=NOW_MS - WINDOW_MS - 1))
     assert "in the future" in refused(made(now_unix_ms=NOW_MS + WINDOW_MS + 1))
@@ -68,10 +74,11 @@ def test_proofs_are_those_of_other_implementations() -> None:
     parts = [
         b"trunkline.v1.WorkerService proof",
         b"Drain",
+        b"w0",
         bytes.fromhex("efcdab8967452301"),
         bytes.fromhex("0068e5cf8b010000"),
     ]
     signed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    proof = "469fe903d90577f1c00dee61bb677e30952f064fc0ecf8ef3dc5a13db6c57050"
+    proof = "00d9f6e1c7b74e5d74570d4de663761644c17790bcc2147f2df1eec9caa9e8dd"
     assert hmac.digest(KEY, signed, "sha256").hex() == proof
     assert made() == ((PROOF_KEY, f"1700000000000.{proof}"),)

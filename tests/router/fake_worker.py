@@ -12,7 +12,7 @@ from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.grant import key_id, open_grant
 from trunkline.proof import check_proof
-from trunkline.protocol import PROTOCOL_VERSION
+from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
 from trunkline.v1.worker_pb2 import (
@@ -76,11 +76,10 @@ class FakeChoice:
             self.worker.forget(self)
         self.session.put_nowait(SessionResponse(outputs=[output]))
 
-    def fail(self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False) -> None:
+    def fail(self, refused: RequestRefused, **facts: bool) -> None:
+        """`facts`: fields of SequenceOutput."""
         self.worker.forget(self)
-        output = SequenceOutput(
-            handle=self.submit.handle, error=refused.to_proto(), suspect=suspect, sole_suspect=sole_suspect
-        )
+        output = SequenceOutput(handle=self.submit.handle, error=refused.to_proto(), **facts)
         self.session.put_nowait(SessionResponse(outputs=[output]))
 
 
@@ -189,7 +188,14 @@ class FakeWorker(WorkerServiceServicer):
 
     def _check_proof(self, method: str, context: Any) -> None:
         now_unix_ms = int((time.time() + self.clock_ahead_s) * 1e3)
-        check_proof(self.grant_key, method, context.invocation_metadata(), epoch=self.epoch, now_unix_ms=now_unix_ms)
+        check_proof(
+            self.grant_key,
+            method,
+            context.invocation_metadata(),
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            now_unix_ms=now_unix_ms,
+        )
 
     def forget(self, choice: FakeChoice) -> None:
         self._running.pop((id(choice.session), choice.submit.handle), None)
@@ -299,7 +305,7 @@ class FakeWorker(WorkerServiceServicer):
             default_sampling=self.default_sampling,
             tokenizer_digest=self.tokenizer_digest,
             protocol_version=self.protocol_version,
-            min_router_protocol=self.min_router_protocol,
+            min_router_protocol=max(self.min_router_protocol, MIN_ROUTER_PROTOCOL_WITH_KEY if self.grant_key else 0),
             grant_key_id=key_id(self.grant_key),
         )
 

@@ -12,7 +12,13 @@ import pytest
 
 from tests.router.cluster import PATIENCE_S, Cluster, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
+from trunkline.status import (
+    CODE_DEADLINE_EXCEEDED,
+    CODE_RESOURCE_EXHAUSTED,
+    DEADLINE_EXCEEDED,
+    OVERLOADED,
+    RequestRefused,
+)
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline_router.pool import Pools
@@ -25,6 +31,7 @@ ACME = (("x-trunkline-tenant", "acme"),)
 PROMPT = [5] * 1000
 THREE = Tenants({"acme": Tenant(quotas=Quotas(requests_per_minute=3, tokens_per_minute=3 * (len(PROMPT) + 8)))})
 FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=1000)
+TOO_LATE = RequestRefused(CODE_DEADLINE_EXCEEDED, DEADLINE_EXCEEDED, "the deadline cannot be met")
 
 
 @asynccontextmanager
@@ -76,6 +83,17 @@ async def test_a_deadline_before_the_first_token_is_paid_for_too() -> None:
         assert (await refusal(call)).code == grpc.StatusCode.DEADLINE_EXCEEDED
         await until_ended(router)
         assert charged(router) == (1, len(PROMPT))
+
+
+@pytest.mark.parametrize(("begun", "tokens"), [(False, 0), (True, len(PROMPT))])
+async def test_what_a_worker_finds_to_be_too_late_costs_nothing_unless_it_had_begun(begun: bool, tokens: int) -> None:
+    worker = FakeWorker("a", answer=None)
+    async with router_with_quotas(worker) as router:
+        call = generate(router)
+        (await worker.arrived.get()).fail(TOO_LATE, begun=begun)
+        assert (await refusal(call)).reason == DEADLINE_EXCEEDED
+        await until_ended(router)
+        assert charged(router) == (int(begun), tokens)
 
 
 async def test_tokens_that_nobody_took_are_paid_for() -> None:

@@ -3,12 +3,17 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from tests.router.cluster import Cluster, router_before, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from tests.router.previous_worker import PreviousWorker
 from tests.router.test_failover import tokens_of
+from trunkline.grant import key_id
 from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.v1.generation_pb2 import Lane
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.worker_link import WorkerUnusable, check_model
 
 PROMPT = list(range(5, 30))
 
@@ -66,6 +71,13 @@ async def test_an_answer_goes_on_from_this_protocol_to_the_previous_one() -> Non
         assert tokens_of([response async for response in call]) == [0, 1, 2, 3, 4]
         (submit,) = old.submits
         assert (list(submit.resume.output_token_ids), submit.resume.text_bytes_sent) == ([0, 1, 2], 3)
+
+
+def test_a_worker_of_the_previous_protocol_asks_for_no_proofs_and_serves_routers_without_its_key() -> None:
+    own = {"model": "m", "block_size": 16, "vocab_size": 9, "context_length": 99, "kv_token_capacity": 99}
+    check_model(GetModelResponse(protocol_version=1, grant_key_id=key_id(b"k" * 32), **own))
+    with pytest.raises(WorkerUnusable, match="--grant-key"):
+        check_model(GetModelResponse(min_router_protocol=2, grant_key_id=key_id(b"k" * 32), **own))
 
 
 async def test_a_worker_that_asks_for_newer_routers_is_left_alone_and_a_newer_one_that_does_not_is_used() -> None:

@@ -255,7 +255,13 @@ class Front:
         self._abort_in_engine(choice)
         error = refused.to_proto()
         choice.deliver(
-            SequenceOutput(handle=choice.caller_handle, error=error, suspect=suspect, sole_suspect=sole_suspect)
+            SequenceOutput(
+                handle=choice.caller_handle,
+                error=error,
+                suspect=suspect,
+                sole_suspect=sole_suspect,
+                begun=not self._waiting.holds(choice.handle),
+            )
         )
         self._end(choice, refused.reason)
 

@@ -53,6 +53,10 @@ class FrontQueue:
         queue.count += 1
         queue.num_tokens += num_tokens
 
+    def holds(self, handle: int) -> bool:
+        """Whether it waits."""
+        return handle in self._entries
+
     def admitted(self, handle: int) -> None:
         """The engine took it into its running set. Harmless where it has left already."""
         entry = self._entries.pop(handle, None)

@@ -12,8 +12,9 @@ QUIET_MS = 60_000  # between two lines on refused calls: whoever reaches the wor
 class Gate:
     """`key`: empty where everybody may. `now_unix_ms`: the time that proofs are made at."""
 
-    def __init__(self, key: bytes, epoch: int, now_unix_ms: Callable[[], int]) -> None:
+    def __init__(self, key: bytes, worker_id: str, epoch: int, now_unix_ms: Callable[[], int]) -> None:
         self._key = key
+        self._worker_id = worker_id
         self._epoch = epoch
         self._now_unix_ms = now_unix_ms
         self._told_unix_ms: int | None = None
@@ -22,7 +23,14 @@ class Gate:
         """Raises RequestRefused (UNAUTHENTICATED)."""
         now_unix_ms = self._now_unix_ms()
         try:
-            check_proof(self._key, method, metadata, epoch=self._epoch, now_unix_ms=now_unix_ms)
+            check_proof(
+                self._key,
+                method,
+                metadata,
+                worker_id=self._worker_id,
+                epoch=self._epoch,
+                now_unix_ms=now_unix_ms,
+            )
         except RequestRefused as refused:
             if self._told_unix_ms is None or now_unix_ms - self._told_unix_ms >= QUIET_MS:
                 self._told_unix_ms = now_unix_ms

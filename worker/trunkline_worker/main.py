@@ -103,7 +103,7 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
     def now_unix_ms() -> int:
         return int(time.time() * 1e3)
 
-    desk, gate = GrantDesk(grant_key, epoch, now_unix_ms), Gate(grant_key, epoch, now_unix_ms)
+    desk, gate = GrantDesk(grant_key, epoch, now_unix_ms), Gate(grant_key, worker_id, epoch, now_unix_ms)
     add_WorkerServiceServicer_to_server(WorkerService(front, files, drain, desk, gate), server.grpc)
     try:
         await server.start()

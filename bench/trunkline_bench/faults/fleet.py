@@ -185,7 +185,10 @@ class Worker:
         if not self._grant_key:
             return ()
         model = await self.stub.GetModel(GetModelRequest(), timeout=START_S, wait_for_ready=True)
-        return proof_metadata(self._grant_key, method, epoch=model.epoch, now_unix_ms=int(time.time() * 1e3))
+        now_unix_ms = int(time.time() * 1e3)
+        return proof_metadata(
+            self._grant_key, method, worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms
+        )
 
     async def restart(self) -> None:
         """As in a rolling restart: SIGTERM, and it is started again; returns when it is ready."""

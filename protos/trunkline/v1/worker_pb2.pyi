@@ -286,6 +286,7 @@ class SequenceOutput(_message.Message):
     SUSPECT_FIELD_NUMBER: _builtins.int
     SOLE_SUSPECT_FIELD_NUMBER: _builtins.int
     GRANTED_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The submit's handle."""
     suspect: _builtins.bool
@@ -294,6 +295,8 @@ class SequenceOutput(_message.Message):
     """With `suspect`: it was submitted as a suspect, and every other request in that step had shown to be harmless: by
     a step that it had survived here, or four where it was a suspect too.
     """
+    begun: _builtins.bool
+    """With `error`: the engine had begun to compute the choice."""
     @_builtins.property
     def chunk(self) -> _generation_pb2.OutputChunk:
         """New tokens and text. `chunk.finish_reason` set, or `error` set: the handle is done."""
@@ -320,10 +323,11 @@ class SequenceOutput(_message.Message):
         suspect: _builtins.bool = ...,
         sole_suspect: _builtins.bool = ...,
         granted: Global___GrantReport | None = ...,
+        begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "granted", b"granted", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "granted", b"granted", "handle", b"handle", "prompt", b"prompt", "sole_suspect", b"sole_suspect", "suspect", b"suspect"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "chunk", b"chunk", "error", b"error", "granted", b"granted", "handle", b"handle", "prompt", b"prompt", "sole_suspect", b"sole_suspect", "suspect", b"suspect"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

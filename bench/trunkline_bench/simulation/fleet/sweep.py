@@ -29,8 +29,8 @@ from trunkline_worker.limits import SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
 GOAL_S = 2.0
-LEAST_LOAD, MOST_LOAD = 0.05, 1.6  # between which the highest load is looked for
-STEPS_OF_SEARCH = 5  # a quotient of 1.25 or so is told apart in the end
+BETWEEN = (0.05, 1.6)  # where the highest load is looked for
+SEARCH_STEPS = 5  # a quotient of 1.11 is told apart in the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,16 @@ def _copies_per_worker(workload: Workload, spec: Worker, trace: list[TraceReques
     return copies
 
 
-def highest_load(point: Point, run: Callable[[Point], dict[str, Any]]) -> float:
+def highest_load(
+    point: Point,
+    run: Callable[[Point], dict[str, Any]],
+    between: tuple[float, float] = BETWEEN,
+    steps: int = SEARCH_STEPS,
+) -> float:
     """The highest load at which the goal was met: the lower end of what bisection leaves; 0: at none."""
-    low, high = LEAST_LOAD, MOST_LOAD
+    low, high = between
     best = 0.0
-    for _ in range(STEPS_OF_SEARCH):
+    for _ in range(steps):
         # In the middle of the quotient, for that is what policies are compared by.
         load = round((low * high) ** 0.5, 3)
         if run(replace(point, load=load, is_search=True))["meets_goal"]:
@@ -151,6 +156,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--loads", type=float, nargs="*", default=[0.5, 0.8, 1.0])
     parser.add_argument("--search", action="store_true", help="also the highest load that meets the goal")
+    parser.add_argument("--between", type=float, nargs=2, default=BETWEEN, help="where that load is looked for")
+    parser.add_argument("--search-steps", type=int, default=SEARCH_STEPS)
     parser.add_argument("--duration-s", type=float, default=600.0)
     parser.add_argument("--processes", type=int, default=2)
     return parser.parse_args(argv)
@@ -163,9 +170,9 @@ def searches(arguments: argparse.Namespace) -> Iterable[Point]:
                 yield Point(name, workers, policy, 0.0, arguments.duration_s)
 
 
-def search(point: Point, traces: Path, folder: Path) -> tuple[Point, float]:
+def search(point: Point, traces: Path, folder: Path, between: tuple[float, float], steps: int) -> tuple[Point, float]:
     """One policy's highest load."""
-    return point, highest_load(point, lambda tried: run_point(tried, traces, folder))
+    return point, highest_load(point, lambda tried: run_point(tried, traces, folder), between, steps)
 
 
 def main() -> int:
@@ -177,7 +184,11 @@ def main() -> int:
     ) as pool:
         running: list[Future[Any]] = [pool.submit(run_point, point, arguments.traces, runs) for point in points]
         if arguments.search:
-            running += [pool.submit(search, point, arguments.traces, runs) for point in searches(arguments)]
+            between = tuple(arguments.between)
+            running += [
+                pool.submit(search, point, arguments.traces, runs, between, arguments.search_steps)
+                for point in searches(arguments)
+            ]
         for done in running:
             done.result()
     from trunkline_bench.simulation.fleet import sweep_report  # matplotlib is wanted here only
