@@ -83,8 +83,9 @@ async def test_an_answer_costs_what_the_worker_computed_whatever_its_client_says
     ids=["full", "lost", "lost on the way", "silent"],
 )
 async def test_every_further_grant_is_paid_for_where_the_client_alone_says_that_the_last_is_void(
-    claim: GrantRequest,
+    claim: GrantRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trunkline_router.granting.MID_ANSWER_WAIT_S", 0.1)
     workers = fakes("a", "b")
     async with limited(*workers, requests_per_minute=1) as router:
         call = Call(router, sampling=FIFTY)
