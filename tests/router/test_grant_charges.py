@@ -1,6 +1,7 @@
 """What grants cost their tenant: what workers compute for them by the workers' own word, and never less."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -14,6 +15,8 @@ from trunkline.v1.generation_pb2 import RequestError, SamplingParams
 from trunkline.v1.inference_pb2 import GrantRequest
 from trunkline.v1.worker_pb2 import WorkerServiceGenerateRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline_router.grant_charge import GrantCharge
+from trunkline_router.granting import MID_ANSWER_WAIT_S
 from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.tenants import Tenant, Tenants
@@ -121,6 +124,29 @@ async def test_who_loses_a_worker_goes_on_without_a_second_quota(how: str) -> No
         resumed.tokens(2, finish=True)
         await stream.task
         assert stream.tokens() == [0, 1, 2, 3, 4]
+
+
+async def test_the_middle_of_an_answer_is_worth_waiting_for_the_router_to_see_that_the_worker_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+    is_excused = GrantCharge.is_excused
+
+    def noted(self: GrantCharge, within_s: float, *, hangs: bool) -> Awaitable[bool]:
+        asked.append(within_s)
+        return is_excused(self, within_s, hangs=hangs)
+
+    monkeypatch.setattr(GrantCharge, "is_excused", noted)
+    monkeypatch.setattr("trunkline_router.granting.REPORT_WAIT_S", 0.0)
+    workers = fakes("a", "b")
+    async with limited(*workers, requests_per_minute=1) as router:
+        call = Call(router, sampling=FIFTY)
+        granted = await call.begin()
+        further = asyncio.create_task(call.ask(lost(1)))
+        await until(lambda: MID_ANSWER_WAIT_S in asked)
+        await next(worker for worker in workers if worker.address == granted.worker_address).die()
+        assert (await further).grants
+        call.call.cancel()
 
 
 async def test_who_hangs_up_holds_what_its_grants_may_come_to_until_they_cannot_be_used(
