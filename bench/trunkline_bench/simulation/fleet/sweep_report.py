@@ -76,10 +76,10 @@ def _highest(runs: list[Run]) -> list[str]:
         base = found.get("round-robin", (0.0, 0.0))[0]
         what = "delay p99 ≤ 2 s" if workload == "mooncake" else "TTFT p99 ≤ 2 s"
         rows = {
-            policy: [f"{low:.0%}", f"{high:.0%}" if high else "-", f"{low / base:.2f}" if base else "-"]
+            policy: [f"{low:.0%}" if low else "-", f"{high:.0%}" if high else "-", f"{low / base:.2f}" if base else "-"]
             for policy, (low, high) in found.items()
         }
-        columns = ("highest load that met it", "lowest that did not", "times round robin's")
+        columns = ("highest load tried that met it", "lowest that did not", "times round robin's")
         parts += [f"## Highest load with {what}: {workload}, {workers} workers", "", report.table(rows, columns)]
     return parts
 
