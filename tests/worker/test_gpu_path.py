@@ -51,6 +51,7 @@ def test_tokens_are_those_of_the_twins(expected: dict[int, list[int]], options: 
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 9, "max_running_requests": 3}], ids=str)
+@pytest.mark.slow
 def test_contexts_that_are_cut_at_fixed_places(
     expected: dict[int, list[int]], options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
