@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from random import Random
 
 from trunkline_router.settings import DNS_PREFIX
+from trunkline_router.tries import Tries
 from trunkline_router.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
 
@@ -18,12 +19,16 @@ Resolve = Callable[[str, int], Awaitable[Addresses]]  # of a name and a port; ra
 Sleep = Callable[[float], Awaitable[None]]
 
 
-def sources_of(workers: Sequence[str], rng: Random) -> list[Source]:
-    """What --workers names: the fixed ones, and each name to look up."""
+def sources_of(workers: Sequence[str], rng: Random) -> tuple[list[Source], list[Tries]]:
+    """What --workers names: the fixed ones, and each name to look up; and the lookups."""
     names = [entry.removeprefix(DNS_PREFIX) for entry in workers if entry.startswith(DNS_PREFIX)]
     listed = [entry for entry in workers if not entry.startswith(DNS_PREFIX)]
-    looked_up = [watch_name(name.rpartition(":")[0], int(name.rpartition(":")[2]), rng) for name in names]
-    return [*([fixed(listed)] if listed else []), *looked_up]
+    lookups = [Tries() for _ in names]
+    looked_up = [
+        watch_name(name.rpartition(":")[0], int(name.rpartition(":")[2]), rng, sleep=lookup.pause)
+        for name, lookup in zip(names, lookups, strict=True)
+    ]
+    return [*([fixed(listed)] if listed else []), *looked_up], lookups
 
 
 async def fixed(addresses: Iterable[str]) -> Source:

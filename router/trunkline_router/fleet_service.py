@@ -37,7 +37,7 @@ class FleetService(FleetServiceServicer):
         check_request_id(wanted)
         metadata = context.invocation_metadata()
         tenant = tenant_of(metadata)
-        model, workers = self._pools.workers(wanted.model)
+        model, workers = await self._pools.found(wanted.model)
         prepared = await prepare(
             wanted,
             request_id_of(wanted),

@@ -154,7 +154,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
-    sources = sources_of(settings.workers, rng)
+    sources, lookups = sources_of(settings.workers, rng)
+    pools.lookups += lookups
     tasks = [asyncio.create_task(shared.run()), asyncio.create_task(members.run(sources, leases))]
     stopped = asyncio.create_task(signals.stop.wait())
 

@@ -11,6 +11,7 @@ from trunkline_router.policies import RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.tries import Look, Tries
 from trunkline_router.worker_link import WorkerLink
 
 
@@ -19,10 +20,12 @@ class Pools:
 
     def __init__(self, rng: Random, policy: RoutingPolicy | None = None) -> None:
         self.links: list[WorkerLink] = []
+        self.lookups: list[Tries] = []  # of names that stand for workers
         self.policy = policy or RoutingPolicy()
         self.index = PrefixIndex()
         self._rng = rng
         self._change = asyncio.Event()
+        self._look = Look(self.lookups, self._missing)
         self._known: set[str] = set()  # names seen at least once: NO_WORKER rather than MODEL_NOT_FOUND
 
     def change(self) -> asyncio.Event:
@@ -59,6 +62,29 @@ class Pools:
         raise RequestRefused(
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
+
+    async def found(self, name: str) -> tuple[str, list[Live]]:
+        """workers(), and where there is none, another look first: one that came this moment may not be known yet."""
+        await self._look_for(name)
+        return self.workers(name)
+
+    async def found_models(self) -> dict[str, list[Live]]:
+        """models(), likewise."""
+        await self._look_for("")
+        return self.models()
+
+    async def _look_for(self, name: str) -> None:
+        if not self._has(name) and (self.lookups or self._missing()):
+            await self._look.until(lambda: self._has(name), self.change)
+
+    def _has(self, name: str) -> bool:
+        """Whether the model has a ready worker; of an empty name, whether any has."""
+        models = self.models()
+        return name in models if name else bool(models)
+
+    def _missing(self) -> list[Tries]:
+        """To connect to those who could have joined meanwhile."""
+        return [link.tries for link in self.links if link.live is None and link.same_as is None and link.wanted]
 
     def route(
         self,

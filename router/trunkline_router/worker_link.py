@@ -30,6 +30,7 @@ from trunkline_router.session import WorkerSession
 from trunkline_router.signs_of_life import SignsOfLife
 from trunkline_router.tokenizer import TokenizerError
 from trunkline_router.tokenizer_pool import Tokenizers
+from trunkline_router.tries import Tries
 from trunkline_router.worker_names import SameWorker, WorkerNames
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.log import get_logger
@@ -81,6 +82,7 @@ class WorkerLink:
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = Breaker()
+        self.tries = Tries()  # to connect
         self._names = names or WorkerNames()
         self._limits = limits or LinkLimits()
         self._grant_key = grant_key
@@ -125,7 +127,7 @@ class WorkerLink:
             last_problem = self.problem = problem
             self.same_as = holder
             backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
-            await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.0))
+            await self.tries.pause(backoff_s * self._rng.uniform(0.5, 1.0))
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
         """One connection: returns or raises when it is over."""
@@ -173,6 +175,7 @@ class WorkerLink:
         self._connected_s = self._clock_s()
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip
+        self.tries.worked()
         self._on_change()
 
     async def _look_after(self, live: Live, stub: "WorkerServiceAsyncStub") -> None:
