@@ -1,6 +1,7 @@
 """The workers of each model, and what a request needs to know of its model."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -65,6 +66,8 @@ class Pools:
 
     async def found(self, name: str) -> tuple[str, list[Live]]:
         """workers(), and where there is none, another look first: one that came this moment may not be known yet."""
+        with contextlib.suppress(RequestRefused):
+            return self.workers(name)
         await self._look_for(name)
         return self.workers(name)
 
