@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,22 +187,29 @@ class Source(WorkerServiceServicer):
                 yield GetTokenizerResponse(name=name, data=data[start : start + PIECE_BYTES])
 
 
-async def serve(steps_per_s: float) -> None:
+AddTo = Callable[[grpc.aio.Server, float], None]  # adds a source of so many steps per second to a server
+
+
+async def serve(add_to: AddTo, steps_per_s: float) -> None:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    source = Source(steps_per_s)  # type: ignore[abstract]  # nobody calls Drain and GetStats
-    add_WorkerServiceServicer_to_server(source, server)
+    add_to(server, steps_per_s)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)
     await server.wait_for_termination()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(description: str | None, add_to: AddTo) -> None:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps-per-s", type=float, default=0.0)
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(parser.parse_args().steps_per_s))
+        uvloop.run(serve(add_to, parser.parse_args().steps_per_s))
+
+
+def add_source(server: grpc.aio.Server, steps_per_s: float) -> None:
+    source = Source(steps_per_s)  # type: ignore[abstract]  # nobody calls Drain and GetStats
+    add_WorkerServiceServicer_to_server(source, server)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, add_source)

@@ -6,18 +6,15 @@ As vLLM's own server, it sends ids and no text: the gateway turns them into text
 tell how long a token was under way, a token is one letter, and says in which step it was due.
 """
 
-import argparse
 import asyncio
-import contextlib
 import json
 from typing import Any
 
 import grpc
-import uvloop
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from trunkline_bench.streaming.letters import LETTERS, letter_place
-from trunkline_bench.streaming.source import DEMO_MODEL, LONG, SERVER_OPTIONS, Pace
+from trunkline_bench.streaming.source import DEMO_MODEL, LONG, Pace, main
 
 
 class VllmSource(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # has no types
@@ -70,21 +67,9 @@ class VllmSource(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
         await asyncio.Event().wait()
 
 
-async def serve(steps_per_s: float) -> None:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+def add_source(server: grpc.aio.Server, steps_per_s: float) -> None:
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmSource(steps_per_s), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(port, flush=True)
-    await server.wait_for_termination()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps-per-s", type=float, default=0.0)
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(parser.parse_args().steps_per_s))
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, add_source)
