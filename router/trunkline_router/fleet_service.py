@@ -37,7 +37,7 @@ class FleetService(FleetServiceServicer):
         check_request_id(wanted)
         metadata = context.invocation_metadata()
         tenant = tenant_of(metadata)
-        model, workers = await self._pools.found(wanted.model)
+        model, workers = await self._pools.found(wanted.model, context.time_remaining())
         prepared = await prepare(
             wanted,
             request_id_of(wanted),

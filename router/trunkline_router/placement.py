@@ -70,6 +70,7 @@ class Placement:
     _failed: dict[Live, int] = field(default_factory=dict)  # where an attempt was lost, and how often it was back then
     _full: dict[Live, float] = field(default_factory=dict)  # where there was no room, and until when
     _is_queueing: bool = False  # a worker could have it, were it free
+    _has_looked: bool = False  # for workers, in vain, since it had one
     _fingerprint: str = ""  # of the weights that have begun the answer
 
     async def place(self) -> Route[Live]:
@@ -89,6 +90,10 @@ class Placement:
                 route = self.pools.route(self.prepared.model, request, usable=self._may_go_to, preferred=self.is_quiet)
                 break
             except RequestRefused as nobody:
+                if not self._has_looked:
+                    self._has_looked = True
+                    await self.pools.look_for(self.prepared.model, self.time_left())
+                    continue
                 if self._is_queueing:
                     self.recovery.stop_waiting()  # it has its turn, and its patience is for workers that do not come
                     wait_s = float("inf")
@@ -99,6 +104,7 @@ class Placement:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_s == float("inf") else wait_s):
                     await changed.wait()
+        self._has_looked = False
         if not progress.has_output:
             self._fingerprint = route.worker.model.fingerprint
         return route

@@ -27,6 +27,7 @@ class Pools:
         self._rng = rng
         self._change = asyncio.Event()
         self._look = Look(self.lookups, self._missing)
+        self._look_for_new = Look(self.lookups, self._never_connected)
         self._known: set[str] = set()  # names seen at least once: NO_WORKER rather than MODEL_NOT_FOUND
 
     def change(self) -> asyncio.Event:
@@ -64,21 +65,25 @@ class Pools:
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
 
-    async def found(self, name: str) -> tuple[str, list[Live]]:
+    async def found(self, name: str, time_left_s: float | None = None) -> tuple[str, list[Live]]:
         """workers(), and where there is none, another look first: one that came this moment may not be known yet."""
         with contextlib.suppress(RequestRefused):
             return self.workers(name)
-        await self._look_for(name)
+        await self.look_for(name, time_left_s)
         return self.workers(name)
 
     async def found_models(self) -> dict[str, list[Live]]:
         """models(), likewise."""
-        await self._look_for("")
+        await self.look_for("")
         return self.models()
 
-    async def _look_for(self, name: str) -> None:
-        if not self._has(name) and (self.lookups or self._missing()):
-            await self._look.until(lambda: self._has(name), self.change)
+    async def look_for(self, name: str, time_left_s: float | None = None) -> None:
+        """Looks once more for workers of a model that has none; of an empty name, for any. Takes no more than half of
+        the time left."""
+        if not self._has(name):
+            # A name that no worker had is at most one's that was never reached.
+            look = self._look if not name or name in self._known else self._look_for_new
+            await look.until(lambda: self._has(name), self.change, time_left_s)
 
     def _has(self, name: str) -> bool:
         """Whether the model has a ready worker; of an empty name, whether any has."""
@@ -88,6 +93,9 @@ class Pools:
     def _missing(self) -> list[Tries]:
         """To connect to those who could have joined meanwhile."""
         return [link.tries for link in self.links if link.live is None and link.same_as is None and link.wanted]
+
+    def _never_connected(self) -> list[Tries]:
+        return [link.tries for link in self.links if link.model is None and link.same_as is None and link.wanted]
 
     def route(
         self,

@@ -169,7 +169,7 @@ class InferenceService(InferenceServiceServicer):
         facts["tenant"] = tenant = tenant_of(metadata)
         scheduling = self._tenants.scheduling(tenant, request.lane)
         facts["lane"] = scheduling.lane_name
-        facts["model"], workers = await self._pools.found(request.model)
+        facts["model"], workers = await self._pools.found(request.model, context.time_remaining())
         prepared = await prepare(
             request,
             request_id,
@@ -205,7 +205,7 @@ class InferenceService(InferenceServiceServicer):
         return GrantCharge(reservation, len(prepared.prompt), most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
-        _, workers = await self._pools.found(request.model)
+        _, workers = await self._pools.found(request.model, context.time_remaining())
         tokenizer = workers[0].tokenizer
         kind = request.WhichOneof("input")
         if kind is None:
@@ -217,7 +217,7 @@ class InferenceService(InferenceServiceServicer):
         return TokenizeResponse(token_ids=ids)
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
-        _, workers = await self._pools.found(request.model)
+        _, workers = await self._pools.found(request.model, context.time_remaining())
         validate_token_ids(request.token_ids, vocab_size=limits_of(workers).vocab_size, field="token_ids")
         ids = list(request.token_ids)
         text = await workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)

@@ -83,6 +83,7 @@ class WorkerLink:
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = Breaker()
         self.tries = Tries()  # to connect
+        self._sweeping: asyncio.Task[None] | None = None
         self._names = names or WorkerNames()
         self._limits = limits or LinkLimits()
         self._grant_key = grant_key
@@ -128,6 +129,8 @@ class WorkerLink:
             self.same_as = holder
             backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
             await self.tries.pause(backoff_s * self._rng.uniform(0.5, 1.0))
+        if self._sweeping is not None:
+            await self._sweeping
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
         """One connection: returns or raises when it is over."""
@@ -136,6 +139,7 @@ class WorkerLink:
         check_model(model, self._grant_key)
         with self._names.held(model, self):
             self.same_as = None
+            self.tries.has_answered = True
             await self._converse(stub, model)
 
     async def _converse(self, stub: "WorkerServiceAsyncStub", model: GetModelResponse) -> None:
@@ -160,12 +164,18 @@ class WorkerLink:
                     task.result()
         finally:
             self.live = None  # before anything else runs: nobody may choose a worker that is gone
+            self.tries.lost()
             for task in (session, watch, ready, looking):
                 task.cancel()
             await asyncio.gather(session, watch, ready, looking, return_exceptions=True)
             live.blocks.close()
-            for _ in iter(self._index.sweep, False):
-                await asyncio.sleep(0)
+            if self._sweeping is None or self._sweeping.done():
+                self._sweeping = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Rids the index of what is lost, while requests and another connection go on."""
+        for _ in iter(self._index.sweep, False):
+            await asyncio.sleep(0)
 
     async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:
         for condition in conditions:
