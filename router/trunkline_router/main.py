@@ -122,10 +122,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
             names=names,
         ),
     )
-    quarantine = Quarantine(
-        conviction_key(settings.redis_url, settings.key_prefix), lambda fingerprint: shared.convict(fingerprint)
-    )
-    neighbours = PoolFleet(pools, lambda fingerprint: quarantine.learn(fingerprint, time.monotonic()))
+    neighbours = PoolFleet(pools)
     shared = shared_state(
         settings.redis_url,
         settings.key_prefix,
@@ -134,6 +131,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         rng,
         quota_when_down=settings.quota_when_down,
     )
+    quarantine = Quarantine(conviction_key(settings.redis_url, settings.key_prefix), shared.convictions)
     leases = neighbours.leased() if settings.redis_url else None
     dispatcher = Dispatcher(
         pools,

@@ -7,6 +7,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from trunkline_router.shared_state.convictions import CONVICTION_MS
 from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
 from trunkline_router.shared_state.redis_entries import FORMAT
 from trunkline_router.shared_state.reservation import Reservation
@@ -39,7 +40,6 @@ class FakeFleet:
         self.own_leases: list[Lease] = []
         self.others: Mapping[WorkerKey, Credit] = {}
         self.known: Sequence[Lease] = ()
-        self.convictions: set[bytes] = set()
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
         return dict(self.own)
@@ -53,11 +53,18 @@ class FakeFleet:
     def take_leases(self, leases: Sequence[Lease]) -> None:
         self.known = leases
 
-    def take_conviction(self, fingerprint: bytes) -> None:
-        self.convictions.add(fingerprint)
+
+class Convicting(SharedState):
+    """Told what to convict without the requests."""
+
+    def convict(self, fingerprint: bytes, ttl_ms: int = CONVICTION_MS) -> None:
+        self.convictions.add(fingerprint, self._now_ms(), ttl_ms)
+
+    def is_convicted(self, fingerprint: bytes) -> bool:
+        return self.convictions.holds(fingerprint, self._now_ms())
 
 
-class Router(SharedState):
+class Router(Convicting):
     """A router's end of a store, without the router."""
 
     def __init__(

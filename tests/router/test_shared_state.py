@@ -1,6 +1,7 @@
 """What every store promises: the same tests for the one in process and for a real Redis."""
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -8,7 +9,9 @@ import pytest
 
 from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.redis_server import RedisServer
+from trunkline_router.quarantine import Quarantine
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
@@ -335,11 +338,29 @@ async def test_a_conviction_is_known_to_all_until_it_ends(routers: tuple[Router,
     await a.beat()
     await b.beat()
     assert b.is_convicted(b"\x00poison\xff")
-    assert (a.fleet.convictions, b.fleet.convictions) == (set(), {b"\x00poison\xff"})
     assert not b.is_convicted(b"innocent")
     clock.pass_s(10.1)
     assert not a.is_convicted(b"\x00poison\xff")
     assert not b.is_convicted(b"\x00poison\xff")
+
+
+async def test_a_router_that_learns_of_a_conviction_late_refuses_for_the_rest_of_its_hour_and_no_longer(
+    routers: tuple[Router, Router], clock: Clock
+) -> None:
+    a, b = routers
+    here, there = Quarantine(b"key", a.convictions), Quarantine(b"key", b.convictions)
+    poison = "t", "m", array("i", [1, 2, 3]), SamplingParams()
+    here.convict(*poison, now_s=clock.steady_s())
+    await a.beat()
+    there.check(*poison, now_s=clock.steady_s())
+    clock.pass_s(59 * 60)
+    await b.beat()
+    for quarantine in (here, there):
+        with pytest.raises(RequestRefused):
+            quarantine.check(*poison, now_s=clock.steady_s())
+    clock.pass_s(60)
+    for quarantine in (here, there):
+        quarantine.check(*poison, now_s=clock.steady_s())
 
 
 async def test_convictions_are_bounded(routers: tuple[Router, Router]) -> None:
