@@ -9,6 +9,7 @@ on from there.
 """
 
 import asyncio
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
@@ -123,6 +124,8 @@ class RequestStream:
         self.on_break: Callable[[], None] = lambda: None
         self.on_progress: Callable[[int], None] | None = None
         self.completion_tokens = 0
+        self._bound_tokens = sys.maxsize
+        self._tell_past: Callable[[], None] = lambda: None
         self.finish_reasons: dict[int, FinishReason.ValueType] = {}
 
     @property
@@ -149,6 +152,16 @@ class RequestStream:
     def has_ended(self) -> bool:
         """Whether every choice came to its end."""
         return not self._running
+
+    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
+        """Has it told, once, when there are more output tokens than that; now, where there are already."""
+        self._bound_tokens, self._tell_past = tokens, tell
+        self._check_bound()
+
+    def _check_bound(self) -> None:
+        if self.completion_tokens > self._bound_tokens:
+            self._bound_tokens = sys.maxsize
+            self._tell_past()
 
     def longest_output(self) -> "array[int] | None":
         """The longest unfinished choice; None where there is nothing yet."""
@@ -271,6 +284,8 @@ class RequestStream:
 
     def _take_chunk(self, index: int, chunk: OutputChunk, num_tokens: int) -> None:
         self.completion_tokens += num_tokens
+        if self.completion_tokens > self._bound_tokens:
+            self._check_bound()
         if self.can_resume and self.completion_tokens > self._most_ledger_tokens:
             self.can_resume = False
             for ledger in self._ledgers:

@@ -1,7 +1,6 @@
 """Stores and routers' ends of them, with a clock that tests move."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -105,13 +104,31 @@ async def keys_in(client: "Redis[str]") -> str:
     return f"{PREFIX}{life.partition('@')[0]}:" if life else PREFIX
 
 
-@dataclass(slots=True)
 class Output:
     """What workers have come to with a request."""
 
-    completion_tokens: int = 0
-    is_owed: bool = True
-    has_ended: bool = False
+    def __init__(self, completion_tokens: int = 0, *, is_owed: bool = True, has_ended: bool = False) -> None:
+        self._completion_tokens = completion_tokens
+        self._past: tuple[int, Callable[[], None]] | None = None
+        self.is_owed = is_owed
+        self.has_ended = has_ended
+        self.times_read = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        self.times_read += 1
+        return self._completion_tokens
+
+    @completion_tokens.setter
+    def completion_tokens(self, tokens: int) -> None:
+        self._completion_tokens = tokens
+        if self._past is not None and tokens > self._past[0]:
+            (_, tell), self._past = self._past, None
+            tell()
+
+    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
+        self._past = tokens, tell
+        self.completion_tokens = self._completion_tokens
 
 
 def use(reservation: Reservation, prompt: int, output: int, *, has_ended: bool = True) -> None:

@@ -177,6 +177,21 @@ async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
     assert len(response.chunks[0].token_ids) == 4, "which does not touch the answer"
 
 
+async def test_it_tells_once_when_there_are_more_tokens_than_it_was_asked_about_taken_or_not() -> None:
+    news, told = stream(choices=2), list[int]()
+    news.when_past(4, lambda: told.append(news.completion_tokens))
+    news.put(output())
+    news.put(output(index=1))
+    assert told == [], "not more"
+    news.put(output(first=2, offset=2))
+    news.put(output(index=1, first=2, offset=2))
+    assert told == [6], "of all choices"
+    news.when_past(7, lambda: told.append(-1))
+    assert told == [6, -1]
+    news.put(output(first=4, offset=4))
+    assert told == [6, -1]
+
+
 async def test_progress_is_told_by_attempt_and_choice() -> None:
     news, told = stream(choices=2), list[int]()
     news.on_progress = told.append

@@ -150,6 +150,38 @@ async def test_what_outgrows_its_estimate_counts_while_it_runs_and_what_was_coun
     await refusal(b, Quotas(tokens_per_minute=1144), 1, 0)
 
 
+async def test_running_requests_are_looked_at_when_they_outgrow_their_estimates_and_not_before(
+    routers: tuple[Router, Router],
+) -> None:
+    router, _ = routers
+    quotas, answers = Quotas(tokens_per_minute=1_000_000), [Output() for _ in range(10)]
+    reservations = [await router.admit(quotas, 1, None, most_tokens=1_000_000) for _ in answers]
+    estimate = reservations[0].tokens - 1
+    for reservation, answer in zip(reservations, answers, strict=True):
+        reservation.follow(answer)
+        answer.completion_tokens = estimate
+    for _ in range(50):
+        await router.beat()
+    assert [answer.times_read for answer in answers] == [0] * 10
+    counted = router.window_of("t")
+    answers[3].completion_tokens = estimate + 1
+    use(reservations[7], 1, estimate + 1)
+    for _ in range(50):
+        await router.beat()
+    assert [answer.times_read for answer in answers] == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert router.window_of("t") == (10, counted[1] + (estimate + 2) + 1), "twice what it has, and what the other used"
+    answers[3].completion_tokens = 2 * estimate + 3
+    await router.beat()
+    assert router.window_of("t") == (10, counted[1] + 2 * (2 * estimate + 3) - estimate + 1), "and once more"
+    answers[7].completion_tokens = 9 * estimate
+    for reservation, answer in zip(reservations, answers, strict=True):
+        if answer is not answers[7]:
+            use(reservation, 1, 1)
+    answers[5].completion_tokens = 9 * estimate
+    await router.beat()
+    assert router._book.tenant("t").in_flight == 0, "what has ended outgrows nothing"
+
+
 async def test_short_answers_do_not_open_the_quotas_to_many_long_ones(routers: tuple[Router, Router]) -> None:
     """Capped answers teach nothing; ones that are short by themselves teach little, and what follows is seen."""
     quotas = Quotas(tokens_per_minute=10_000, tokens_in_flight=10_000)

@@ -137,7 +137,7 @@ class SharedState:
         tokens = admitted.tokens if admitted is not None else 0
         reservation = Reservation(settle, serve, tokens, prompt_tokens)
         if admitted is not None:
-            self.admission.watch(admitted, lambda: reservation.output_tokens)
+            self.admission.watch(admitted, reservation)
         return reservation
 
     def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
