@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -170,6 +171,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         useful.cancel()
     if not signals.stop.is_set():
         await server.start()
+        gc.collect()
+        gc.freeze()  # what is there now stays: the collector need not look at it again and again
         log.info("router listening", port=server.port, workers=list(settings.workers))
         if shared_port is not None:
             shared_port.on_listening()

@@ -206,12 +206,8 @@ class RequestStream:
         self._announce()
 
     @property
-    def _has_chunks(self) -> bool:
-        return bool(self._chunks or self._full)
-
-    @property
     def _has_news(self) -> bool:
-        return self._has_chunks and self.prompt_known
+        return bool(self._chunks or self._full) and self.prompt_known
 
     async def take(self) -> GenerateResponse | None:
         """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
@@ -222,7 +218,7 @@ class RequestStream:
                     raise self._refused
                 if self._broken is not None:
                     raise self._broken
-                if not self._running and not self._has_chunks:
+                if not (self._running or self._chunks or self._full):
                     return None
             self._due.clear()
             await self._due.wait()
@@ -233,7 +229,7 @@ class RequestStream:
             if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
                 return response
         response.chunks.extend([unsent.merged() for unsent in self._next_chunks()])
-        if self._has_chunks:
+        if self._chunks or self._full:
             return response
         self._due.clear()
         if not self._running:
