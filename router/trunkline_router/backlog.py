@@ -25,6 +25,13 @@ class Backlog:
             furthest_behind = max(self._streams, key=self._streams.__getitem__)
             furthest_behind.fall_behind(f"more than {self._max_bytes} bytes of output waited for all clients")
 
+    def shrink(self, stream: "RequestStream", less_bytes: int) -> None:
+        """So much less waits in it."""
+        self.waiting_bytes -= less_bytes
+        self._streams[stream] -= less_bytes
+        if not self._streams[stream]:
+            del self._streams[stream]
+
     def clear(self, stream: "RequestStream") -> None:
         """Nothing waits in it any more."""
         self.waiting_bytes -= self._streams.pop(stream, 0)

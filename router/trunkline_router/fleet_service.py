@@ -25,7 +25,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FleetService(FleetServiceServicer):
-    """Asks the same functions that requests go through, and changes nothing."""
+    """Asks the same functions that requests go through, and changes nothing of what these go by. As they do,
+    ExplainRoute looks for workers before it says that there is none: it hurries tries to connect that were due later.
+    """
 
     def __init__(self, pools: Pools, *, max_choices: int, tenants: Tenants | None = None) -> None:
         self._pools = pools

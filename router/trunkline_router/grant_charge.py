@@ -59,6 +59,9 @@ class GrantCharge:
         """Whether its tenant has quotas."""
         return self._reservation.tokens > 0
 
+    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
+        """Never: it counts as all that it can come to."""
+
     def grant(
         self, session: WorkerSession, submits: Sequence[Submit], timeout_ns: int | None, on_over: Callable[[], None]
     ) -> None:

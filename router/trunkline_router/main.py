@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -122,10 +123,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
             names=names,
         ),
     )
-    quarantine = Quarantine(
-        conviction_key(settings.redis_url, settings.key_prefix), lambda fingerprint: shared.convict(fingerprint)
-    )
-    neighbours = PoolFleet(pools, lambda fingerprint: quarantine.learn(fingerprint, time.monotonic()))
+    neighbours = PoolFleet(pools)
     shared = shared_state(
         settings.redis_url,
         settings.key_prefix,
@@ -134,6 +132,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         rng,
         quota_when_down=settings.quota_when_down,
     )
+    quarantine = Quarantine(conviction_key(settings.redis_url, settings.key_prefix), shared.convictions)
     leases = neighbours.leased() if settings.redis_url else None
     dispatcher = Dispatcher(
         pools,
@@ -172,6 +171,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         useful.cancel()
     if not signals.stop.is_set():
         await server.start()
+        gc.collect()
+        gc.freeze()  # what is there now stays: the collector need not look at it again and again
         log.info("router listening", port=server.port, workers=list(settings.workers))
         if shared_port is not None:
             shared_port.on_listening()

@@ -1,29 +1,48 @@
 """Requests that were convicted of killing workers (see suspicion.py), and are not computed again.
 
-A conviction holds for the tenant whose request it was, and for requests that would compute the same. They are known by
-a keyed hash, so that who can read the hashes learns nothing of the prompts.
+A conviction holds for the tenant whose request it was, and for requests that ask the same of a worker's steps. They are
+known by a keyed hash, so that who can read the hashes learns nothing of the prompts.
 """
 
 import secrets
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable
 from hashlib import blake2b
 
 from trunkline.status import CODE_FAILED_PRECONDITION, QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline_router.shared_state.convictions import Convictions
 
-CONVICTION_S = 3600.0
-MAX_CONVICTIONS = 10_000
 FINGERPRINT_BYTES = 16
 KEY_BYTES = 32
+# What only sizes or randomises an answer, or cuts its text.
+NOT_COUNTED = (
+    "seed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "min_tokens",
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop",
+    "keep_special_tokens",
+)
 
 
 def fingerprint_of(key: bytes, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams) -> bytes:
-    """Names what a request computes. The seed does not count: a client that tries again may be given another one."""
+    """Names what a request asks of a worker's steps: its prompt, and what is computed beside the logits
+    (log-probabilities) or done to them (penalties, biases).
+
+    What only sizes or randomises the answer does not count: a client that tries again is given another seed or gives
+    another max_tokens, and if that made it another request, it would cost two more workers each time. So an innocent
+    request can be refused: one with the prompt, the model and the tenant of the convicted one.
+    """
     same = SamplingParams()
     same.CopyFrom(sampling)
-    same.ClearField("seed")
+    for name in NOT_COUNTED:
+        same.ClearField(name)  # type: ignore[arg-type]
     named = blake2b(key=key, digest_size=FINGERPRINT_BYTES)
     for part in (tenant.encode(), model.encode(), same.SerializeToString(deterministic=True), prompt.tobytes()):
         named.update(len(part).to_bytes(8, "little"))
@@ -38,51 +57,21 @@ def quarantined() -> RequestRefused:
 
 
 class Quarantine:
-    """`key`: equal among routers that share convictions; empty: a random one. `publish` tells the others."""
+    """`key`: equal among routers that share convictions; empty: a random one. `convictions`: the shared ones, whose
+    clock is the caller's."""
 
-    def __init__(self, key: bytes = b"", publish: Callable[[bytes], None] = lambda fingerprint: None) -> None:
+    def __init__(self, key: bytes = b"", convictions: Convictions | None = None) -> None:
         self._key = key or secrets.token_bytes(KEY_BYTES)
-        self._publish = publish
-        self._convictions = Convictions()
+        self._convictions = Convictions() if convictions is None else convictions
 
     def check(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
         """Raises RequestRefused (QUARANTINED) where the request must not be computed."""
-        if self._convictions:
+        now_ms = now_s * 1e3
+        if self._convictions.hold_any(now_ms):
             fingerprint = fingerprint_of(self._key, tenant, model, prompt, sampling)
-            if self._convictions.holds(fingerprint, now_s):
+            if self._convictions.holds(fingerprint, now_ms):
                 raise quarantined()
 
     def convict(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
-        fingerprint = fingerprint_of(self._key, tenant, model, prompt, sampling)
-        self._convictions.add(fingerprint, now_s)
-        self._publish(fingerprint)
-
-    def learn(self, fingerprint: bytes, now_s: float) -> None:
-        """Another router's conviction."""
-        self._convictions.add(fingerprint, now_s)
-
-
-class Convictions:
-    """Fingerprints of convicted requests; the oldest are forgotten first. Pure: the time is told."""
-
-    def __init__(self) -> None:
-        self._until_s: OrderedDict[bytes, float] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._until_s)
-
-    def add(self, fingerprint: bytes, now_s: float) -> None:
-        self._until_s[fingerprint] = now_s + CONVICTION_S
-        self._until_s.move_to_end(fingerprint)
-        if len(self._until_s) > MAX_CONVICTIONS:
-            self._until_s.popitem(last=False)
-
-    def holds(self, fingerprint: bytes, now_s: float) -> bool:
-        """Whether a request with this fingerprint must not be computed."""
-        until_s = self._until_s.get(fingerprint)
-        if until_s is None:
-            return False
-        if now_s >= until_s:
-            del self._until_s[fingerprint]
-            return False
-        return True
+        """No router of the fleet admits it any more: here at once, elsewhere with the next news."""
+        self._convictions.add(fingerprint_of(self._key, tenant, model, prompt, sampling), now_s * 1e3)

@@ -1,16 +1,17 @@
 """One request's news, on their way from its workers to the client.
 
-News that the client has not taken yet merge into one response, so a slow client never holds a session back; nor does
-a router that is behind, see Fanout. What merges is bounded: a client that falls too far behind its output loses its
-request, before others lose their memory.
+News that the client has not taken yet merge, so a slow client never holds a session back; nor does a router that is
+behind, see Fanout. They leave in responses that any gRPC client takes. What merges is bounded: a client that falls too
+far behind its output loses its request, before others lose their memory.
 
 A worker that breaks off ends an attempt, not the stream: what it has said is in the ledgers, and the next attempt goes
 on from there.
 """
 
 import asyncio
+import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from trunkline.ledger import TOKEN_BYTES, Ledger, OutOfOrder
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, OVERLOADED, RequestRefused, no_worker
@@ -21,6 +22,9 @@ from trunkline_router.backlog import Backlog
 from trunkline_router.fanout import Fanout
 
 MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
+# Of one response, but for the last chunk that joined it: clients that set nothing receive messages of 4 MiB.
+MAX_RESPONSE_BYTES = 3 << 20
+MAX_PROMPT_BYTES = 512 << 10  # of a prompt's report that goes with output: a larger one is a response by itself
 MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.
 COME_BACK_MS = 1000
 
@@ -100,7 +104,9 @@ class RequestStream:
         self._prompt = prompt
         self._prompt_sent = False
         self._chunks: dict[int, _Unsent] = {}  # by choice
-        self._waiting_bytes = 0
+        self._chunks_bytes = 0
+        self._full: list[tuple[dict[int, _Unsent], int]] = []  # what comes before them, by response; with its bytes
+        self._waiting_bytes = 0  # of all that has merged
         self._refused: RequestRefused | None = None
         self._broken: BrokenOff | None = None
         self._fanout = fanout or Fanout()
@@ -118,6 +124,8 @@ class RequestStream:
         self.on_break: Callable[[], None] = lambda: None
         self.on_progress: Callable[[int], None] | None = None
         self.completion_tokens = 0
+        self._bound_tokens = sys.maxsize
+        self._tell_past: Callable[[], None] = lambda: None
         self.finish_reasons: dict[int, FinishReason.ValueType] = {}
 
     @property
@@ -144,6 +152,16 @@ class RequestStream:
     def has_ended(self) -> bool:
         """Whether every choice came to its end."""
         return not self._running
+
+    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
+        """Has it told, once, when there are more output tokens than that; now, where there are already."""
+        self._bound_tokens, self._tell_past = tokens, tell
+        self._check_bound()
+
+    def _check_bound(self) -> None:
+        if self.completion_tokens > self._bound_tokens:
+            self._bound_tokens = sys.maxsize
+            self._tell_past()
 
     def longest_output(self) -> "array[int] | None":
         """The longest unfinished choice; None where there is nothing yet."""
@@ -189,32 +207,31 @@ class RequestStream:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._chunks) and self.prompt_known
+        return bool(self._chunks or self._full) and self.prompt_known
 
     async def take(self) -> GenerateResponse | None:
-        """Everything new in one response; None after the last one. Raises BrokenOff where a worker gave up, when all
-        that it had said is taken; RequestRefused where the request is over."""
+        """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
+        gave up, when all that it had said is taken; RequestRefused where the request is over."""
         while not (self._has_news and self._due.is_set()):
             if not self._has_news:
                 if self._refused is not None:
                     raise self._refused
                 if self._broken is not None:
                     raise self._broken
-                if not self._running and not self._chunks:
+                if not (self._running or self._chunks or self._full):
                     return None
             self._due.clear()
             await self._due.wait()
-        self._due.clear()
-        response = GenerateResponse(
-            request_id=self._request_id, chunks=[unsent.merged() for unsent in self._chunks.values()]
-        )
-        self._chunks = {}
-        if self._waiting_bytes:
-            self._waiting_bytes = 0
-            self._backlog.clear(self)
+        response = GenerateResponse(request_id=self._request_id)
         if not self._prompt_sent:
             self._prompt_sent = True
             response.prompt.CopyFrom(self._prompt)
+            if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
+                return response
+        response.chunks.extend([unsent.merged() for unsent in self._next_chunks()])
+        if self._chunks or self._full:
+            return response
+        self._due.clear()
         if not self._running:
             response.usage.CopyFrom(
                 Usage(
@@ -225,6 +242,18 @@ class RequestStream:
                 )
             )
         return response
+
+    def _next_chunks(self) -> Iterable[_Unsent]:
+        """Takes out what goes into the next response."""
+        if self._full:
+            chunks, num_bytes = self._full.pop(0)
+        else:
+            chunks, num_bytes = self._chunks, self._chunks_bytes
+            self._chunks, self._chunks_bytes = {}, 0
+        if num_bytes:
+            self._waiting_bytes -= num_bytes
+            self._backlog.shrink(self, num_bytes)
+        return chunks.values()
 
     def _break_off(self, refused: RequestRefused, output: SequenceOutput) -> None:
         """The attempt is over. Of several choices' errors the first is told; any of them may be under suspicion."""
@@ -251,6 +280,8 @@ class RequestStream:
 
     def _take_chunk(self, index: int, chunk: OutputChunk, num_tokens: int) -> None:
         self.completion_tokens += num_tokens
+        if self.completion_tokens > self._bound_tokens:
+            self._check_bound()
         if self.can_resume and self.completion_tokens > self._most_ledger_tokens:
             self.can_resume = False
             for ledger in self._ledgers:
@@ -263,11 +294,15 @@ class RequestStream:
             self._chunks[index] = _Unsent(chunk)
             return
         more_bytes = waiting.extend(chunk)
+        self._chunks_bytes += more_bytes
         self._waiting_bytes += more_bytes
         if self._waiting_bytes > MAX_WAITING_BYTES:
             self.fall_behind(f"more than {MAX_WAITING_BYTES} bytes of output waited for it")
-        else:
-            self._backlog.grow(self, more_bytes)
+            return
+        self._backlog.grow(self, more_bytes)
+        if self._chunks_bytes > MAX_RESPONSE_BYTES:
+            self._full.append((self._chunks, self._chunks_bytes))
+            self._chunks, self._chunks_bytes = {}, 0
 
     def fall_behind(self, why: str) -> None:
         """The client has let too much wait: it gets no more of it."""
@@ -284,5 +319,6 @@ class RequestStream:
     def close(self) -> None:
         """Nobody takes anything any more."""
         self._chunks = {}
-        self._waiting_bytes = 0
+        self._full.clear()
+        self._chunks_bytes = self._waiting_bytes = 0
         self._backlog.clear(self)

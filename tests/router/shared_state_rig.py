@@ -1,12 +1,12 @@
 """Stores and routers' ends of them, with a clock that tests move."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from redis.asyncio import Redis
 
+from trunkline_router.shared_state.convictions import CONVICTION_MS
 from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
 from trunkline_router.shared_state.redis_entries import FORMAT
 from trunkline_router.shared_state.reservation import Reservation
@@ -39,7 +39,6 @@ class FakeFleet:
         self.own_leases: list[Lease] = []
         self.others: Mapping[WorkerKey, Credit] = {}
         self.known: Sequence[Lease] = ()
-        self.convictions: set[bytes] = set()
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
         return dict(self.own)
@@ -53,11 +52,18 @@ class FakeFleet:
     def take_leases(self, leases: Sequence[Lease]) -> None:
         self.known = leases
 
-    def take_conviction(self, fingerprint: bytes) -> None:
-        self.convictions.add(fingerprint)
+
+class Convicting(SharedState):
+    """Told what to convict without the requests."""
+
+    def convict(self, fingerprint: bytes, ttl_ms: int = CONVICTION_MS) -> None:
+        self.convictions.add(fingerprint, self._now_ms(), ttl_ms)
+
+    def is_convicted(self, fingerprint: bytes) -> bool:
+        return self.convictions.holds(fingerprint, self._now_ms())
 
 
-class Router(SharedState):
+class Router(Convicting):
     """A router's end of a store, without the router."""
 
     def __init__(
@@ -98,13 +104,31 @@ async def keys_in(client: "Redis[str]") -> str:
     return f"{PREFIX}{life.partition('@')[0]}:" if life else PREFIX
 
 
-@dataclass(slots=True)
 class Output:
     """What workers have come to with a request."""
 
-    completion_tokens: int = 0
-    is_owed: bool = True
-    has_ended: bool = False
+    def __init__(self, completion_tokens: int = 0, *, is_owed: bool = True, has_ended: bool = False) -> None:
+        self._completion_tokens = completion_tokens
+        self._past: tuple[int, Callable[[], None]] | None = None
+        self.is_owed = is_owed
+        self.has_ended = has_ended
+        self.times_read = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        self.times_read += 1
+        return self._completion_tokens
+
+    @completion_tokens.setter
+    def completion_tokens(self, tokens: int) -> None:
+        self._completion_tokens = tokens
+        if self._past is not None and tokens > self._past[0]:
+            (_, tell), self._past = self._past, None
+            tell()
+
+    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
+        self._past = tokens, tell
+        self.completion_tokens = self._completion_tokens
 
 
 def use(reservation: Reservation, prompt: int, output: int, *, has_ended: bool = True) -> None:

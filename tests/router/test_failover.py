@@ -325,7 +325,7 @@ async def test_a_request_that_kills_a_second_worker_alone_is_quarantined_and_its
         innocent.tokens(1, finish=True)
         assert (await rest(calls["q"]))[-1].usage.completion_tokens == 2
         seen = sum(len(worker.submits) for worker in workers)
-        again = await refusal(router.generate([*LONG, ord("p")], sampling=SamplingParams(seed=5)))
+        again = await refusal(router.generate([*LONG, ord("p")], sampling=SamplingParams(seed=5, max_tokens=6)))
         assert again.reason == QUARANTINED
         assert sum(len(worker.submits) for worker in workers) == seen, "no worker sees it again"
         request = GenerateRequest(token_ids=TokenIds(ids=[*LONG, ord("p")]))

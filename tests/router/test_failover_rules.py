@@ -1,5 +1,8 @@
 """The pure parts of failover: when to try again, how fast, and whom to leave alone."""
 
+from array import array
+from typing import Any
+
 import pytest
 
 from trunkline.status import (
@@ -9,14 +12,18 @@ from trunkline.status import (
     INVALID_REQUEST,
     NO_WORKER,
     OVERLOADED,
+    QUARANTINED,
     RequestRefused,
     no_worker,
 )
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
 from trunkline_router.breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, OPEN_MOST_S, SHORT_LIFE_S, STABLE_S, Breaker
 from trunkline_router.failover import MAX_FULL, MAX_WITHOUT_PROGRESS, FailoverLimits, Recovery
-from trunkline_router.quarantine import CONVICTION_S, MAX_CONVICTIONS, Convictions
+from trunkline_router.quarantine import NOT_COUNTED, Quarantine, fingerprint_of
 from trunkline_router.retry_budget import LEAST_PER_S, MOST_AT_ONCE, MOST_WAIT_S, RETRY_SHARE, RetryBudget
+from trunkline_router.shared_state.convictions import CONVICTION_MS, Convictions
+from trunkline_router.shared_state.store import MAX_CONVICTIONS
 from trunkline_router.signs_of_life import SignsOfLife
 from trunkline_router.suspicion import CLEARING_STEPS, CLEARING_STEPS_AGAIN, Cells, Suspicion
 from trunkline_router.worker_link import LEAST_SHARE, LONG_STEPS, longest_silence_s, slow_start_share
@@ -241,14 +248,60 @@ def test_a_death_convicts_in_a_cell_and_alone_only_and_a_second_suspicion_takes_
 
 def test_convictions_end_and_are_bounded() -> None:
     convictions = Convictions()
+    assert not convictions.hold_any(0.0)
     convictions.add(b"x", 0.0)
-    assert convictions.holds(b"x", CONVICTION_S - 1)
-    assert not convictions.holds(b"x", CONVICTION_S)
-    assert not convictions
+    for now_ms, does in ((CONVICTION_MS - 1, True), (CONVICTION_MS, False)):
+        assert convictions.holds(b"x", now_ms) is convictions.hold_any(now_ms) is does
     for number in range(MAX_CONVICTIONS + 1):
-        convictions.add(number.to_bytes(4, "big"), 0.0)
+        convictions.add(number.to_bytes(4, "big"), number / MAX_CONVICTIONS)
     assert not convictions.holds((0).to_bytes(4, "big"), 1.0)
     assert convictions.holds(MAX_CONVICTIONS.to_bytes(4, "big"), 1.0)
+
+
+# What makes another request of it: a step computes something else.
+COUNTED: dict[str, Any] = {
+    "repetition_penalty": 1.5,
+    "presence_penalty": 1.5,
+    "frequency_penalty": 1.5,
+    "logit_bias": {3: 1.5},
+    "logprobs": 3,
+    "prompt_logprobs": 3,
+}
+VARIED: dict[str, Any] = {
+    "seed": 3,
+    "temperature": 0.5,
+    "top_k": 3,
+    "top_p": 0.5,
+    "min_p": 0.5,
+    "min_tokens": 3,
+    "max_tokens": 3,
+    "stop": ["x"],
+    "stop_token_ids": [3],
+    "ignore_eos": True,
+    "include_stop": True,
+    "keep_special_tokens": True,
+}
+
+
+def test_a_convicted_request_is_the_same_however_long_or_random_its_answer() -> None:
+    assert {field.name for field in SamplingParams.DESCRIPTOR.fields} == {*COUNTED, *VARIED}, "a new one: which is it?"
+    assert set(NOT_COUNTED) == set(VARIED)
+    prompt = array("i", [1, 2, 3])
+    plain = fingerprint_of(b"k", "t", "m", prompt, SamplingParams())
+    for name, value in VARIED.items():
+        assert fingerprint_of(b"k", "t", "m", prompt, SamplingParams(**{name: value})) == plain, name
+    for name, value in COUNTED.items():
+        assert fingerprint_of(b"k", "t", "m", prompt, SamplingParams(**{name: value})) != plain, name
+
+
+def test_a_request_with_one_token_more_to_come_is_refused_like_the_convicted_one() -> None:
+    quarantine, prompt = Quarantine(), array("i", [1, 2, 3])
+    quarantine.convict("t", "m", prompt, SamplingParams(max_tokens=9, seed=1), now_s=0.0)
+    with pytest.raises(RequestRefused) as caught:
+        quarantine.check("t", "m", prompt, SamplingParams(max_tokens=10, seed=2), now_s=1.0)
+    assert caught.value.reason == QUARANTINED
+    quarantine.check("t", "m", prompt, SamplingParams(max_tokens=9, logprobs=1), now_s=1.0)
+    quarantine.check("other", "m", prompt, SamplingParams(max_tokens=9), now_s=1.0)
 
 
 def test_a_fresh_worker_takes_a_growing_share() -> None:

@@ -10,7 +10,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.relay import Relay
 from trunkline.status import INVALID_REQUEST, OVERLOADED, invalid
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_router import request_stream
 from trunkline_router.backlog import Backlog
@@ -189,6 +189,30 @@ async def test_a_slow_client_holds_nobody_up_and_gets_everything_in_few_response
     assert "".join(chunk.text for chunk in chunks) == text * tokens
     assert len(responses) < tokens / 2
     assert responses[-1].usage.completion_tokens == tokens + 1
+
+
+async def test_a_client_that_paused_and_sets_nothing_of_grpc_gets_everything() -> None:
+    worker, backlog = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000), Backlog()
+    await worker.start()
+    try:
+        async with router_before(worker, backlog=backlog) as router:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{router.port}") as channel:
+                request = GenerateRequest(token_ids=TokenIds(ids=PROMPT))
+                call = InferenceServiceStub(channel).Generate(request, timeout=60)
+                mine = await worker.arrived.get()
+                text, tokens = "y" * 100_000, 0
+                while backlog.waiting_bytes < 6 << 20:  # what does not fit into the transport
+                    mine.tokens(1, text=text)
+                    tokens += 1
+                    await asyncio.sleep(0.001)
+                mine.tokens(1, finish=True, text="")
+                responses = [response async for response in call]
+            chunks = [chunk for response in responses for chunk in response.chunks]
+            assert [token for chunk in chunks for token in chunk.token_ids] == list(range(tokens + 1))
+            assert "".join(chunk.text for chunk in chunks) == text * tokens
+            assert max(response.ByteSize() for response in responses) > 2 << 20, "still in few"
+    finally:
+        await worker.die()
 
 
 async def test_a_client_that_falls_too_far_behind_loses_its_request_at_once_and_others_nothing() -> None:

@@ -33,6 +33,34 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
     )
 
 
+FREEZE_COUNT = """
+import asyncio, gc, os, signal, sys
+from trunkline_router.main import SharedPort, router_settings, serve
+from trunkline_router.tenants import Tenants
+
+def on_listening():
+    print("frozen:", gc.get_freeze_count())
+    os.kill(os.getpid(), signal.SIGTERM)
+
+asyncio.run(serve(router_settings(sys.argv[1:]), Tenants(), SharedPort(on_listening, once_useful=False)))
+"""
+
+
+async def test_what_is_there_when_it_listens_is_not_collected_again() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        FREEZE_COUNT,
+        *("--port", str(free_port()), "--workers", "127.0.0.1:1"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    frozen = [int(line.removeprefix("frozen: ")) for line in said.decode().splitlines() if line.startswith("frozen: ")]
+    assert (len(frozen), process.returncode) == (1, 0)
+    assert frozen[0] > 10_000, "the modules alone are more objects"
+
+
 @asynccontextmanager
 async def router_process(port: int, *workers: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await start("--port", str(port), "--workers", ",".join(workers), "--stop-timeout-s", "20")

@@ -1,13 +1,14 @@
 """What waits for a client merges without losing anything."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
 
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
-from trunkline.v1.inference_pb2 import PromptInfo
+from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router import request_stream
 from trunkline_router.backlog import Backlog
@@ -33,6 +34,11 @@ def output(index: int = 0, first: int = 0, text: str = "ab", offset: int = 0, **
 
 def stream(choices: int = 1) -> RequestStream:
     return RequestStream("r", choices, PromptInfo(model="m", prompt_tokens=9))
+
+
+async def taken(news: RequestStream) -> AsyncIterator[GenerateResponse]:
+    while (response := await asyncio.wait_for(news.take(), 5)) is not None:
+        yield response
 
 
 async def test_chunks_of_one_choice_merge_into_one_and_keep_every_part() -> None:
@@ -171,6 +177,21 @@ async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
     assert len(response.chunks[0].token_ids) == 4, "which does not touch the answer"
 
 
+async def test_it_tells_once_when_there_are_more_tokens_than_it_was_asked_about_taken_or_not() -> None:
+    news, told = stream(choices=2), list[int]()
+    news.when_past(4, lambda: told.append(news.completion_tokens))
+    news.put(output())
+    news.put(output(index=1))
+    assert told == [], "not more"
+    news.put(output(first=2, offset=2))
+    news.put(output(index=1, first=2, offset=2))
+    assert told == [6], "of all choices"
+    news.when_past(7, lambda: told.append(-1))
+    assert told == [6, -1]
+    news.put(output(first=4, offset=4))
+    assert told == [6, -1]
+
+
 async def test_progress_is_told_by_attempt_and_choice() -> None:
     news, told = stream(choices=2), list[int]()
     news.on_progress = told.append
@@ -211,6 +232,70 @@ async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_take
     assert news.has_output, "and so it is not tried elsewhere"
     put(52, size=2000)
     assert gave_up == [True]
+
+
+async def test_what_waits_leaves_in_responses_of_bounded_size_and_nothing_of_it_is_lost_or_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_stream, "MAX_RESPONSE_BYTES", 1000)
+    backlog = Backlog()
+    news = RequestStream("r", 2, PromptInfo(model="m", prompt_tokens=9), backlog=backlog)
+    steps, texts = 40, ("é" * 60, "z" * 90)
+    for step in range(steps):
+        for index, text in enumerate(texts):
+            if step < steps - index:  # the second choice ends earlier
+                end = {"finish_reason": STOP} if step == steps - index - 1 else {}
+                news.put(output(index, first=2 * step, text=text, offset=len(text.encode()) * step, **end))
+    responses = [response async for response in taken(news)]
+    assert max(response.ByteSize() for response in responses) < 1000 + 400, "and the chunk that filled it"
+    assert len(responses) < steps / 2
+    for index, text in enumerate(texts):
+        chunks = [chunk for response in responses for chunk in response.chunks if chunk.index == index]
+        tokens, offset = list[int](), 0
+        for chunk in chunks:
+            assert (chunk.first_token_index, chunk.text_offset) == (len(tokens), offset)
+            assert [entry.chosen.token_id for entry in chunk.logprobs] == list(chunk.token_ids)
+            tokens += chunk.token_ids
+            offset += len(chunk.text.encode())
+        assert tokens == list(range(100, 100 + 2 * (steps - index)))
+        assert "".join(chunk.text for chunk in chunks) == text * (steps - index)
+        assert [chunk.finish_reason for chunk in chunks] == [0] * (len(chunks) - 1) + [STOP]
+    assert [response.HasField("prompt") for response in responses] == [True] + [False] * (len(responses) - 1)
+    assert [response.HasField("usage") for response in responses] == [False] * (len(responses) - 1) + [True]
+    assert responses[-1].usage.completion_tokens == 2 * (2 * steps - 1)
+    assert backlog.waiting_bytes == 0
+
+
+async def test_what_is_taken_in_part_waits_no_longer_and_a_break_comes_after_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_stream, "MAX_RESPONSE_BYTES", 1000)
+    backlog = Backlog()
+    news = RequestStream("r", 1, PromptInfo(), backlog=backlog)
+    for step in range(9):
+        news.put(output(first=2 * step, text="x" * 200, offset=200 * step))
+    news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
+    waiting, num_tokens = [backlog.waiting_bytes], 0
+    while num_tokens < 18:
+        response = await news.take()
+        assert response is not None
+        num_tokens += len(response.chunks[0].token_ids)
+        waiting.append(backlog.waiting_bytes)
+    assert len(waiting) > 2
+    assert waiting == sorted(set(waiting), reverse=True)
+    assert waiting[-1] == 0
+    with pytest.raises(BrokenOff, match="lost"):
+        await news.take()
+
+
+async def test_a_long_prompts_log_probabilities_are_a_response_by_themselves() -> None:
+    logprobs = [TokenLogprobs(chosen=TokenLogprob(token_id=1000, logprob=-1.5, rank=9)) for _ in range(40_000)]
+    news = stream()
+    news.put(SequenceOutput(chunk=output().chunk, prompt=PromptReport(prompt_tokens=40_000, logprobs=logprobs)))
+    news.put(output(first=2, offset=2, finish_reason=STOP))
+    first, second = [response async for response in taken(news)]
+    assert (len(first.prompt.logprobs), len(first.chunks), first.HasField("usage")) == (40_000, 0, False)
+    assert (second.HasField("prompt"), len(second.chunks[0].token_ids), second.HasField("usage")) == (False, 4, True)
 
 
 async def test_a_backlog_counts_what_has_merged_until_it_is_taken_or_nobody_will_take_it() -> None:

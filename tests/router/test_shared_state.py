@@ -1,6 +1,7 @@
 """What every store promises: the same tests for the one in process and for a real Redis."""
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -8,7 +9,9 @@ import pytest
 
 from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.redis_server import RedisServer
+from trunkline_router.quarantine import Quarantine
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
@@ -145,6 +148,38 @@ async def test_what_outgrows_its_estimate_counts_while_it_runs_and_what_was_coun
     assert a.window_of("t") == (1, 100 + 300)
     await b.admit(Quotas(tokens_per_minute=1145), 100, 0)
     await refusal(b, Quotas(tokens_per_minute=1144), 1, 0)
+
+
+async def test_running_requests_are_looked_at_when_they_outgrow_their_estimates_and_not_before(
+    routers: tuple[Router, Router],
+) -> None:
+    router, _ = routers
+    quotas, answers = Quotas(tokens_per_minute=1_000_000), [Output() for _ in range(10)]
+    reservations = [await router.admit(quotas, 1, None, most_tokens=1_000_000) for _ in answers]
+    estimate = reservations[0].tokens - 1
+    for reservation, answer in zip(reservations, answers, strict=True):
+        reservation.follow(answer)
+        answer.completion_tokens = estimate
+    for _ in range(50):
+        await router.beat()
+    assert [answer.times_read for answer in answers] == [0] * 10
+    counted = router.window_of("t")
+    answers[3].completion_tokens = estimate + 1
+    use(reservations[7], 1, estimate + 1)
+    for _ in range(50):
+        await router.beat()
+    assert [answer.times_read for answer in answers] == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert router.window_of("t") == (10, counted[1] + (estimate + 2) + 1), "twice what it has, and what the other used"
+    answers[3].completion_tokens = 2 * estimate + 3
+    await router.beat()
+    assert router.window_of("t") == (10, counted[1] + 2 * (2 * estimate + 3) - estimate + 1), "and once more"
+    answers[7].completion_tokens = 9 * estimate
+    for reservation, answer in zip(reservations, answers, strict=True):
+        if answer is not answers[7]:
+            use(reservation, 1, 1)
+    answers[5].completion_tokens = 9 * estimate
+    await router.beat()
+    assert router._book.tenant("t").in_flight == 0, "what has ended outgrows nothing"
 
 
 async def test_short_answers_do_not_open_the_quotas_to_many_long_ones(routers: tuple[Router, Router]) -> None:
@@ -335,11 +370,29 @@ async def test_a_conviction_is_known_to_all_until_it_ends(routers: tuple[Router,
     await a.beat()
     await b.beat()
     assert b.is_convicted(b"\x00poison\xff")
-    assert (a.fleet.convictions, b.fleet.convictions) == (set(), {b"\x00poison\xff"})
     assert not b.is_convicted(b"innocent")
     clock.pass_s(10.1)
     assert not a.is_convicted(b"\x00poison\xff")
     assert not b.is_convicted(b"\x00poison\xff")
+
+
+async def test_a_router_that_learns_of_a_conviction_late_refuses_for_the_rest_of_its_hour_and_no_longer(
+    routers: tuple[Router, Router], clock: Clock
+) -> None:
+    a, b = routers
+    here, there = Quarantine(b"key", a.convictions), Quarantine(b"key", b.convictions)
+    poison = "t", "m", array("i", [1, 2, 3]), SamplingParams()
+    here.convict(*poison, now_s=clock.steady_s())
+    await a.beat()
+    there.check(*poison, now_s=clock.steady_s())
+    clock.pass_s(59 * 60)
+    await b.beat()
+    for quarantine in (here, there):
+        with pytest.raises(RequestRefused):
+            quarantine.check(*poison, now_s=clock.steady_s())
+    clock.pass_s(60)
+    for quarantine in (here, there):
+        quarantine.check(*poison, now_s=clock.steady_s())
 
 
 async def test_convictions_are_bounded(routers: tuple[Router, Router]) -> None:

@@ -13,7 +13,7 @@ from redis.exceptions import MovedError, ResponseError
 from structlog.testing import capture_logs
 
 from tests.router.cluster import until
-from tests.router.shared_state_rig import PREFIX, FakeFleet, keys_in, use
+from tests.router.shared_state_rig import PREFIX, Convicting, FakeFleet, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
@@ -22,7 +22,6 @@ from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_connection import RedisConnection, Script, place_of, redis_url_problem
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.reservation import Reservation
-from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
 
 WORKER = WorkerKey("w", 5)
@@ -37,7 +36,7 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-class RunningRouter(SharedState):
+class RunningRouter(Convicting):
     """A router's end of a Redis, in real time."""
 
     def __init__(self, url: str, name: str, *, admits_when_down: bool = True) -> None:
@@ -254,7 +253,7 @@ async def test_a_redis_that_comes_back_with_an_older_snapshot_has_forgotten_noth
 async def test_convictions_outlive_all_routers_and_a_restart_of_redis_that_saves(redis: RedisServer) -> None:
     async with running(redis.url, "a") as (router,):
         router.convict(b"poison")
-        await until(lambda: not router._convictions.has_news and router.syncs > 1)
+        await until(lambda: not router.convictions.has_news and router.syncs > 1)
         syncs = router.syncs
         await until(lambda: router.syncs > syncs)
     async with Redis.from_url(redis.url) as client:

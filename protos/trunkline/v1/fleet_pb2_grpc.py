@@ -52,7 +52,8 @@ class FleetServiceServicer(object):
     """
 
     def ExplainRoute(self, request, context):
-        """Where a request would go now, and why. Nothing is sent to a worker, and nothing counted.
+        """Where a request would go now, and why. Nothing of it is sent to a worker, and nothing counted. Where the model has
+        no worker, one is looked for first, as for a request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,9 @@ class FleetServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FleetServiceAsyncStub: ...
     ExplainRoute: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRouteRequest, _fleet_pb2.ExplainRouteResponse]
-    """Where a request would go now, and why. Nothing is sent to a worker, and nothing counted."""
+    """Where a request would go now, and why. Nothing of it is sent to a worker, and nothing counted. Where the model has
+    no worker, one is looked for first, as for a request.
+    """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListWorkersRequest, _fleet_pb2.ListWorkersResponse]
     """The workers, connected or not."""
 
@@ -44,7 +46,9 @@ class FleetServiceAsyncStub(FleetServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ExplainRoute: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRouteRequest, _fleet_pb2.ExplainRouteResponse]  # type: ignore[assignment]
-    """Where a request would go now, and why. Nothing is sent to a worker, and nothing counted."""
+    """Where a request would go now, and why. Nothing of it is sent to a worker, and nothing counted. Where the model has
+    no worker, one is looked for first, as for a request.
+    """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListWorkersRequest, _fleet_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """The workers, connected or not."""
 
@@ -57,7 +61,9 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ExplainRouteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ExplainRouteResponse, _abc.Awaitable[_fleet_pb2.ExplainRouteResponse]]:
-        """Where a request would go now, and why. Nothing is sent to a worker, and nothing counted."""
+        """Where a request would go now, and why. Nothing of it is sent to a worker, and nothing counted. Where the model has
+        no worker, one is looked for first, as for a request.
+        """
 
     @_abc_1.abstractmethod
     def ListWorkers(

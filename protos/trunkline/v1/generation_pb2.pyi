@@ -148,7 +148,10 @@ class SamplingParams(_message.Message):
     model's own distribution: before penalties, bias and temperature.
     """
     prompt_logprobs: _builtins.int
-    """The same for each prompt token but the first. The prompt is then computed in full, cached or not."""
+    """The same for each prompt token but the first. The prompt is then computed in full, cached or not. They come in one
+    message, 13 to 17 bytes for each log-probability and at most a million of them: a client must allow that. gRPC's
+    default of 4 MiB is enough where prompt tokens times (prompt_logprobs + 1) stay below 240,000.
+    """
     include_stop: _builtins.bool
     """Leave the matched stop string, or the text of the matched stop token, in the text."""
     keep_special_tokens: _builtins.bool

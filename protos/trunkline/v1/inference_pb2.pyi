@@ -163,7 +163,9 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """News of a generation."""
+    """News of a generation. What a client has not read merges, up to some 3 MiB: only prompt_logprobs take larger messages
+    than gRPC receives by default.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -16,6 +16,7 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRef
 from trunkline_router.shared_state.output_estimate import OutputEstimates
 from trunkline_router.shared_state.quota import Quotas, Refusal
 from trunkline_router.shared_state.quota_book import QuotaBook, TenantBook, When
+from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.store import Answer
 from trunkline_router.shared_state.store_link import StoreLink
 
@@ -59,7 +60,8 @@ class Admission:
         self._others = others
         self._now_ms = now_ms
         self._estimates = OutputEstimates()
-        self._watched: dict[Admitted, Callable[[], int]] = {}  # with the output tokens so far
+        self._watched: dict[Admitted, Reservation] = {}  # those that run with an estimate
+        self._outgrown: list[Admitted] = []  # which of them have, since the last look
         self.entries = 0  # how often the store was told everything
         self.reserves = self.reserves_alone = self.refusals = 0
 
@@ -97,19 +99,26 @@ class Admission:
             parts=[(when, tokens)],
         )
 
-    def watch(self, admitted: Admitted, output_tokens: Callable[[], int]) -> None:
-        """It runs now; `output_tokens` says what it has come to, of all choices."""
+    def watch(self, admitted: Admitted, reservation: Reservation) -> None:
+        """It runs now, and its reservation tells what it comes to."""
         if admitted.is_estimate:
-            self._watched[admitted] = output_tokens
+            self._watched[admitted] = reservation
+            self._bound(admitted, reservation)
+
+    def _bound(self, admitted: Admitted, reservation: Reservation) -> None:
+        """Thousands may run: none is looked at before it says that it has outgrown what it counts with."""
+        reservation.when_past(admitted.output_tokens, lambda: self._outgrown.append(admitted))
 
     def top_up(self) -> None:
         """What running requests have come to beyond their estimates counts from now on, and as much again ahead: an
         answer that was so long already is expected to be as long again."""
         now_ms = self._now_ms()
-        for admitted, output_tokens in self._watched.items():
-            output = output_tokens()
-            if output <= admitted.output_tokens:
-                continue
+        outgrown, self._outgrown = self._outgrown, []
+        for admitted in outgrown:
+            reservation = self._watched.get(admitted)
+            if reservation is None:
+                continue  # it has ended meanwhile, and what it has come to is settled
+            output = reservation.output_tokens
             more = max(output, min(2 * output, admitted.most_output_tokens)) - admitted.output_tokens
             book = self._book.tenant(admitted.tenant)
             when = When(book.window.bucket(now_ms))
@@ -117,6 +126,7 @@ class Admission:
             admitted.parts.append((when, more))
             book.in_flight += more
             book.correct(when, 0, more, now_ms)
+            self._bound(admitted, reservation)
 
     def keep(self, admitted: Admitted) -> None:
         """It has ended, and counts as all that it was admitted with."""

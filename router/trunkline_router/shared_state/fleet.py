@@ -18,9 +18,8 @@ from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
 class PoolFleet:
     """A `Fleet` over the router's pools. A worker that connects later gets what was last heard of it."""
 
-    def __init__(self, pools: Pools, learn_conviction: Callable[[bytes], None] = lambda fingerprint: None) -> None:
+    def __init__(self, pools: Pools) -> None:
         self._pools = pools
-        self._learn_conviction = learn_conviction
         self._leased: frozenset[str] = frozenset()
         self._leases_changed = asyncio.Event()
 
@@ -48,9 +47,6 @@ class PoolFleet:
         if leased != self._leased:
             self._leased = leased
             self._leases_changed.set()
-
-    def take_conviction(self, fingerprint: bytes) -> None:
-        self._learn_conviction(fingerprint)
 
     async def leased(self) -> AsyncIterator[frozenset[str]]:
         """The addresses of all workers that any router is connected to, whenever they change."""

@@ -26,6 +26,11 @@ class Metered(Protocol):
         """Whether every choice came to its end."""
         ...
 
+    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
+        """Has it told, once, when there are more output tokens than that; now, where there are already. Takes the
+        place of what was asked for before."""
+        ...
+
 
 class Reservation:
     """A context: leaving it settles. `tokens` is what was reserved, 0 for a tenant without quotas; `prompt_tokens` is
@@ -37,6 +42,7 @@ class Reservation:
         self._settle = settle
         self._serve = serve
         self._metered: Metered | None = None
+        self._bound: tuple[int, Callable[[], None]] | None = None  # see when_past()
         self._prompt_served = False
         self._output_served = 0  # tokens
         self.tokens = tokens
@@ -62,6 +68,14 @@ class Reservation:
     def follow(self, metered: Metered) -> None:
         """What is computed for the request."""
         self._metered = metered
+        if self._bound is not None:
+            metered.when_past(*self._bound)
+
+    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
+        """See Metered."""
+        self._bound = tokens, tell
+        if self._metered is not None:
+            self._metered.when_past(tokens, tell)
 
     def took(self, response: GenerateResponse) -> None:
         """The client gets this."""

@@ -24,7 +24,3 @@ class Fleet(Protocol):
     def take_leases(self, leases: Sequence[Lease]) -> None:
         """The workers that any router is connected to."""
         ...
-
-    def take_conviction(self, fingerprint: bytes) -> None:
-        """Another router's."""
-        ...

@@ -18,7 +18,7 @@ from random import Random
 
 from trunkline_router.shared_state.accounts import Accounts
 from trunkline_router.shared_state.admission import Admission, Admitted
-from trunkline_router.shared_state.convictions import CONVICTION_MS, Convictions
+from trunkline_router.shared_state.convictions import Convictions
 from trunkline_router.shared_state.fairness import weight_factor
 from trunkline_router.shared_state.neighbours import Neighbours
 from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
@@ -86,7 +86,7 @@ class SharedState:
         self._told_credits: tuple[Mapping[WorkerKey, Credit], Sequence[str]] = {}, ()
         self._neighbours = Neighbours()
         self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
-        self._convictions = Convictions()
+        self.convictions = Convictions()  # their clock is this one's
         self._served = Served()
         self.syncs = 0
 
@@ -137,7 +137,7 @@ class SharedState:
         tokens = admitted.tokens if admitted is not None else 0
         reservation = Reservation(settle, serve, tokens, prompt_tokens)
         if admitted is not None:
-            self.admission.watch(admitted, lambda: reservation.output_tokens)
+            self.admission.watch(admitted, reservation)
         return reservation
 
     def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
@@ -161,15 +161,6 @@ class SharedState:
 
     def _serve(self, tenant: str, weight: float, cost: float) -> None:
         self._served.add(tenant, cost / weight)
-
-    # Convictions
-
-    def convict(self, fingerprint: bytes, ttl_ms: int = CONVICTION_MS) -> None:
-        """No router of the fleet admits this request any more: here at once, elsewhere with the next news."""
-        self._convictions.add(fingerprint, ttl_ms, self._now_ms())
-
-    def is_convicted(self, fingerprint: bytes) -> bool:
-        return self._convictions.holds(fingerprint, self._now_ms())
 
     # In the background
 
@@ -204,7 +195,7 @@ class SharedState:
         elif (
             self._pending is not None
             or self._book.has_news
-            or self._convictions.has_news
+            or self.convictions.has_news
             or self._own_credits() != self._told_credits
         ):
             await self._link.use(self._sync)
@@ -260,7 +251,7 @@ class SharedState:
             credits=None if credits == self._told_credits else credits[0],
             competing=credits[1],
             leases=self._fleet.leases() if is_beat else None,
-            convictions=self._convictions.changes(),
+            convictions=self.convictions.changes(),
             known=self._neighbours.versions,
             known_leases=self._versions[0],
             known_convictions=self._versions[1],
@@ -285,7 +276,7 @@ class SharedState:
             credits=self._told_credits[0],
             competing=self._told_credits[1],
             leases=self._fleet.leases(),
-            convictions=self._convictions.everything(now_ms),
+            convictions=self.convictions.everything(now_ms),
             wants_served=True,
         )
 
@@ -295,8 +286,7 @@ class SharedState:
         if news.leases is not None:
             self._fleet.take_leases(news.leases)
         if news.convictions is not None:
-            for fingerprint in self._convictions.hear(news.convictions, self._now_ms()):
-                self._fleet.take_conviction(fingerprint)
+            self.convictions.hear(news.convictions, self._now_ms())
         if news.served is not None:
             self._served.fleet = news.served
         self._versions = news.leases_version, news.convictions_version
