@@ -123,7 +123,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         ),
     )
     quarantine = Quarantine(
-        conviction_key(settings.redis_url, settings.key_prefix), lambda fingerprint: shared.convict(fingerprint)
+        conviction_key(settings.redis_url, settings.key_prefix, grant_key),
+        lambda fingerprint: shared.convict(fingerprint),
     )
     neighbours = PoolFleet(pools, lambda fingerprint: quarantine.learn(fingerprint, time.monotonic()))
     shared = shared_state(
@@ -134,7 +135,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         rng,
         quota_when_down=settings.quota_when_down,
     )
-    leases = neighbours.leased() if settings.redis_url else None
+    leases = neighbours.leased() if settings.redis_url and settings.follow_leases else None
     dispatcher = Dispatcher(
         pools,
         time.monotonic,
