@@ -56,7 +56,7 @@ class RouterSettings:
     follow_leases: bool = setting(
         True,
         help="connect also to workers that only other routers' entries in Redis name; whoever may write to Redis can "
-        "name one, and is sent prompts. Of no use where --workers of each router leads to all workers",
+        "name one, and is sent prompts. Not needed where each router's --workers lead to all workers",
     )
     quota_when_down: str = setting(
         "open",
