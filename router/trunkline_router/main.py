@@ -132,8 +132,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         rng,
         quota_when_down=settings.quota_when_down,
     )
-    quarantine = Quarantine(conviction_key(settings.redis_url, settings.key_prefix), shared.convictions)
-    leases = neighbours.leased() if settings.redis_url else None
+    quarantine = Quarantine(conviction_key(settings.redis_url, settings.key_prefix, grant_key), shared.convictions)
+    leases = neighbours.leased() if settings.redis_url and settings.follow_leases else None
     dispatcher = Dispatcher(
         pools,
         time.monotonic,

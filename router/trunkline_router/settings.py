@@ -53,6 +53,11 @@ class RouterSettings:
         help="what this fleet's keys in Redis begin with, in braces; two fleets on one Redis need two: with one they "
         "take each other's workers and quotas for their own",
     )
+    follow_leases: bool = setting(
+        True,
+        help="connect also to workers that only other routers' entries in Redis name; whoever may write to Redis can "
+        "name one, and is sent prompts. Not needed where each router's --workers lead to all workers",
+    )
     quota_when_down: str = setting(
         "open",
         help="quotas while Redis cannot be asked; open: each router counts what it admits itself; closed: requests of "

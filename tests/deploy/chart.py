@@ -33,6 +33,9 @@ SEVERAL_POOLS: Values = {
         "small": HOST_PATH | {"gpus": 0, "config": {"drain_timeout_s": 7.5, "device": "cpu"}},
     }
 }
+PASSWORD = "0123456789abcdefABCDEF"
+OWN_PASSWORD: Values = {"redis": {"password": PASSWORD, "networkPolicy": {"enabled": False}}}
+PASSWORD_IN_SECRET: Values = {"redis": {"existingSecret": {"name": "cache", "key": "word"}}}
 EXTERNAL_URL: Values = {"redis": {"enabled": False, "external": {"url": "rediss://cache.example.com:6380/2"}}}
 EXTERNAL_SECRET: Values = {"redis": {"enabled": False, "external": {"existingSecret": {"name": "cache"}}}}
 NO_REDIS: Values = {"redis": {"enabled": False}}
@@ -81,6 +84,8 @@ EVERYTHING: Values = {
 ALL_VALUES = {
     "default": DEFAULT,
     "several pools": SEVERAL_POOLS,
+    "own password": OWN_PASSWORD,
+    "password in a secret": PASSWORD_IN_SECRET,
     "external redis": EXTERNAL_URL,
     "external redis, secret": EXTERNAL_SECRET,
     "no redis": NO_REDIS,

@@ -1,7 +1,9 @@
 """The chart renders with a real Helm, is valid, and its objects agree with one another and with the processes."""
 
 import json
+import re
 import tomllib
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from tests.deploy.chart import (
     HOST_PATH,
     KUBERNETES,
     NO_REDIS,
+    OWN_PASSWORD,
+    PASSWORD,
+    PASSWORD_IN_SECRET,
     SEVERAL_POOLS,
     Rendered,
     Values,
@@ -79,6 +84,8 @@ def test_every_object_is_what_the_api_knows(rendered: Rendered, version: str) ->
         ({"workers": {"a": HOST_PATH | {"sharedMemory": "much"}}}, "/workers/a/sharedMemory'"),
         ({"workerDefaults": {"gpu": 1}}, "at '/workerDefaults': additional properties 'gpu' not allowed"),
         ({"redis": {"external": {"url": "http://x"}}}, "at '/redis/external/url'"),
+        ({"redis": {"password": "hunter2"}}, "at '/redis/password'"),
+        ({"redis": {"password": "correct:horse@battery/staple"}}, "at '/redis/password'"),
         ({"networkpolicy": {}}, "additional properties 'networkpolicy' not allowed"),
     ],
 )
@@ -88,9 +95,18 @@ def test_a_value_that_makes_no_sense_is_refused_by_its_name(values: Values, said
     assert said in str(caught.value)
 
 
-def test_a_redis_of_its_own_and_another_one_are_refused_together() -> None:
-    with pytest.raises(helm_python.HelmRenderError, match=r"redis\.external is set: set redis\.enabled to false too"):
-        Rendered({"redis": {"external": {"url": "redis://x:1"}}})
+@pytest.mark.parametrize(
+    ("redis", "said"),
+    [
+        ({"external": {"url": "redis://x:1"}}, "redis.external is set: set redis.enabled to false too"),
+        ({"password": PASSWORD, "existingSecret": {"name": "cache"}}, "one of them holds the password"),
+        ({"enabled": False, "password": PASSWORD}, "are of the chart's own Redis"),
+        ({"enabled": False, "existingSecret": {"name": "cache"}}, "are of the chart's own Redis"),
+    ],
+)
+def test_values_of_redis_that_contradict_each_other_are_refused(redis: Values, said: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=re.escape(said)):
+        Rendered({"redis": redis})
 
 
 def test_the_schema_knows_the_settings_as_they_are() -> None:
@@ -198,7 +214,7 @@ def test_pods_have_no_right_that_they_do_not_need(rendered: Rendered) -> None:
 
 
 def test_every_command_is_one_of_an_image(rendered: Rendered) -> None:
-    commands = {*tomllib.loads(PYPROJECT.read_text())["project"]["scripts"], "hf", "redis-server"}
+    commands = {*tomllib.loads(PYPROJECT.read_text())["project"]["scripts"], "hf", "sh"}
     pods = [pod_of(workload) for workload in rendered.workloads] + [pod["spec"] for pod in rendered.of("Pod")]
     for pod in pods:
         for container in [*pod["containers"], *pod.get("initContainers", ())]:
@@ -251,11 +267,48 @@ def redis_url(values: Values) -> Any:
 
 def test_routers_are_told_of_the_redis_that_there_is() -> None:
     service = Rendered({}).one("Service", "demo-trunkline-redis")
-    assert redis_url({})["value"] == f"redis://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}/0"
+    place = f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert redis_url({})["value"] == f"redis://:$(REDIS_PASSWORD)@{place}/0"
     assert redis_url(EXTERNAL_URL)["value"] == "rediss://cache.example.com:6380/2"
     assert redis_url(EXTERNAL_SECRET)["valueFrom"] == {"secretKeyRef": {"name": "cache", "key": "url"}}
     assert redis_url(NO_REDIS) is None
     assert not any("redis" in item["metadata"]["name"] for item in Rendered(EXTERNAL_URL).objects)
+
+
+def environment_of(rendered: Rendered, name: str) -> dict[str, Any]:
+    (container,) = pod_of(rendered.one("Deployment", f"demo-trunkline-{name}"))["containers"]
+    return {entry["name"]: entry for entry in container["env"]}
+
+
+def password_in(rendered: Rendered) -> str:
+    return b64decode(rendered.one("Secret", "demo-trunkline-redis")["data"]["password"]).decode()
+
+
+def test_redis_and_routers_have_the_password_from_one_secret_and_nowhere_else() -> None:
+    for values, name, key in (
+        (OWN_PASSWORD, "demo-trunkline-redis", "password"),
+        (PASSWORD_IN_SECRET, "cache", "word"),
+    ):
+        rendered = Rendered(values)
+        at = {"secretKeyRef": {"name": name, "key": key}}
+        assert environment_of(rendered, "redis")["REDISCLI_AUTH"]["valueFrom"] == at
+        router = environment_of(rendered, "router")
+        assert router["REDIS_PASSWORD"]["valueFrom"] == at
+        assert list(router).index("REDIS_PASSWORD") < list(router).index("TRUNKLINE_REDIS_URL"), "or it stays as it is"
+        assert not any(PASSWORD in json.dumps(item) for item in rendered.objects if item["kind"] != "Secret")
+    assert password_in(Rendered(OWN_PASSWORD)) == PASSWORD
+    assert Rendered(PASSWORD_IN_SECRET).of("Secret") == []
+
+
+def test_a_password_that_nobody_gave_is_drawn() -> None:
+    drawn = {password_in(Rendered({})) for _ in range(2)}
+    assert len(drawn) == 2
+    assert all(re.fullmatch(r"[A-Za-z0-9]{32}", password) for password in drawn)
+
+
+def test_a_router_of_the_chart_connects_to_nobody_because_redis_says_so(rendered: Rendered) -> None:
+    ((workload, container),) = [found for found in rendered.ours() if found[1]["name"] == "router"]
+    assert json.loads(config_of(rendered, workload, container)[0])["follow_leases"] is False
 
 
 def key_prefix(values: Values, **installed: str) -> str:
@@ -273,10 +326,8 @@ def test_releases_do_not_share_what_lies_in_a_redis_that_they_share() -> None:
 
 
 def test_the_redis_of_the_chart_refuses_to_write_rather_than_to_forget_what_tenants_have_used() -> None:
-    (container,) = pod_of(Rendered({}).one("Deployment", "demo-trunkline-redis"))["containers"]
-    options = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
-    assert options["--maxmemory-policy"] == "noeviction"
-    assert options["--maxmemory"] == "256mb"
+    lines = Rendered({}).one("ConfigMap", "demo-trunkline-redis")["data"]["redis.conf"].splitlines()
+    assert {"maxmemory-policy noeviction", "maxmemory 256mb"} <= set(lines)
 
 
 def test_only_routers_reach_workers_and_redis_where_policies_are_on() -> None:
@@ -294,6 +345,16 @@ def test_only_routers_reach_workers_and_redis_where_policies_are_on() -> None:
     assert clients[1]["podSelector"]["matchLabels"].items() <= test["metadata"]["labels"].items()
 
 
+def test_only_routers_reach_redis_although_nobody_turned_policies_on() -> None:
+    (policy,) = Rendered({}).of("NetworkPolicy")
+    assert selected(
+        policy["spec"]["podSelector"]["matchLabels"], Rendered({}).one("Deployment", "demo-trunkline-redis")
+    )
+    ((peer,),) = [rule["from"] for rule in policy["spec"]["ingress"]]
+    assert selected(peer["podSelector"]["matchLabels"], Rendered({}).one("Deployment", "demo-trunkline-router"))
+    assert Rendered(OWN_PASSWORD).of("NetworkPolicy") == []
+
+
 def test_other_settings_make_other_pods() -> None:
     def checksums(values: Values) -> list[str]:
         return [
@@ -306,6 +367,12 @@ def test_other_settings_make_other_pods() -> None:
     assert [found == router for found in checksums({"router": {"config": {"max_choices": 3}}})] == [False, False]
     assert checksums({"router": {"tenants": {"a": {"weight": 2}}}})[0] != router
     assert checksums({"workerDefaults": {"config": {"aging_s": 9}}})[1] != worker
+    assert checksums(OWN_PASSWORD)[0] != router
+    redis = [
+        Rendered(values).one("Deployment", "demo-trunkline-redis")["spec"]["template"]["metadata"]["annotations"]
+        for values in ({}, {}, OWN_PASSWORD, {"redis": {"maxMemory": "1gb"}})
+    ]
+    assert [annotations == redis[0] for annotations in redis] == [True, True, False, False]
 
 
 def test_the_longest_names_fit() -> None:

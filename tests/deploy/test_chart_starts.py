@@ -1,11 +1,15 @@
 """What the chart would run in pods, run here: the rendered commands, settings, probes and hooks, with real processes.
 
-Only what a cluster gives is put in its place: names that its DNS knows, mounted folders, pods' names.
+Only what a cluster gives is put in its place: its DNS, mounted folders, pods' names, Secrets.
 """
 
 import asyncio
 import json
 import os
+import re
+import signal
+import socket
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -15,18 +19,23 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis import Redis
+from redis.exceptions import AuthenticationError
 
 from tests.cluster.processes import Process, free_port, script, wait_until
 from tests.deploy.chart import Rendered, pod_of
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.v1.generation_pb2 import Lane
+from trunkline_bench.redis_server import redis_executable
 
 POOL = "tiny"
 GRANT_KEY = {"name": "TRUNKLINE_GRANT_KEY", "value": "a key for tests, of thirty-two bytes"}
 SERVING = health_pb2.HealthCheckResponse.SERVING
-MOUNTED = "/etc/trunkline"
-TOKENS = 900  # several seconds of them: the hook is a Python process, and its start takes a while
+TOKENS = 200
+FAR_FUTURE_MS = 1 << 52
+# As in Redis's image: its programs are found.
+PATH = f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}"
 # Places in a container's scratch volume; here processes use those of the machine.
 SCRATCH = {"HOME", "TRITON_CACHE_DIR"}
 
@@ -37,16 +46,23 @@ class Pod:
     def __init__(self, rendered: Rendered, workload: Any, folder: Path, substitutions: dict[str, str]) -> None:
         self.name = workload["metadata"]["name"] + "-0"
         (self.container,) = pod_of(workload)["containers"]
-        self._substitutions = substitutions | {MOUNTED: str(folder)}
+        mounted = {mount["name"]: mount["mountPath"] for mount in self.container["volumeMounts"]}
+        self._substitutions = dict(substitutions)
         for volume in pod_of(workload)["volumes"]:
             if "configMap" in volume:
+                self._substitutions[mounted[volume["name"]]] = str(folder)
                 for name, text in rendered.one("ConfigMap", volume["configMap"]["name"])["data"].items():
                     (folder / name).write_text(self.here(text))
-        self.environment = {
-            entry["name"]: self.here(entry["value"]) if "value" in entry else self._field(entry["valueFrom"])
-            for entry in self.container.get("env", ())
-            if entry["name"] not in SCRATCH
-        }
+        self.environment: dict[str, str] = {}
+        for entry in self.container.get("env", ()):
+            if entry["name"] in SCRATCH:
+                continue
+            if "value" in entry:
+                # $(NAME) is what an entry before it says.
+                value = re.sub(r"\$\((\w+)\)", lambda found: self.environment[found[1]], self.here(entry["value"]))
+            else:
+                value = self._field(rendered, entry["valueFrom"])
+            self.environment[entry["name"]] = value
 
     def here(self, text: str) -> str:
         """With what is here in place of what is in a cluster."""
@@ -54,16 +70,20 @@ class Pod:
             text = text.replace(theirs, ours)
         return text
 
-    def _field(self, source: Any) -> str:
+    def _field(self, rendered: Rendered, source: Any) -> str:
+        if "secretKeyRef" in source:
+            named = source["secretKeyRef"]
+            return b64decode(rendered.one("Secret", named["name"])["data"][named["key"]]).decode()
         assert source == {"fieldRef": {"fieldPath": "metadata.name"}}
         return self.name
 
     def command(self, words: list[str]) -> list[str]:
-        return [script(words[0]), *map(self.here, words[1:])]
+        """Redis's image has a shell; ours have their scripts."""
+        return [words[0] if words[0] == "sh" else script(words[0]), *map(self.here, words[1:])]
 
     def start(self) -> Process:
         words = self.command(self.container["command"] + self.container["args"])
-        return Process(*words, environment=self.environment)
+        return Process(*words, environment=self.environment | {"PATH": PATH})
 
     def probe(self, kind: str) -> int | None:
         """What the kubelet would hear; None where nobody answers."""
@@ -86,7 +106,8 @@ class Cluster:
             {
                 "router": {
                     "port": self.router_port,
-                    "config": {"processes": 2},
+                    # The drain test stops the engine for as long as a Python process takes to start.
+                    "config": {"processes": 2, "inter_token_timeout_s": 60},
                     "env": [GRANT_KEY],
                     "tenants": {"acme": {"weight": 2, "lane": "batch"}},
                 },
@@ -133,15 +154,25 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-async def run(words: list[str], pod: Pod) -> tuple[int, str, str]:
-    """(exit status, standard output, standard error) of a command in a pod."""
-    environment = os.environ | pod.environment
+async def run(words: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) of a command in a pod with this environment."""
     process = await asyncio.create_subprocess_exec(
-        *words, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *words,
+        env={**os.environ, **environment, "PATH": PATH},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
+
+
+def what_ps_shows(process: Process) -> str:
+    return Path(f"/proc/{process.popen.pid}/cmdline").read_text()
+
+
+def only_child(process: Process) -> int:
+    return int(Path(f"/proc/{process.popen.pid}/task/{process.popen.pid}/children").read_text())
 
 
 async def test_probes_are_answered(running: Cluster) -> None:
@@ -153,7 +184,56 @@ async def test_probes_are_answered(running: Cluster) -> None:
         assert running.probe(name, probe) == SERVING
     redis = running.pods["redis"]
     asked = redis.command(redis.container["readinessProbe"]["exec"]["command"])
-    assert await run(asked, redis) == (0, "PONG\n", "")
+    assert await run(asked, redis.environment) == (0, "PONG\n", "")
+
+
+async def test_who_does_not_know_the_password_is_told_nothing_by_redis(running: Cluster) -> None:
+    redis = running.pods["redis"]
+    for password in (None, "0" * 32):
+        client = Redis(port=redis.container["ports"][0]["containerPort"], password=password)
+        with client, pytest.raises(AuthenticationError):
+            client.keys()
+    asked = redis.command(redis.container["readinessProbe"]["exec"]["command"])
+    assert (await run(asked, {}))[0] == 1, "a Redis that does not take the password is not ready"
+    secret = redis.environment["REDISCLI_AUTH"]
+    for process in running.processes.values():
+        assert secret not in what_ps_shows(process)
+
+
+@pytest.mark.parametrize("password", ["", "no/slash", "no space", "no line end\n"])
+def test_redis_does_not_start_with_a_password_that_would_not_stand_in_a_url(running: Cluster, password: str) -> None:
+    redis = running.pods["redis"]
+    words = redis.command(redis.container["command"] + redis.container["args"])
+    process = Process(*words, environment={"PATH": PATH, "REDISCLI_AUTH": password})
+    assert process.wait() == 1
+    assert process.lines == ["the password in the Secret is not letters and digits alone"]
+    process.stop()
+
+
+def test_routers_share_through_redis_and_who_writes_there_does_not_send_them_anywhere(running: Cluster) -> None:
+    url = running.pods["router"].environment["TRUNKLINE_REDIS_URL"]
+    with Redis.from_url(url, decode_responses=True) as client, socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def key(name: str) -> str | None:
+            return next(client.scan_iter(match=f"{{llm/demo}}:*:{name}"), None)
+
+        def reports() -> list[int]:
+            """How many each router has made."""
+            return [int(entry.rpartition(":")[2]) for entry in client.hvals(key("routers") or "")]
+
+        wait_until(lambda: key("leases") is not None, "the worker is leased")
+        wait_until(lambda: len(reports()) == 2, "both processes report")
+        leases = key("leases") or ""
+        (lease,) = client.hvals(leases)
+        forged = f"{FAR_FUTURE_MS}|{lease.partition('|')[2]}"
+        client.hset(leases, f"127.0.0.1:{stranger.getsockname()[1]}", forged)
+        client.hincrby(leases.removesuffix("leases") + "versions", "leases", 1)
+        before = max(reports())
+        wait_until(lambda: min(reports()) >= before + 3, "each has been told of it, and had a second since")
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+        client.hdel(leases, f"127.0.0.1:{stranger.getsockname()[1]}")
 
 
 async def test_a_request_is_answered_by_the_pod_and_on_the_terms_of_its_tenant(running: Cluster) -> None:
@@ -169,7 +249,7 @@ async def test_the_charts_own_test_passes(running: Cluster) -> None:
     (pod,) = running.rendered.of("Pod")
     (container,) = pod["spec"]["containers"]
     words = running.pods["router"].command(container["command"] + container["args"])
-    status, out, err = await run(words, running.pods["router"])
+    status, out, err = await run(words, running.pods["router"].environment)
     assert (status, err) == (0, "")
     assert out.startswith("Hello")
 
@@ -181,17 +261,23 @@ async def test_pods_end_as_the_hooks_say_and_no_stream_notices(running: Cluster)
         pieces = client.generate("Once upon a time", max_tokens=TOKENS, ignore_eos=True)
         tokens = len((await anext(pieces)).token_ids)
         hook = worker.command(worker.container["lifecycle"]["preStop"]["exec"]["command"])
-        draining = asyncio.create_task(run(hook, worker))
+        engine = only_child(process)
+        os.kill(engine, signal.SIGSTOP)  # so that the stream is there when the hook comes, however long that takes
+        try:
+            draining = asyncio.create_task(run(hook, worker.environment))
+            await asyncio.to_thread(wait_until, lambda: not running.is_ready(name), "the worker drains")
+        finally:
+            os.kill(engine, signal.SIGCONT)
         async for piece in pieces:
             tokens += len(piece.token_ids)
         assert tokens == TOKENS
         assert await draining == (0, "finished 1, cut off 0\n", "")
     assert running.probe(name, "readinessProbe") != SERVING
     assert running.probe(name, "livenessProbe") == SERVING, "or the kubelet would kill what drains"
-    assert await run(hook, worker) == (0, "finished 0, cut off 0\n", "")
+    assert await run(hook, worker.environment) == (0, "finished 0, cut off 0\n", "")
     for ending in (process, running.processes["router"]):
         ending.popen.terminate()
         assert ending.wait() == 0
-    status, _, said = await run(hook, worker)
+    status, _, said = await run(hook, worker.environment)
     assert (status, said.count("\n")) == (1, 1)
     assert said.startswith("trunkline drain: 127.0.0.1:")

@@ -92,11 +92,35 @@ livenessProbe:
   failureThreshold: 3
 {{- end -}}
 
+{{/* Nothing is kept: all of it expires, and routers write it anew. Full, it refuses to write, and routers count by
+themselves until there is room: evicting would give tenants their quotas back in silence. Takes the values of Redis. */}}
+{{- define "trunkline.redisConfig" -}}
+port {{ .port }}
+save ""
+appendonly no
+maxmemory {{ .maxMemory }}
+maxmemory-policy noeviction
+{{ end -}}
+
+{{/* Where the password of the chart's own Redis is. */}}
+{{- define "trunkline.redisPassword" -}}
+{{- $given := .Values.redis.existingSecret -}}
+secretKeyRef:
+  name: {{ $given.name | default (include "trunkline.redis" .) }}
+  key: {{ ternary $given.key "password" (not (empty $given.name)) }}
+{{- end -}}
+
 {{/* The variable with the URL of Redis, where there is one. */}}
 {{- define "trunkline.redisUrl" -}}
 {{- $external := .Values.redis.external -}}
 {{- if and .Values.redis.enabled (or $external.url $external.existingSecret.name) -}}
 {{- fail "redis.external is set: set redis.enabled to false too, or routers would have two" -}}
+{{- end -}}
+{{- if and .Values.redis.password .Values.redis.existingSecret.name -}}
+{{- fail "redis.password and redis.existingSecret are both set: one of them holds the password" -}}
+{{- end -}}
+{{- if and (not .Values.redis.enabled) (or .Values.redis.password .Values.redis.existingSecret.name) -}}
+{{- fail "redis.password and redis.existingSecret are of the chart's own Redis; the URL of another one holds its own" -}}
 {{- end -}}
 {{- if $external.existingSecret.name }}
 - name: TRUNKLINE_REDIS_URL
@@ -108,7 +132,9 @@ livenessProbe:
 - name: TRUNKLINE_REDIS_URL
   value: {{ $external.url | quote }}
 {{- else if .Values.redis.enabled }}
+- name: REDIS_PASSWORD
+  valueFrom: {{- include "trunkline.redisPassword" . | nindent 4 }}
 - name: TRUNKLINE_REDIS_URL
-  value: redis://{{ include "trunkline.redis" . }}:{{ .Values.redis.port }}/0
+  value: redis://:$(REDIS_PASSWORD)@{{ include "trunkline.redis" . }}:{{ .Values.redis.port }}/0
 {{- end }}
 {{- end -}}

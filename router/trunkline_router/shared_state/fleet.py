@@ -1,11 +1,12 @@
 """This router's workers as the shared state sees them, and what it hears of them from other routers."""
 
 import asyncio
+import hmac
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from hashlib import blake2b
 from random import Random
-from urllib.parse import urlsplit
+
+from redis.asyncio.connection import parse_url
 
 from trunkline_router.live import Live
 from trunkline_router.pool import Pools
@@ -13,6 +14,8 @@ from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
+
+_CONVICTION_DOMAIN = b"trunkline convictions of "
 
 
 class PoolFleet:
@@ -63,13 +66,14 @@ def key_of(live: Live) -> WorkerKey:
     return WorkerKey(live.model.worker_id, live.model.epoch)
 
 
-def conviction_key(redis_url: str, key_prefix: str) -> bytes:
+def conviction_key(redis_url: str, key_prefix: str, grant_key: bytes = b"") -> bytes:
     """What the fingerprints of convictions are keyed with, equal in all routers of a fleet; empty where this router is
-    alone. It is as secret as the password of their Redis: who has that one can read the convictions anyway."""
+    alone. It is as secret as the grant key or, without one, the password of their Redis; with neither, no secret at
+    all. Of the URL only the password counts: routers may reach one Redis by several names."""
     if not redis_url:
         return b""
-    password = urlsplit(redis_url).password or ""
-    return blake2b(f"{key_prefix.rstrip(':')}\n{password}".encode(), digest_size=32).digest()
+    secret = grant_key or str(parse_url(redis_url).get("password", "")).encode()
+    return hmac.digest(secret, _CONVICTION_DOMAIN + key_prefix.rstrip(":").encode(), "sha256")
 
 
 def shared_state(
