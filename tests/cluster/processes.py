@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,16 +19,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from trunkline.v1.inference_pb2 import ListModelsRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline_bench.ports import free_port
 
 START_S = 60.0
 STOP_S = 10.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def script(name: str) -> str:

@@ -15,7 +15,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2
 from grpc_status.rpc_status import from_call
 
-from tests.cluster.processes import Process, Worker, free_port, running_cluster, script, wait_until
+from tests.cluster.processes import Process, Worker, running_cluster, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.errors import NoWorker
@@ -28,6 +28,7 @@ from trunkline.v1.worker_pb2 import (
     Submit,
     WorkerServiceGenerateRequest,
 )
+from trunkline_bench.ports import free_port
 
 PROMPT = list(range(60, 90))
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from redis.asyncio import Redis
 
-from tests.cluster.processes import Process, free_port, script
+from tests.cluster.processes import Process, script
 from tests.router.cluster import PATIENCE_S, Cluster, Refusal, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.shared_state_rig import keys_in
@@ -23,6 +23,7 @@ from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.pool import Pools
 from trunkline_router.shared_state.accounts import Accounts

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_launcher import alive, descendants
-from tests.cluster.processes import Cluster, Process, free_port, script, wait_until
+from tests.cluster.processes import Cluster, Process, script, wait_until
 from tests.router.fake_worker import FakeWorker
 from trunkline import Client
 from trunkline.errors import NoWorker, TrunklineError
+from trunkline_bench.ports import free_port
 from trunkline_router.processes import FIRST_DELAY_S, MOST_DELAY_S, restart_delay_s
 from trunkline_runtime.server import GrpcServer, PortInUse, hold_port
 

@@ -16,11 +16,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.cluster.processes import Process, free_port, script, wait_until
+from tests.cluster.processes import Process, script, wait_until
 from tests.deploy.chart import Rendered, pod_of
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.v1.generation_pb2 import Lane
+from trunkline_bench.ports import free_port
 
 POOL = "tiny"
 GRANT_KEY = {"name": "TRUNKLINE_GRANT_KEY", "value": "a key for tests, of thirty-two bytes"}

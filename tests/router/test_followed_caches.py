@@ -26,10 +26,13 @@ MOST_BLOCKS = 7
 PATHS = [format(n, f"0{depth}b") for depth in range(1, MOST_BLOCKS + 1) for n in range(2**depth)]
 DIGESTS = {path: Random(path).randbytes(HASH_BYTES) for path in PATHS}
 PATH_OF = {digest: path for path, digest in DIGESTS.items()}
+MOST_WORKERS = 4
 PROMPTS_PER_CHECK = 12
 
 paths = st.text("01", min_size=1, max_size=MOST_BLOCKS)
 numbers = st.integers(0, 99)
+changes = st.tuples(st.sampled_from(["stores", "stores", "stores", "removes", "removes", "clears"]), paths)
+several_steps = st.lists(st.lists(changes, min_size=1, max_size=3), min_size=1, max_size=4)
 
 
 def blocks_of(path: str) -> list[str]:
@@ -40,8 +43,7 @@ def digests_of(blocks: Iterable[str]) -> bytes:
     return b"".join(DIGESTS[path] for path in blocks)
 
 
-def chain(path: str) -> list[int]:
-    return keys_of(digests_of(blocks_of(path)))
+CHAINS = {path: keys_of(digests_of(blocks_of(path))) for path in PATHS}
 
 
 def leading(path: str, held: set[str]) -> int:
@@ -165,7 +167,7 @@ class Connection:
             self.resubscribe()
 
     def remember(self, path: str) -> None:
-        self.blocks.remember(chain(path))
+        self.blocks.remember(CHAINS[path])
         self.recent.append(path[: worker_blocks.MOST_RECENT_BLOCKS])
         while (
             len(self.recent) > worker_blocks.MOST_RECENT_PROMPTS
@@ -234,128 +236,103 @@ class FollowedCaches(RuleBasedStateMachine):
             self.lose(connection)
             self.connect(connection.worker)
 
-    # Workers
+    def hear(self, connection: Connection, most: int) -> None:
+        for _ in range(most):
+            if connection not in self.connections or (item := connection.watch.take()) is None:
+                return
+            self.deliver(connection, item)
 
-    @precondition(lambda self: len(self.connections) < 5)
+    # Workers and their streams
+
+    @precondition(lambda self: len(self.connections) < MOST_WORKERS)
     @rule()
     def comes(self) -> None:
         self.num_epochs += 1
         self.connect(Worker(self.num_epochs))
 
     @precondition(lambda self: self.connections)
-    @rule(
-        number=numbers,
-        changes=st.lists(
-            st.tuples(st.sampled_from(["stores", "stores", "stores", "removes", "removes", "clears"]), paths),
-            min_size=1,
-            max_size=4,
-        ),
-    )
-    def makes_a_step(self, number: int, changes: list[tuple[str, str]]) -> None:
-        self.pick(number).worker.step(changes)
-
-    @precondition(lambda self: self.connections)
-    @rule(number=numbers)
-    def starts_anew(self, number: int) -> None:
-        """The router has not heard of it yet."""
+    @rule(number=numbers, steps=several_steps, heard=st.sampled_from([0, 1, 2, 4, 99]))
+    def makes_steps(self, number: int, steps: list[list[tuple[str, str]]], heard: int) -> None:
+        """Of which the router hears soon, or later, as of other things."""
         connection = self.pick(number)
-        self.num_epochs += 1
-        connection.worker = Worker(self.num_epochs)
-        connection.resubscribe()
-
-    @precondition(lambda self: self.connections)
-    @rule(number=numbers, comes_back=st.booleans())
-    def is_lost(self, number: int, comes_back: bool) -> None:
-        connection = self.pick(number)
-        self.lose(connection)
-        if comes_back:
-            self.connect(connection.worker)
-
-    # Their streams
-
-    @precondition(lambda self: self.connections)
-    @rule(number=numbers, most=st.integers(1, 8))
-    def is_heard(self, number: int, most: int) -> None:
-        connection = self.pick(number)
-        for _ in range(most):
-            if connection not in self.connections or (item := connection.watch.take()) is None:
-                break
-            self.deliver(connection, item)
+        for changes in steps:
+            connection.worker.step(changes)
+        self.hear(connection, heard)
 
     @precondition(lambda self: self.connections)
     @rule()
     def all_are_heard_out(self) -> None:
         for connection in list(self.connections):
             worker = connection.worker
-            while connection in self.connections and (item := connection.watch.take()) is not None:
-                self.deliver(connection, item)
+            self.hear(connection, 10_000)
             if connection in self.connections and not connection.has_missed:
                 assert connection.told == worker.held, "nothing is amiss, and it does not know"
 
     @precondition(lambda self: self.connections)
-    @rule(number=numbers)
-    def loses_events(self, number: int) -> None:
+    @rule(number=numbers, change=changes, fault=st.sampled_from(["is lost", "comes twice", "breaks the stream"]))
+    def an_event(self, number: int, change: tuple[str, str], fault: str) -> None:
         connection = self.pick(number)
+        connection.worker.step([change])
+        if fault == "comes twice" and connection.last_events is not None:
+            connection.deliver(connection.last_events)
+        elif fault == "breaks the stream":
+            connection.resubscribe()
         while connection in self.connections and (item := connection.watch.take()) is not None:
-            if item.WhichOneof("item") == "events":
+            if fault == "is lost" and item.WhichOneof("item") == "events":
                 connection.has_missed = True
                 break
             self.deliver(connection, item)
 
-    @precondition(lambda self: any(connection.last_events is not None for connection in self.connections))
-    @rule(number=numbers)
-    def repeats_events(self, number: int) -> None:
-        told = [connection for connection in self.connections if connection.last_events is not None]
-        connection = told[number % len(told)]
-        assert connection.last_events is not None
-        connection.deliver(connection.last_events)
-
     @precondition(lambda self: self.connections)
-    @rule(number=numbers)
-    def stream_breaks_off(self, number: int) -> None:
-        self.pick(number).resubscribe()
-
-    # Requests
-
-    @precondition(lambda self: self.connections)
-    @rule(number=numbers, path=paths)
-    def is_sent_a_request(self, number: int, path: str) -> None:
+    @rule(number=numbers, what=st.sampled_from(["starts anew", "was cut off", "goes"]))
+    def a_worker(self, number: int, what: str) -> None:
         connection = self.pick(number)
-        connection.blocks.expect(chain(path))
-        connection.sent.append(path)
-        self.requests.append((connection, path))
+        if what == "starts anew":  # the router has not heard of it yet
+            self.num_epochs += 1
+            connection.worker = Worker(self.num_epochs)
+            connection.resubscribe()
+            return
+        self.lose(connection)
+        if what == "was cut off":
+            self.connect(connection.worker)
+
+    # Requests, also such as outlive their worker's connection
+
+    @precondition(lambda self: self.connections)
+    @rule(number=numbers, prompts=st.lists(paths, min_size=1, max_size=3))
+    def is_sent_requests(self, number: int, prompts: list[str]) -> None:
+        connection = self.pick(number)
+        for path in prompts:
+            connection.blocks.expect(CHAINS[path])
+            connection.sent.append(path)
+            self.requests.append((connection, path))
 
     @precondition(lambda self: self.requests)
-    @rule(number=numbers, is_cached=st.booleans())
-    def prompt_is_computed(self, number: int, is_cached: bool) -> None:
-        """Also one whose worker is gone: the news come too late."""
+    @rule(number=numbers, is_cached=st.booleans(), ends=st.booleans())
+    def prompt_is_computed(self, number: int, is_cached: bool, ends: bool) -> None:
         connection, path = self.requests[number % len(self.requests)]
         connection.remember(path)
         if is_cached:
             connection.worker.step([("stores", path)])
+        if ends:
+            self.request_ends(number)
 
     @precondition(lambda self: self.requests)
     @rule(number=numbers)
     def request_ends(self, number: int) -> None:
-        """Also one whose worker is gone."""
         connection, path = self.requests.pop(number % len(self.requests))
-        connection.blocks.stop_expecting(chain(path))
+        connection.blocks.stop_expecting(CHAINS[path])
         connection.sent.remove(path)
 
     @precondition(lambda self: self.connections)
     @rule(number=numbers)
-    def is_distrusted(self, number: int) -> None:
+    def its_reports_count_no_longer_or_again(self, number: int) -> None:
         connection = self.pick(number)
-        connection.blocks.rely_on_dispatches()
-        connection.by_dispatches = True
-
-    @precondition(lambda self: any(connection.by_dispatches for connection in self.connections))
-    @rule(number=numbers)
-    def is_trusted_again(self, number: int) -> None:
-        distrusted = [connection for connection in self.connections if connection.by_dispatches]
-        connection = distrusted[number % len(distrusted)]
-        connection.blocks.rely_on_reports()
-        connection.by_dispatches = False
+        connection.by_dispatches = not connection.by_dispatches
+        if connection.by_dispatches:
+            connection.blocks.rely_on_dispatches()
+        else:
+            connection.blocks.rely_on_reports()
 
     # The index
 
@@ -364,7 +341,7 @@ class FollowedCaches(RuleBasedStateMachine):
         for _ in range(slices):
             self.index.sweep()
 
-    @precondition(lambda self: len(self.connections) > 2)
+    @precondition(lambda self: len(self.connections) == MOST_WORKERS)
     @rule()
     def all_are_lost(self) -> None:
         """Nothing is left of them."""
@@ -387,16 +364,16 @@ class FollowedCaches(RuleBasedStateMachine):
         for connection in self.connections:
             assert len(connection.blocks) == len(connection.told)
             assert connection.blocks.num_expected == len(connection.expected)
-        for path in self.draw.sample(PATHS, PROMPTS_PER_CHECK):
+        for path in self.draw.choices(PATHS, k=PROMPTS_PER_CHECK):
             found: dict[int, int] = {}
-            for count, mask in self.index.match(chain(path), sum(bits)):
+            for count, mask in self.index.match(CHAINS[path], sum(bits)):
                 for bit in bits:
                     if mask & bit:
                         assert bit not in found, "a worker is in the answer twice"
                         found[bit] = count
             assert found == {bit: leading(path, held) for bit, held in zip(bits, counts, strict=True)}
             for connection in self.connections:
-                assert connection.blocks.reported(chain(path)) == leading(path, connection.told)
+                assert connection.blocks.reported(CHAINS[path]) == leading(path, connection.told)
 
 
 @pytest.fixture(autouse=True)
@@ -412,7 +389,7 @@ def limits() -> Iterator[None]:
 
 
 TestFollowedCaches = FollowedCaches.TestCase
-TestFollowedCaches.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestFollowedCaches.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 
 
 class FollowedForLong(FollowedCaches):

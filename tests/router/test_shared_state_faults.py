@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.router.cluster import until
 from tests.router.shared_state_rig import PREFIX, FakeFleet, keys_in, use
 from trunkline.status import RequestRefused
-from trunkline_bench.ports import free_port
+from trunkline_bench.ports import free_port, lowest_outgoing
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.shared_state.breaker import Breaker
 from trunkline_router.shared_state.quota import Quotas
@@ -391,8 +391,8 @@ async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> Non
 
 
 def cluster_port() -> int:
-    """A free one, whose cluster bus, 10,000 above, is a port too."""
-    while (port := free_port()) > 55_535:
+    """A free one whose cluster bus, 10,000 above, no outgoing connection is given either."""
+    while (port := free_port()) + 10_000 >= lowest_outgoing():
         pass
     return port
 
