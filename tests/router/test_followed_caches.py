@@ -32,6 +32,8 @@ PROMPTS_PER_CHECK = 12
 paths = st.text("01", min_size=1, max_size=MOST_BLOCKS)
 numbers = st.integers(0, 99)
 changes = st.tuples(st.sampled_from(["stores", "stores", "stores", "removes", "removes", "clears"]), paths)
+fates = st.sampled_from(["runs on", "is computed", "is computed, is cached", "is computed, is cached, ends", "ends"])
+faults = st.sampled_from(["is lost", "comes twice", "comes in a snapshot", "breaks the stream"])
 several_steps = st.lists(st.lists(changes, min_size=1, max_size=3), min_size=1, max_size=4)
 
 
@@ -269,21 +271,28 @@ class FollowedCaches(RuleBasedStateMachine):
                 assert connection.told == worker.held, "nothing is amiss, and it does not know"
 
     @precondition(lambda self: self.connections)
-    @rule(number=numbers, change=changes, fault=st.sampled_from(["is lost", "comes twice", "breaks the stream"]))
+    @rule(
+        number=numbers,
+        change=changes,
+        fault=faults,
+    )
     def an_event(self, number: int, change: tuple[str, str], fault: str) -> None:
         connection = self.pick(number)
         connection.worker.step([change])
-        if fault == "comes twice" and connection.last_events is not None:
-            connection.deliver(connection.last_events)
-        elif fault == "breaks the stream":
+        if fault in ("comes in a snapshot", "breaks the stream"):
             connection.resubscribe()
+        if fault == "comes in a snapshot":
+            self.hear(connection, 1)
+        again = connection.last_events
+        if fault.startswith("comes") and again is not None and connection in self.connections:
+            connection.deliver(again)
         while connection in self.connections and (item := connection.watch.take()) is not None:
             if fault == "is lost" and item.WhichOneof("item") == "events":
                 connection.has_missed = True
                 break
             self.deliver(connection, item)
 
-    @precondition(lambda self: self.connections)
+    @precondition(lambda self: len(self.connections) > 1)
     @rule(number=numbers, what=st.sampled_from(["starts anew", "was cut off", "goes"]))
     def a_worker(self, number: int, what: str) -> None:
         connection = self.pick(number)
@@ -299,30 +308,30 @@ class FollowedCaches(RuleBasedStateMachine):
     # Requests, also such as outlive their worker's connection
 
     @precondition(lambda self: self.connections)
-    @rule(number=numbers, prompts=st.lists(paths, min_size=1, max_size=3))
-    def is_sent_requests(self, number: int, prompts: list[str]) -> None:
+    @rule(number=numbers, prompts=st.lists(st.tuples(paths, fates), min_size=1, max_size=4))
+    def is_sent_requests(self, number: int, prompts: list[tuple[str, str]]) -> None:
         connection = self.pick(number)
-        for path in prompts:
+        for path, fate in prompts:
             connection.blocks.expect(CHAINS[path])
             connection.sent.append(path)
             self.requests.append((connection, path))
+            self.go_on(len(self.requests) - 1, fate)
 
     @precondition(lambda self: self.requests)
-    @rule(number=numbers, is_cached=st.booleans(), ends=st.booleans())
-    def prompt_is_computed(self, number: int, is_cached: bool, ends: bool) -> None:
-        connection, path = self.requests[number % len(self.requests)]
-        connection.remember(path)
-        if is_cached:
+    @rule(number=numbers, fate=fates)
+    def a_request_goes_on(self, number: int, fate: str) -> None:
+        self.go_on(number % len(self.requests), fate)
+
+    def go_on(self, at: int, fate: str) -> None:
+        connection, path = self.requests[at]
+        if fate.startswith("is computed"):
+            connection.remember(path)
+        if "is cached" in fate:
             connection.worker.step([("stores", path)])
-        if ends:
-            self.request_ends(number)
-
-    @precondition(lambda self: self.requests)
-    @rule(number=numbers)
-    def request_ends(self, number: int) -> None:
-        connection, path = self.requests.pop(number % len(self.requests))
-        connection.blocks.stop_expecting(CHAINS[path])
-        connection.sent.remove(path)
+        if fate.endswith("ends"):
+            del self.requests[at]
+            connection.blocks.stop_expecting(CHAINS[path])
+            connection.sent.remove(path)
 
     @precondition(lambda self: self.connections)
     @rule(number=numbers)
@@ -389,7 +398,7 @@ def limits() -> Iterator[None]:
 
 
 TestFollowedCaches = FollowedCaches.TestCase
-TestFollowedCaches.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestFollowedCaches.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
 class FollowedForLong(FollowedCaches):
