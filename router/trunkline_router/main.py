@@ -133,6 +133,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         neighbours,
         rng,
         quota_when_down=settings.quota_when_down,
+        patience_s=settings.redis_patience_ms / 1e3,
     )
     leases = neighbours.leased() if settings.redis_url else None
     dispatcher = Dispatcher(
