@@ -190,7 +190,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
 
         times, refused = await requests_during(routers, fault)
         assert not refused
-        # The machine may stall a request now and then. A connection's time-out would meet every single one.
+        # The machine may stall a request now and then. Redis's own time-outs would meet each one that asks it.
         assert len(times) > 2 * REQUESTS_WITHOUT
         assert quantiles(times, n=20)[-1] < CONNECT_TIMEOUT_S / 2, "nobody waited for Redis's own time-outs"
         if way == "restarted empty":
