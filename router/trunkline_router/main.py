@@ -131,6 +131,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         neighbours,
         rng,
         quota_when_down=settings.quota_when_down,
+        patience_s=settings.redis_patience_ms / 1e3,
     )
     quarantine = Quarantine(conviction_key(settings.redis_url, settings.key_prefix, grant_key), shared.convictions)
     leases = neighbours.leased() if settings.redis_url and settings.follow_leases else None

@@ -48,6 +48,12 @@ class RouterSettings:
         "redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path; without one this router shares with "
         "nobody. Where it holds a password, better as TRUNKLINE_REDIS_URL: arguments can be seen by others",
     )
+    redis_patience_ms: float = setting(
+        5.0,
+        help="how long a request may wait for Redis before its router counts it alone; more where Redis is far away",
+        minimum=0.1,
+        maximum=1000.0,
+    )
     key_prefix: str = setting(
         "trunkline:",
         help="what this fleet's keys in Redis begin with, in braces; two fleets on one Redis need two: with one they "

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_bench.gpu.main import main
 from trunkline_bench.simulation.fitted_cost import FittedCost
 
 
@@ -46,8 +47,10 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_an_unknown_stage_is_named() -> None:
-    assert "no stage is called 'speed'" in bench("--only", "speed").stderr
+def test_an_unknown_stage_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["main", "--only", "speed"])
+    with pytest.raises(SystemExit, match="no stage is called 'speed'"):
+        main()
 
 
 def test_no_more_is_needed_than_a_gpu_machine_has() -> None:

@@ -10,8 +10,9 @@ from random import Random
 
 import pytest
 
-from tests.cluster.processes import Process, free_port, script, wait_until
+from tests.cluster.processes import Process, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_bench.ports import free_port
 from trunkline_cli.backoff import FIRST_DELAY_S, HEALTHY_AFTER_S, MOST_DELAY_S, Backoff
 from trunkline_cli.launcher import LaunchError, find_model
 

@@ -1,9 +1,11 @@
-"""One cluster for all tests that do not break it."""
+"""One cluster for all tests that do not break it, and one for those that do and mend it."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
+from tests.cluster.harmed_fleet import HarmedFleet, harmed_fleet
 from tests.cluster.processes import Cluster, running_cluster
 from tests.worker.engine_rig import DEMO_MODEL
 
@@ -12,3 +14,15 @@ from tests.worker.engine_rig import DEMO_MODEL
 def cluster() -> Iterator[Cluster]:
     with running_cluster(DEMO_MODEL, "--dtype=float32", "--deterministic", "--kv-blocks=512") as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def standing_fleet() -> AsyncIterator[HarmedFleet]:
+    async with harmed_fleet() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def fleet(standing_fleet: HarmedFleet) -> HarmedFleet:
+    await standing_fleet.make_whole()
+    return standing_fleet

@@ -3,12 +3,11 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,19 +16,15 @@ from weakref import WeakSet
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trunkline.v1.inference_pb2 import ListModelsRequest
+from trunkline.v1.fleet_pb2 import ExplainRouteRequest
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
+from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline_bench.ports import free_port
 
 START_S = 60.0
 STOP_S = 10.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def script(name: str) -> str:
@@ -156,6 +151,13 @@ class Cluster:
 
     def worker(self, worker_id: str) -> Worker:
         return next(worker for worker in self.workers if worker.address == worker_id)
+
+    def matched(self, prompt: Sequence[int]) -> dict[str, int]:
+        """How many tokens of a prompt each worker holds, as far as the router has heard."""
+        request = GenerateRequest(token_ids=TokenIds(ids=prompt))
+        fleet: Any = FleetServiceStub(self.channel)
+        answer = fleet.ExplainRoute(ExplainRouteRequest(request=request), timeout=START_S)
+        return {candidate.worker_id: candidate.matched_tokens for candidate in answer.candidates}
 
     def wait_ready(self, count: int) -> None:
         def ready() -> bool:

@@ -15,7 +15,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2
 from grpc_status.rpc_status import from_call
 
-from tests.cluster.processes import Process, Worker, free_port, running_cluster, script, wait_until
+from tests.cluster.processes import Cluster, Process, Worker, running_cluster, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.errors import NoWorker
@@ -28,6 +28,7 @@ from trunkline.v1.worker_pb2 import (
     Submit,
     WorkerServiceGenerateRequest,
 )
+from trunkline_bench.ports import free_port
 
 PROMPT = list(range(60, 90))
 
@@ -54,6 +55,7 @@ def reason_of(error: grpc.RpcError) -> str:
 
 @pytest.fixture
 def worker() -> Any:
+    """One that does not outlive the test. Where a test harms nobody, a worker of `cluster` does."""
     started = Worker(DEMO_MODEL, "--dtype=float32", "--deterministic", "--kv-blocks=128").wait_ready()
     yield started
     started.stop()
@@ -87,7 +89,7 @@ def test_an_engine_ends_when_its_front_is_killed(worker: Worker) -> None:
 
 
 def test_drain_finishes_what_runs_and_admits_nothing_more(worker: Worker) -> None:
-    call = generate(worker, submit_of(max_tokens=300), timeout=60)
+    call = generate(worker, submit_of(max_tokens=600), timeout=60)
     next(call)
     drained: list[Any] = []
     draining = threading.Thread(target=lambda: drained.append(worker.stub.Drain(DrainRequest(), timeout=60)))
@@ -98,7 +100,7 @@ def test_drain_finishes_what_runs_and_admits_nothing_more(worker: Worker) -> Non
     with pytest.raises(grpc.RpcError) as caught:
         list(generate(worker, submit_of(max_tokens=1)))
     assert reason_of(caught.value) == "NO_WORKER"
-    assert sum(len(response.chunk.token_ids) for response in call) == 299
+    assert sum(len(response.chunk.token_ids) for response in call) == 599
     draining.join()
     assert (drained[0].finished, drained[0].aborted) == (1, 0)
 
@@ -116,28 +118,26 @@ def test_a_drain_that_runs_out_of_time_cuts_off_with_unavailable(worker: Worker)
     assert worker.stub.Drain(request, timeout=60).aborted == 0, "draining again is harmless"
 
 
-def test_a_ledger_from_another_worker_goes_on_exactly(worker: Worker) -> None:
+def test_a_ledger_from_another_worker_goes_on_exactly(cluster: Cluster) -> None:
+    worker, other = cluster.workers
     submit = submit_of(max_tokens=24, logprobs=0)
     whole = list(generate(worker, submit))
     tokens = [token for response in whole for token in response.chunk.token_ids]
     text = "".join(response.chunk.text for response in whole)
     logprobs = [entry.chosen.logprob for response in whole for entry in response.chunk.logprobs]
-    other = Worker(DEMO_MODEL, "--dtype=float32", "--deterministic", "--kv-blocks=128").wait_ready()
-    try:
-        for cut in (0, 1, 7, 16, 23, 24):
-            resumed = Submit()
-            resumed.CopyFrom(submit)
-            resumed.resume.CopyFrom(Resume(output_token_ids=tokens[:cut], text_bytes_sent=0))
-            rest = list(generate(other, resumed))
-            assert tokens[:cut] + [token for response in rest for token in response.chunk.token_ids] == tokens
-            assert "".join(response.chunk.text for response in rest) == text
-            assert logprobs[:cut] + [e.chosen.logprob for r in rest for e in r.chunk.logprobs] == logprobs
-            assert rest[0].chunk.first_token_index == cut
-    finally:
-        other.stop()
+    for cut in (0, 1, 7, 16, 23, 24):
+        resumed = Submit()
+        resumed.CopyFrom(submit)
+        resumed.resume.CopyFrom(Resume(output_token_ids=tokens[:cut], text_bytes_sent=0))
+        rest = list(generate(other, resumed))
+        assert tokens[:cut] + [token for response in rest for token in response.chunk.token_ids] == tokens
+        assert "".join(response.chunk.text for response in rest) == text
+        assert logprobs[:cut] + [e.chosen.logprob for r in rest for e in r.chunk.logprobs] == logprobs
+        assert rest[0].chunk.first_token_index == cut
 
 
-def test_a_session_that_ends_aborts_its_requests_and_refusals_disturb_nobody(worker: Worker) -> None:
+def test_a_session_that_ends_aborts_its_requests_and_refusals_disturb_nobody(cluster: Cluster) -> None:
+    worker = cluster.workers[0]
     end = threading.Event()
     first, second, bad, twin = submit_of(max_tokens=900), submit_of(max_tokens=5), submit_of(prompt=[-1]), submit_of()
     for handle, submit in ((1, first), (2, second), (3, bad), (1, twin)):
@@ -166,7 +166,8 @@ def test_a_session_that_ends_aborts_its_requests_and_refusals_disturb_nobody(wor
     wait_until(lambda: worker.load().kv_live_blocks == 0, "no live blocks")
 
 
-def test_a_session_whose_reader_is_slow_gets_everything_in_fewer_messages(worker: Worker) -> None:
+def test_a_session_whose_reader_is_slow_gets_everything_in_fewer_messages(cluster: Cluster) -> None:
+    worker = cluster.workers[0]
     end = threading.Event()
     submit = submit_of(max_tokens=400)
     submit.handle = 1
@@ -225,7 +226,8 @@ def test_a_setting_that_makes_no_sense_is_named(arguments: list[str], said: str)
     process.stop()
 
 
-def test_a_taken_port_is_one_line_before_the_model_is_loaded(worker: Worker) -> None:
+def test_a_taken_port_is_one_line_before_the_model_is_loaded(cluster: Cluster) -> None:
+    worker = cluster.workers[0]
     started = time.monotonic()
     for command in (
         [script("trunkline-worker"), f"--model={DEMO_MODEL}", f"--port={worker.port}"],

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cluster.test_faults import HANG, STREAMS, TOKENS
+from tests.cluster.harmed_fleet import INTER_TOKEN_TIMEOUT, KEY, SILENCE_S, STREAMS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.client import Client
 from trunkline.errors import error_of
@@ -38,9 +38,7 @@ from trunkline_bench.faults.main import worker_flags
 from trunkline_bench.faults.scenarios import ACCIDENTS, compare, struck, undisturbed
 from trunkline_bench.faults.streams import Order, Record, Streams, orders
 
-KEY = "a key for tests, of thirty-two bytes"
-QUICK = ("kill -9 of an engine", "link reset")
-SILENCE_S = 1.0
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 @asynccontextmanager
@@ -53,7 +51,7 @@ async def direct_fleet(workers: int = 3) -> AsyncIterator[tuple[Fleet, Fleet]]:
                 DEMO_MODEL,
                 *worker_flags(deterministic=True),
                 workers=workers,
-                router_arguments=(*HANG, f"--grant-key={KEY}"),
+                router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}"),
                 environment=environment,
             )
         )
@@ -62,20 +60,30 @@ async def direct_fleet(workers: int = 3) -> AsyncIterator[tuple[Fleet, Fleet]]:
         yield routed, dataclasses.replace(routed, clients=[client])
 
 
-async def test_direct_answers_are_the_routers_to_the_bit_also_across_accidents() -> None:
-    wanted = orders(STREAMS, tokens=TOKENS)
-    async with direct_fleet() as (routed, direct):
-        expected = await undisturbed(routed, wanted)
-        calm = compare(await undisturbed(direct, wanted), expected, 0.0)
-        assert calm.is_clean, (calm.errors, calm.differing, calm.seams)
-        for name in QUICK:
-            outcome = await struck(direct, wanted, expected, ACCIDENTS[name])
-            assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
-            assert outcome.resumed > 0, f"{name}: it hit nobody"
-        assert [line for line in routed.routers[0].lines if "outcome" in line and "granted" in line]
-        assert not [process for process in routed.routers if KEY in "".join(process.lines)]
-        survived = await router_killed(direct, wanted)
-        assert compare(survived, expected, 0.0).is_clean, "no answer that has begun needs its router"
+async def test_direct_answers_are_the_routers_to_the_bit(fleet: HarmedFleet) -> None:
+    outcome = compare(await undisturbed(fleet.direct, fleet.wanted), fleet.expected, 0.0)
+    assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
+    (router,) = fleet.routed.routers
+
+    def told() -> bool:
+        return any("outcome" in line and "granted" in line for line in router.lines)
+
+    await until(told, "the router's log tells of them")
+    assert KEY not in "".join(router.lines)
+
+
+@pytest.mark.parametrize("accident", ["kill -9 of an engine", "link reset"])
+async def test_no_token_of_a_direct_answer_is_lost_repeated_or_changed_by_an_accident(
+    fleet: HarmedFleet, accident: str
+) -> None:
+    outcome = await struck(fleet.direct, fleet.wanted, fleet.expected, ACCIDENTS[accident])
+    assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
+    assert outcome.resumed > 0, "it hit nobody"
+
+
+async def test_no_direct_answer_that_has_begun_needs_its_router(fleet: HarmedFleet) -> None:
+    outcome = compare(await router_killed(fleet.direct, fleet.wanted), fleet.expected, 0.0)
+    assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
 
 
 async def router_killed(fleet: Fleet, wanted: Sequence[Order]) -> Sequence[Record]:
@@ -126,24 +134,24 @@ asyncio.run(main())
 """
 
 
-async def test_a_client_that_is_killed_leaves_nothing_behind() -> None:
-    async with direct_fleet(workers=1) as (routed, _):
-        client = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", DOOMED, routed.addresses[0], stdout=asyncio.subprocess.PIPE
-        )
-        assert client.stdout is not None
-        request_id = (await client.stdout.readline()).decode().strip()
-        async with asyncio.timeout(20):
-            while (await routed.workers[0].load()).running < 2:  # noqa: ASYNC110  # the second choice may come later
-                await asyncio.sleep(0.01)
-        client.kill()
-        await client.wait()
-        await routed.nothing_live()
+async def test_a_client_that_is_killed_leaves_nothing_behind(fleet: HarmedFleet) -> None:
+    (router,) = fleet.routed.routers
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DOOMED, fleet.routed.addresses[0], stdout=asyncio.subprocess.PIPE
+    )
+    assert client.stdout is not None
+    request_id = (await client.stdout.readline()).decode().strip()
+    async with asyncio.timeout(20):
+        while sum([(await worker.load()).running for worker in fleet.routed.workers]) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the second choice may come later
+    client.kill()
+    await client.wait()
+    await fleet.routed.nothing_live()
 
-        def ended() -> list[str]:
-            return [line for line in routed.routers[0].lines if "request ended" in line and request_id in line]
+    def ended() -> list[str]:
+        return [line for line in router.lines if "request ended" in line and request_id in line]
 
-        await until(lambda: bool(ended()), "the router has heard of the client's end")
+    await until(lambda: bool(ended()), "the router has heard of the client's end")
 
 
 async def test_a_worker_tells_the_session_that_a_grant_names_what_became_of_it() -> None:
@@ -231,35 +239,36 @@ async def drain_command(address: str, environment: dict[str, str]) -> tuple[int 
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_bare_requests() -> None:
-    async with direct_fleet(workers=1) as (routed, _):
-        (worker,) = routed.workers
-        model = await worker.stub.GetModel(GetModelRequest())
-        assert model.grant_key_id
-        submit = Submit(prompt_token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=2, seed=1))
-        now_ms = int(time.time() * 1e3)
-        good, old, expired = (
-            sign_grant(KEY.encode(), submit, epoch=epoch, expires_unix_ms=expires_ms)
-            for epoch, expires_ms in (
-                (model.epoch, now_ms + 30_000),
-                (model.epoch ^ 1, now_ms + 30_000),
-                (model.epoch, now_ms),
-            )
+async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_bare_requests(
+    fleet: HarmedFleet,
+) -> None:
+    worker = fleet.routed.workers[0]
+    model = await worker.stub.GetModel(GetModelRequest())
+    assert model.grant_key_id
+    submit = Submit(prompt_token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=2, seed=1))
+    now_ms = int(time.time() * 1e3)
+    good, old, expired = (
+        sign_grant(KEY.encode(), submit, epoch=epoch, expires_unix_ms=expires_ms)
+        for epoch, expires_ms in (
+            (model.epoch, now_ms + 30_000),
+            (model.epoch ^ 1, now_ms + 30_000),
+            (model.epoch, now_ms),
         )
-        forged = sign_grant(KEY[::-1].encode(), submit, epoch=model.epoch, expires_unix_ms=now_ms + 30_000)
-        chunks = [item.chunk async for item in worker.stub.Generate(WorkerServiceGenerateRequest(grant=good))]
-        assert sum(len(chunk.token_ids) for chunk in chunks) == 2
-        for request in (
-            WorkerServiceGenerateRequest(grant=good),
-            WorkerServiceGenerateRequest(grant=old),
-            WorkerServiceGenerateRequest(grant=expired),
-            WorkerServiceGenerateRequest(grant=forged),
-            WorkerServiceGenerateRequest(submit=submit),
-        ):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await worker.stub.Generate(request).read()
-            assert (caught.value.code(), error_of(caught.value).reason) == (
-                grpc.StatusCode.PERMISSION_DENIED,
-                "FORBIDDEN",
-            )
-        await routed.nothing_live()
+    )
+    forged = sign_grant(KEY[::-1].encode(), submit, epoch=model.epoch, expires_unix_ms=now_ms + 30_000)
+    chunks = [item.chunk async for item in worker.stub.Generate(WorkerServiceGenerateRequest(grant=good))]
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 2
+    for request in (
+        WorkerServiceGenerateRequest(grant=good),
+        WorkerServiceGenerateRequest(grant=old),
+        WorkerServiceGenerateRequest(grant=expired),
+        WorkerServiceGenerateRequest(grant=forged),
+        WorkerServiceGenerateRequest(submit=submit),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await worker.stub.Generate(request).read()
+        assert (caught.value.code(), error_of(caught.value).reason) == (
+            grpc.StatusCode.PERMISSION_DENIED,
+            "FORBIDDEN",
+        )
+    await fleet.routed.nothing_live()

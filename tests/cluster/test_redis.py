@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
+from statistics import quantiles
 from typing import Any
 
 import grpc
 import pytest
 from redis.asyncio import Redis
 
-from tests.cluster.processes import Process, free_port, script
+from tests.cluster.processes import Process, script
 from tests.router.cluster import PATIENCE_S, Cluster, Refusal, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.shared_state_rig import keys_in
@@ -23,11 +24,13 @@ from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.pool import Pools
 from trunkline_router.shared_state.accounts import Accounts
 from trunkline_router.shared_state.fleet import PoolFleet
 from trunkline_router.shared_state.quota import Quotas
+from trunkline_router.shared_state.redis_connection import CONNECT_TIMEOUT_S
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenant, Tenants
@@ -39,6 +42,7 @@ MOST = 15  # that it asks for
 WINDOW_MS = 1200  # for a minute
 ACME = (("x-trunkline-tenant", "acme"),)
 UNLIMITED = Tenants()
+REQUESTS_WITHOUT = 150  # through each router, while Redis is lost
 
 
 @pytest.fixture
@@ -161,13 +165,19 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
             return lambda: all(router.shared.is_reachable == wanted for router in routers)
 
         async def fault() -> None:
+            await until(lambda: all(router.shared.admission.reserves > 20 for router in routers))
             if way == "hung":
                 redis.hang()
             else:
                 redis.kill()
             await until(all_reach(False))
-            alone = routers[0].shared.admission.reserves_alone
-            await until(lambda: routers[0].shared.admission.reserves_alone > alone + 20)
+            alone = [router.shared.admission.reserves_alone for router in routers]
+            await until(
+                lambda: all(
+                    router.shared.admission.reserves_alone > so_far + REQUESTS_WITHOUT
+                    for router, so_far in zip(routers, alone, strict=True)
+                )
+            )
             if way == "killed":
                 return
             if way == "hung":
@@ -178,12 +188,11 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
             asked = routers[0].shared.admission.reserves
             await until(lambda: routers[0].shared.admission.reserves > asked + 20)
 
-        _, nothing = await requests_during(routers, lambda: asyncio.sleep(0.2))
         times, refused = await requests_during(routers, fault)
         assert not refused
-        assert not nothing
-        times.sort()
-        assert times[int(0.99 * len(times))] < 0.15, "nobody waited for Redis's own time-outs"
+        # The machine may stall a request now and then. Redis's own time-outs would meet each one that asks it.
+        assert len(times) > 2 * REQUESTS_WITHOUT
+        assert quantiles(times, n=20)[-1] < CONNECT_TIMEOUT_S / 2, "nobody waited for Redis's own time-outs"
         if way == "restarted empty":
             assert [router.shared.times_entered for router in routers] == [2, 2]
             answered = sum(len(worker.submits) for worker in workers)
@@ -274,6 +283,9 @@ async def test_invented_names_do_not_fill_redis_nor_come_to_more_than_so_many_qu
 
 # Real router processes
 
+# It is the fleet's count that is tried with them: on a busy machine 5 ms are soon over, and a router counts alone.
+PATIENT = ("--redis-patience-ms=1000",)
+
 
 @contextlib.contextmanager
 def router_process(redis_url: str, tenants: Path, *workers: str, more: tuple[str, ...] = ()) -> Iterator[Any]:
@@ -305,8 +317,8 @@ async def test_two_router_processes_keep_one_quota_and_a_killed_one_gives_its_to
     try:
         with (
             RedisServer(password="hunter2secret") as redis,
-            router_process(redis.url, tenants, worker.address) as (first, first_port),
-            router_process(redis.url, tenants, worker.address) as (second, second_port),
+            router_process(redis.url, tenants, worker.address, more=PATIENT) as (first, first_port),
+            router_process(redis.url, tenants, worker.address, more=PATIENT) as (second, second_port),
         ):
             async with (
                 open_channel(f"127.0.0.1:{first_port}") as one,

@@ -53,6 +53,8 @@ async def test_the_second_request_finds_the_prompt_cached(cluster: Cluster) -> N
     prompt = "A story that nobody has told before, about a hedgehog with a red umbrella and a very small boat."
     async with Client(cluster.address) as client:
         cold = await client.complete(prompt, max_tokens=2)
+        ids = await client.tokenize(prompt)
+        wait_until(lambda: cluster.matched(ids)[cold.prompt.worker_id] >= 16, "the router has heard of its blocks")
         warm = await client.complete(prompt, max_tokens=2)
         assert cold.usage.cached_tokens == 0
         assert warm.usage.cached_tokens >= 16

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_launcher import alive, descendants
-from tests.cluster.processes import Cluster, Process, free_port, script, wait_until
+from tests.cluster.processes import Cluster, Process, script, wait_until
 from tests.router.fake_worker import FakeWorker
 from trunkline import Client
 from trunkline.errors import NoWorker, TrunklineError
+from trunkline_bench.ports import free_port
 from trunkline_router.processes import FIRST_DELAY_S, MOST_DELAY_S, restart_delay_s
 from trunkline_runtime.server import GrpcServer, PortInUse, hold_port
 
@@ -30,6 +31,16 @@ def router(*arguments: str, processes: int, port: int = 0) -> Iterator[Process]:
         yield process
     finally:
         process.stop()
+
+
+@pytest.fixture(scope="module")
+def two(cluster: Cluster) -> Iterator[tuple[Process, int]]:
+    """A router of two processes, and its port."""
+    port = free_port()
+    with router(workers_of(cluster), processes=2, port=port) as process:
+        for number in range(2):
+            wait_listening(process, port, number)
+        yield process, port
 
 
 def workers_of(cluster: Cluster) -> str:
@@ -60,39 +71,32 @@ def answered_by(process: Process, port: int) -> set[int]:
     return {number for number in range(8) if any(f':{port}/{number}"' in line for line in ended)}
 
 
-async def test_requests_over_several_connections_are_answered_by_all_processes(cluster: Cluster) -> None:
-    port = free_port()
-    with router(workers_of(cluster), processes=2, port=port) as process:
-        for number in range(2):
-            wait_listening(process, port, number)
-        async with Client(f"127.0.0.1:{port}", connections=CONNECTIONS) as client:
-            await client.ready()
-            answers = await ask(client, CONNECTIONS)
-        assert len(set(answers)) == 1, "whichever process it is, the answer is the same"
-        wait_until(lambda: answered_by(process, port) == {0, 1}, "both processes have answered")
-        process.popen.terminate()
-        assert process.wait() == 0
-        assert sum('"router stopped"' in line for line in process.lines) == 2
+async def test_requests_over_several_connections_are_answered_by_all_processes(two: tuple[Process, int]) -> None:
+    process, port = two
+    async with Client(f"127.0.0.1:{port}", connections=CONNECTIONS) as client:
+        await client.ready()
+        answers = await ask(client, CONNECTIONS)
+    assert len(set(answers)) == 1, "whichever process it is, the answer is the same"
+    wait_until(lambda: answered_by(process, port) == {0, 1}, "both processes have answered")
 
 
-async def test_a_process_that_is_killed_is_started_again_and_no_request_meets_it_too_early(cluster: Cluster) -> None:
-    port = free_port()
-    with router(workers_of(cluster), processes=2, port=port) as process:
-        for number in range(2):
-            wait_listening(process, port, number)
+async def test_a_process_that_is_killed_is_started_again_and_no_request_meets_it_too_early(
+    two: tuple[Process, int],
+) -> None:
+    process, port = two
+    async with Client(f"127.0.0.1:{port}") as client:
+        await client.ready()
+    before = descendants(process.popen.pid) - {process.popen.pid}
+    os.kill(min(before), signal.SIGKILL)
+    process.wait_for('"router process died"')
+    later = 0
+    while later < CONNECTIONS:  # each over a connection of its own; all are answered
+        later += sum('"router listening"' in line for line in process.lines) == 3
         async with Client(f"127.0.0.1:{port}") as client:
-            await client.ready()
-        before = descendants(process.popen.pid) - {process.popen.pid}
-        os.kill(min(before), signal.SIGKILL)
-        process.wait_for('"router process died"')
-        later = 0
-        while later < CONNECTIONS:  # each over a connection of its own; all are answered
-            later += sum('"router listening"' in line for line in process.lines) == 3
-            async with Client(f"127.0.0.1:{port}") as client:
-                await client.complete("Once upon", max_tokens=1)
-        after = descendants(process.popen.pid) - {process.popen.pid}
-        assert len(after) == 2
-        assert len(after - before) == 1
+            await client.complete("Once upon", max_tokens=1)
+    after = descendants(process.popen.pid) - {process.popen.pid}
+    assert len(after) == 2
+    assert len(after - before) == 1
 
 
 async def test_without_a_worker_one_process_says_so_and_the_others_wait() -> None:
@@ -120,6 +124,8 @@ def test_one_that_keeps_dying_is_started_less_and_less_often() -> None:
 async def test_a_running_stream_finishes_at_sigterm(cluster: Cluster) -> None:
     port = free_port()
     with router(workers_of(cluster), "--stop-timeout-s=30", processes=2, port=port) as process:
+        for number in range(2):
+            wait_listening(process, port, number)
         async with Client(f"127.0.0.1:{port}") as client:
             await client.ready()
             pieces = client.generate("Once upon", max_tokens=64, ignore_eos=True)
@@ -129,6 +135,7 @@ async def test_a_running_stream_finishes_at_sigterm(cluster: Cluster) -> None:
                 tokens += len(piece.token_ids)
     assert tokens == 64
     assert process.wait() == 0
+    assert sum('"router stopped"' in line for line in process.lines) == 2
 
 
 async def test_a_second_signal_ends_a_running_stream_at_once(cluster: Cluster) -> None:
@@ -184,14 +191,14 @@ def test_several_processes_do_not_keep_quotas_without_a_place_to_share_them(tmp_
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_port_of_a_router_of_several_processes_is_refused_to_another_router(processes: int) -> None:
-    port = free_port()
+def test_the_port_of_a_router_of_several_processes_is_refused_to_another_router(
+    two: tuple[Process, int], processes: int
+) -> None:
+    _, port = two
     said = f"trunkline-router: port {port} on 127.0.0.1 is in use; choose another with --port"
-    with router("--workers=127.0.0.1:1", processes=2, port=port) as first:
-        wait_listening(first, port, 0)
-        with router("--workers=127.0.0.1:1", processes=processes, port=port) as second:
-            assert second.wait() == 2
-        assert second.lines == [said]
+    with router("--workers=127.0.0.1:1", processes=processes, port=port) as other:
+        assert other.wait() == 2
+    assert other.lines == [said]
 
 
 def test_a_port_that_somebody_else_would_share_is_refused() -> None:

@@ -1,6 +1,10 @@
 """Routing follows what workers hold, not a hash ring."""
 
-from tests.cluster.processes import Worker, running_cluster, wait_until
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.processes import Cluster, Worker, running_cluster, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -9,11 +13,17 @@ from trunkline.v1.worker_pb2 import Submit, WorkerServiceGenerateRequest
 KV_BLOCKS = 64
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    # That one worker was found seconds before the other must not matter here.
+    environment = {"TRUNKLINE_SLOW_START_S": "0"}
+    with running_cluster(DEMO_MODEL, f"--kv-blocks={KV_BLOCKS}", environment=environment) as running:
+        yield running
+
+
 def prime(worker: Worker, prompt: list[int]) -> None:
     submit = Submit(prompt_token_ids=prompt, sampling=SamplingParams(seed=1, temperature=0, max_tokens=1))
     list(worker.stub.Generate(WorkerServiceGenerateRequest(submit=submit)))
-    # The worker's events go out in order: once a later load sample has arrived here, they are on their way everywhere.
-    wait_until(lambda: worker.load().kv_live_blocks == 0, "primed")
 
 
 def fill(worker: Worker, token: int) -> None:
@@ -26,26 +36,26 @@ async def route(client: Client, prompt: list[int]) -> tuple[str, int]:
     return done.prompt.worker_id, done.usage.cached_tokens
 
 
-async def test_requests_follow_a_prefix_from_worker_to_worker() -> None:
-    with running_cluster(DEMO_MODEL, f"--kv-blocks={KV_BLOCKS}") as cluster:
-        a, b = cluster.workers
-        async with Client(cluster.address) as client:
-            for number, holder in enumerate((b, a, b, a)):
-                prompt = [100 + number] * 8 + list(range(200, 296))  # a new one each time: 6 full blocks
-                prime(holder, prompt)
-                assert await route(client, prompt) == (holder.address, 96), f"prefix {number}"
-            # Evicted at one and computed at the other: it follows.
-            prompt = [50] * 8 + list(range(200, 296))
-            prime(b, prompt)
-            assert await route(client, prompt) == (b.address, 96)
-            fill(b, 77)
-            prime(a, prompt)
-            assert await route(client, prompt) == (a.address, 96)
+async def test_requests_follow_a_prefix_from_worker_to_worker(cluster: Cluster) -> None:
+    a, b = cluster.workers
+    async with Client(cluster.address) as client:
+        for number, holder in enumerate((b, a, b, a)):
+            prompt = [100 + number] * 8 + list(range(200, 296))  # a new one each time: 6 full blocks
+            prime(holder, prompt)
+            wait_until(lambda prompt=prompt, holder=holder: cluster.matched(prompt)[holder.address] == 96, "primed")  # type: ignore[misc]
+            assert await route(client, prompt) == (holder.address, 96), f"prefix {number}"
+        # Evicted at one and computed at the other: it follows.
+        prompt = [50] * 8 + list(range(200, 296))
+        prime(b, prompt)
+        wait_until(lambda: cluster.matched(prompt) == {a.address: 0, b.address: 96}, "primed")
+        assert await route(client, prompt) == (b.address, 96)
+        fill(b, 77)
+        prime(a, prompt)
+        wait_until(lambda: cluster.matched(prompt) == {a.address: 96, b.address: 0}, "evicted there, primed here")
+        assert await route(client, prompt) == (a.address, 96)
 
 
-async def test_unrelated_requests_spread() -> None:
-    # That one worker was found seconds before the other must not matter here.
-    with running_cluster(DEMO_MODEL, environment={"TRUNKLINE_SLOW_START_S": "0"}) as cluster:
-        async with Client(cluster.address) as client:
-            homes = [(await route(client, [n, n + 1, n + 2]))[0] for n in range(60, 100)]
-        assert min(homes.count(worker.address) for worker in cluster.workers) >= 8
+async def test_unrelated_requests_spread(cluster: Cluster) -> None:
+    async with Client(cluster.address) as client:
+        homes = [(await route(client, [n, n + 1, n + 2]))[0] for n in range(60, 100)]
+    assert min(homes.count(worker.address) for worker in cluster.workers) >= 8

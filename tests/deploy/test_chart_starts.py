@@ -22,11 +22,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
-from tests.cluster.processes import Process, free_port, script, wait_until
+from tests.cluster.processes import Process, script, wait_until
 from tests.deploy.chart import Rendered, pod_of
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.v1.generation_pb2 import Lane
+from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import redis_executable
 
 POOL = "tiny"

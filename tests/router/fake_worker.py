@@ -35,6 +35,7 @@ from trunkline.v1.worker_pb2 import (
     WorkerServiceGenerateResponse,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from trunkline_bench.ports import free_port
 from trunkline_runtime.errors import ErrorInterceptor
 
 BLOCK = 4
@@ -135,7 +136,8 @@ class FakeWorker(WorkerServiceServicer):
     async def start(self) -> "FakeWorker":
         self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=(("grpc.so_reuseport", 0),))
         add_WorkerServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = self.port or free_port()  # it may come back to it, and meanwhile no connection may have it
+        self._server.add_insecure_port(self.address)
         await self._server.start()
         return self
 

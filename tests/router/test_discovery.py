@@ -12,12 +12,13 @@ import pytest
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.shared_state_rig import Clock
-from tests.router.test_process import SERVING, free_port, router_process, until_health
+from tests.router.test_process import SERVING, router_process, until_health
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import ListWorkersRequest, WorkerStatus
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.discovery import (
     LOOKUP_EVERY_S,

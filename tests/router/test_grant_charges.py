@@ -152,7 +152,7 @@ async def test_the_middle_of_an_answer_is_worth_waiting_for_the_router_to_see_th
 async def test_who_hangs_up_holds_what_its_grants_may_come_to_until_they_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 0.5)
+    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 1.0)
     monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
     (worker,) = fakes("a", answer=2)
     async with limited(worker, tokens_in_flight=100) as router:
@@ -165,7 +165,7 @@ async def test_who_hangs_up_holds_what_its_grants_may_come_to_until_they_cannot_
 
 
 async def test_a_call_that_stays_open_over_expired_grants_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 0.2)
+    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 1.0)
     monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
     workers = fakes("a", "b", answer=2)
     async with limited(*workers, tokens_in_flight=100) as router:
@@ -180,7 +180,7 @@ async def test_a_call_that_stays_open_over_expired_grants_holds_nothing(monkeypa
 async def test_a_grant_that_is_used_after_its_client_has_hung_up_is_paid_for_and_held_while_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 0.2)
+    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 1.0)
     monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
     (worker,) = fakes("a")
     async with limited(worker, tokens_in_flight=100, tokens_per_minute=140) as router:

@@ -16,6 +16,7 @@ from tests.router.cluster import PATIENCE_S, SERVICE, Refusal, refusal
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline_bench.ports import free_port
 from trunkline_router.settings import address_problem
 from trunkline_runtime.channel import open_channel
 
@@ -70,13 +71,6 @@ async def router_process(port: int, *workers: str) -> AsyncIterator[asyncio.subp
         if process.returncode is None:
             process.kill()
         await process.communicate()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def until_health(channel: grpc.aio.Channel, name: str, wanted: int) -> None:

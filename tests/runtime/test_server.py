@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from trunkline.errors import InternalError, InvalidRequest, Overloaded, Trunklin
 from trunkline.status import ERROR_DOMAIN, RequestRefused, invalid, no_worker
 from trunkline.v1.inference_pb2 import GenerateResponse, ListModelsResponse
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from trunkline_bench.ports import free_port
 from trunkline_runtime.errors import rich_status
 from trunkline_runtime.server import GrpcServer, PortInUse, check_port_is_free
 
@@ -124,9 +124,7 @@ async def test_a_taken_port_is_one_clear_line(server: tuple[GrpcServer, Failing]
         check_port_is_free("127.0.0.1", port)
     with pytest.raises(PortInUse, match=f"port {port}"):
         await GrpcServer("127.0.0.1", port, services=[]).start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-    check_port_is_free("127.0.0.1", free.getsockname()[1] if free.fileno() >= 0 else 0)
+    check_port_is_free("127.0.0.1", free_port())
 
 
 async def test_a_connection_grows_old_without_a_call_noticing() -> None:

@@ -130,12 +130,13 @@ def test_with_every_feature_of_the_scheduler_on(how, alone, run_ahead) -> None: 
         long_prefill_threshold=20,
         aging_s=0.2,
     )
-    submits = [submit(index, how) for index in range(NUM_REQUESTS)]
+    submits = [submit(index, how) for index in range(NUM_REQUESTS // 2)]
     for index, one in enumerate(submits):
         one.lane = 1 + index % 3
         one.tenant = "ab"[index % 2]
         one.tenant_weight = 1 + index % 2
     check(drive(engine, submits), alone)
+    assert engine.scheduler.stats.preemptions > 0
 
 
 @pytest.mark.parametrize("batching", ["static", "static-unpadded", "dynamic"])

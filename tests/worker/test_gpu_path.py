@@ -47,7 +47,10 @@ def expected() -> dict[int, list[int]]:
     ids=lambda options: ",".join(options) or "plain",
 )
 def test_tokens_are_those_of_the_twins(expected: dict[int, list[int]], options: dict[str, object]) -> None:
-    assert tokens(PROMPTS, kernels="triton", **{"kv_blocks": 64, **options}) == expected
+    # Interpreted, steps of few tokens take long: there the longest prompt is left out.
+    prompts = PROMPTS[:3] if options.get("max_step_tokens") == 9 else PROMPTS
+    found = tokens(prompts, kernels="triton", **{"kv_blocks": 64, **options})
+    assert found == {handle: expected[handle] for handle in range(len(prompts))}
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 9, "max_running_requests": 3}], ids=str)

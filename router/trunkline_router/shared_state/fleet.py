@@ -14,6 +14,7 @@ from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Credit, Lease, WorkerKey
+from trunkline_router.shared_state.store_link import PATIENCE_S
 
 _CONVICTION_DOMAIN = b"trunkline convictions of "
 
@@ -84,8 +85,12 @@ def shared_state(
     rng: Random,
     *,
     quota_when_down: str = "open",
+    patience_s: float = PATIENCE_S,
     steady_s: Callable[[], float] = time.monotonic,
 ) -> SharedState:
     """In Redis where there is a URL, else in this process."""
     store = RedisStore(redis_url, key_prefix) if redis_url else EmbeddedStore(lambda: steady_s() * 1e3)
-    return SharedState(store, router_id, fleet, rng, admits_when_down=quota_when_down == "open", steady_s=steady_s)
+    admits_when_down = quota_when_down == "open"
+    return SharedState(
+        store, router_id, fleet, rng, admits_when_down=admits_when_down, patience_s=patience_s, steady_s=steady_s
+    )

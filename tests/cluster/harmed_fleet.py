@@ -1,0 +1,61 @@
+"""One fleet of real processes for all accidents that it survives, and what its streams are without any."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline.client import Client
+from trunkline_bench.faults.fleet import START_S, Fleet, running_fleet
+from trunkline_bench.faults.main import poison_environment, worker_flags
+from trunkline_bench.faults.scenarios import recover, undisturbed
+from trunkline_bench.faults.streams import Order, Record, orders
+
+STREAMS, FEW = 50, 20
+TOKENS = (40, 90)
+INTER_TOKEN_TIMEOUT = "--inter-token-timeout-s=1.5"
+SILENCE_S = 1.0  # of a worker, to a direct client
+KEY = "a key for tests, of thirty-two bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class HarmedFleet:
+    """Clients reach it by its router as `routed`, and with grants as `direct`. Its engines die of POISON."""
+
+    routed: Fleet
+    direct: Fleet
+    wanted: Sequence[Order]
+    expected: Sequence[Record]  # of the same length
+
+    def longest(self, count: int) -> tuple[list[Order], list[Record]]:
+        """The streams with the most tokens: some are still running after a while."""
+        pairs = zip(self.wanted, self.expected, strict=True)
+        chosen = sorted(pairs, key=lambda pair: -int(pair[0].options["max_tokens"]))[:count]
+        return [order for order, _ in chosen], [record for _, record in chosen]
+
+    async def make_whole(self) -> None:
+        """Whatever the last test has left."""
+        (router,) = self.routed.routers
+        if not router.is_running:
+            await router.start()
+            await router.wait_for("router listening")
+        for client in (*self.routed.clients, *self.direct.clients):
+            await client.ready(START_S)
+        for worker in self.routed.workers:
+            await recover(self.routed, worker)
+        await self.routed.nothing_live()
+
+
+@asynccontextmanager
+async def harmed_fleet() -> AsyncIterator[HarmedFleet]:
+    wanted = orders(STREAMS, tokens=TOKENS)
+    async with running_fleet(
+        DEMO_MODEL,
+        *worker_flags(deterministic=True),
+        router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}"),
+        environment=poison_environment() | {"TRUNKLINE_GRANT_KEY": KEY},
+    ) as routed:
+        expected = await undisturbed(routed, wanted)
+        assert not [record.error or record.seams for record in expected if record.error or record.seams]
+        async with Client(routed.addresses[0], direct=True, inter_token_timeout_s=SILENCE_S) as client:
+            yield HarmedFleet(routed, replace(routed, clients=[client]), wanted, expected)
