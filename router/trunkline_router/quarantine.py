@@ -52,7 +52,9 @@ def fingerprint_of(key: bytes, tenant: str, model: str, prompt: "array[int]", sa
 
 def quarantined() -> RequestRefused:
     return RequestRefused(
-        CODE_FAILED_PRECONDITION, QUARANTINED, "two workers died computing this request: it is not tried again"
+        CODE_FAILED_PRECONDITION,
+        QUARANTINED,
+        "two workers died computing this request, or one like it: it is not tried again",
     )
 
 
