@@ -14,7 +14,7 @@ from trunkline_bench.simulation.fleet.workloads import BASE, GOAL_S, OURS, WORKL
 
 REPORT, RUNS = "fleet.md", "fleet.jsonl"
 DRAWN_LOAD = 0.8
-OF_OURS = 6  # ratios stand behind this many columns: after the times that they are made of
+OF_OURS = 5  # ratios stand behind this many columns: after the times that they are made of
 
 METHOD = """\
 One virtual time, the router's real index, policy and credits, and for each worker the real engine loop before a device
