@@ -29,7 +29,23 @@ PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
-	@echo 'make test | test-slow | lint | protos | chart-schema | demo-model | bench-engine | clean'
+	@echo 'make test               the test suite; test-slow: what takes minutes; lint: style, types, stubs, wire contract'
+	@echo 'make protos             stubs from the .proto files; chart-schema: the chart'"'"'s schema from the settings'
+	@echo 'make demo-model         trains the demo model again'
+	@echo 'make clean              removes the virtual environment and caches'
+	@echo 'Benchmarks, each with ARGS="flags" (ARGS=--help lists them); most write a report to bench/results:'
+	@echo '  bench-engine          the engine against static batching'
+	@echo '  bench-peer            the engine against vLLM on the CPU; PEERS=folder with vllm/bin/python'
+	@echo '  bench-host            host time of a step'
+	@echo '  bench-overload        ten times more requests than a worker can serve'
+	@echo '  bench-gpu             kernels and engine on one GPU; PYTHON=one with a torch for it'
+	@echo '  bench-routing         choosing a worker, and the index of what is cached where'
+	@echo '  bench-streaming       what a router adds to a stream, beside a hop that passes bytes on'
+	@echo '  bench-faults          accidents to a fleet of real processes, stream by stream; prints its report'
+	@echo '  bench-quotas          quotas and fairness over two routers and Redis'
+	@echo '  bench-fleet           routing policies before a simulated fleet; hours'
+	@echo '  bench-scheduler       the scheduler in virtual time'
+	@echo '  bench-calibration     the simulator against the engine on this CPU'
 
 serve: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' $(ARGS)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from trunkline_bench.engine import DEMO_MODEL, cpu_name
+from trunkline_bench.engine import DEMO_MODEL
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.near_ties import contradictions, partings
 from trunkline_bench.faults.poison.sitecustomize import POISON
@@ -30,13 +30,14 @@ from trunkline_bench.faults.scenarios import (
 )
 from trunkline_bench.faults.streams import Order, Record, orders
 from trunkline_bench.redis_server import RedisServer
-from trunkline_bench.simulation.report import table
+from trunkline_bench.simulation.report import facts, table
 
 STREAMS = 50
 TOKENS = (100, 300)
 INTER_TOKEN_TIMEOUT_S = 2.0
 POISON_FOLDER = Path(__file__).parent / "poison"
 COLUMNS = ("streams", "resumed", "tokens", "errors", "differing", "lost or repeated", "recovery, median / longest")
+PACKAGES = ("trunkline", "torch", "grpcio", "protobuf")
 ROUTER_FLAGS = (f"--inter-token-timeout-s={INTER_TOKEN_TIMEOUT_S:g}",)
 
 Rows = dict[str, list[str]]
@@ -158,6 +159,8 @@ def say(name: str, cells: Sequence[str]) -> None:
 async def measure() -> tuple[str, bool]:
     """The report, and whether all is as it should be."""
     wanted = orders(STREAMS, tokens=TOKENS)
+    # Before the runs, which take minutes: it is the code as it is now that they are of.
+    found = facts("make bench-faults", "shared by workers, routers and clients", PACKAGES)
     exact: Rows = {}
     ties: Rows = {}
     clean = await with_accidents(exact, wanted)
@@ -169,7 +172,8 @@ async def measure() -> tuple[str, bool]:
     lines = [
         f"# Accidents, {datetime.now(UTC):%Y-%m-%d}",
         "",
-        f"`make bench-faults` on {cpu_name()}, 2 cores. {__doc__.partition('.')[2].strip() if __doc__ else ''}",
+        found,
+        __doc__.partition("\n\n")[2].strip() if __doc__ else "",
         "",
         f"Recovery: the longest silence of each stream that was resumed. A worker that says nothing for "
         f"{INTER_TOKEN_TIMEOUT_S:g} s is taken for hung here. Of an accident to Redis: the time to first token of "

@@ -3,6 +3,8 @@
 import math
 import os
 import platform
+import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -104,11 +106,25 @@ def cpu_name() -> str:
     return platform.machine()
 
 
-def facts(command: str) -> str:
-    """What a result needs to be repeated."""
+def commit() -> str:
+    """Of the code that runs; "-dirty" where a tracked file differs from it."""
+    command = ("git", "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "not known: there is no git"
+    return told.stdout.strip() if told.returncode == 0 else "not known: not a git checkout"
+
+
+def facts(
+    command: str, machine: str = "not the simulated device", packages: Sequence[str] = ("trunkline", "numpy")
+) -> str:
+    """What a result needs to be repeated; `machine` says what the cores did."""
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return (
         f"- date: {datetime.now(UTC):%Y-%m-%d}\n"
-        f"- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores (not the simulated device)\n"
-        f"- versions: trunkline {version('trunkline')}, numpy {version('numpy')}, Python {platform.python_version()}\n"
+        f"- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores ({machine})\n"
+        f"- versions: {versions}, Python {platform.python_version()}\n"
+        f"- code: commit {commit()}\n"
         f"- command: `{command}`\n"
     )

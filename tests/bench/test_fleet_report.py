@@ -1,0 +1,128 @@
+"""What a sweep's runs are said to show: goal by goal, and beside ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trunkline_bench.simulation import report
+from trunkline_bench.simulation.fleet import goals, sweep, sweep_report
+from trunkline_bench.simulation.fleet.sweep import Point
+from trunkline_bench.simulation.fleet.workloads import BASE, OURS
+
+FIGURES = {
+    "requests": 100, "requests_per_s": 10.0, "hit_rate": 0.9, "ideal_hit_rate": 0.93, "fitting_hit_rate": 0.93,
+    "predicted_hit_rate": 0.9, "ttft_s": [0.1, 0.2, 0.4], "delay_p99_s": 0.2, "itl_s": [0.01, 0.1],
+    "output_tokens_per_s": 100.0, "busy_share": 1.0, "busy_cv": 0.01, "prefill_cv": 0.02, "refused": 0,
+    "preemptions": 0, "given_up": False, "copies": 5.0, "meets_goal": True, "took_s": 60.0,
+}  # fmt: skip
+
+
+def run(policy: str, load: float, workload: str = "agent", **figures: Any) -> goals.Run:
+    point = {"workload": workload, "workers": 8, "policy": policy, "load": load, "duration_s": 600.0}
+    return point | {"is_search": False, "routers": 1, "credit_sync_ms": 20.0} | FIGURES | figures
+
+
+def told(runs: list[goals.Run], goal: str) -> list[str]:
+    """(measured, verdict) of the one row whose goal begins so."""
+    (found,) = [cells for name, cells in goals.rows(runs).items() if name.startswith(goal)]
+    return found
+
+
+def keep(folder: Path, runs: list[goals.Run]) -> Path:
+    folder.mkdir()
+    for number, one in enumerate(runs):
+        (folder / f"{number}.json").write_text(json.dumps(one))
+    return folder
+
+
+def test_hits_are_held_against_what_fits_where_the_ideal_does_not_fit() -> None:
+    short = {"hit_rate": 0.19, "ideal_hit_rate": 0.4, "fitting_hit_rate": 0.2}
+    assert told([run(OURS, load, **short) for load in (0.5, 0.8, 1.0)], "hits")[1] == "holds"
+    measured, verdict = told([run(OURS, 0.8, **short | {"hit_rate": 0.18})], "hits")
+    assert measured == "80%: 45.0% of the ideal, 90.0% of what fits"
+    assert verdict == "**misses** at 80%; open at 50%, 100%"
+
+
+@pytest.mark.parametrize(
+    ("ours_misses", "base_meets", "base_misses", "verdict"),
+    [
+        (1.05, 0.30, 0.32, "holds"),
+        (1.05, 0.37, 0.38, "**misses**"),
+        (1.05, 0.32, 0.36, "open"),
+        (None, 0.37, 0.38, "open"),
+        (None, None, 0.30, "holds"),
+        (1.05, 0.37, None, "**misses**"),
+    ],
+)
+def test_a_quotient_of_highest_loads_holds_by_its_lower_bound_and_misses_by_its_upper(
+    ours_misses: float | None, base_meets: float | None, base_misses: float | None, verdict: str
+) -> None:
+    tried = [(OURS, 1.0, True), (OURS, ours_misses, False), (BASE, base_meets, True), (BASE, base_misses, False)]
+    runs = [run(policy, load, meets_goal=met, is_search=True) for policy, load, met in tried if load is not None]
+    assert told(runs, "load at TTFT")[1] == verdict
+
+
+def test_a_policy_that_beats_ours_at_one_load_is_a_miss_there() -> None:
+    runs = [run(OURS, load) for load in (0.5, 0.8, 1.0)]
+    runs += [run("session-affinity", 0.5, ttft_s=[0.1, 0.2, 0.3]), run("session-affinity", 0.8, ttft_s=[0.1, 0.2, 0.8])]
+    measured, verdict = told(runs, "best other's TTFT p99")
+    assert measured == "50%: 0.75 (session-affinity, of 1); 80%: 2.00 (session-affinity, of 1)"
+    assert verdict == "**misses** at 50%; open at 100%"
+
+
+def test_mooncake_is_judged_by_delay() -> None:
+    runs = [run(OURS, 0.8, "mooncake"), run(BASE, 0.8, "mooncake", ttft_s=[0.1, 0.2, 0.3], delay_p99_s=0.6)]
+    assert told(runs, "best other's delay p99")[0] == "80%: 3.00 (round-robin, of 1)"
+
+
+def test_a_delay_that_is_none_is_nothing_to_compare_with() -> None:
+    runs = [run(OURS, 0.8, "mooncake", delay_p99_s=-0.01), run(BASE, 0.8, "mooncake")]
+    assert told(runs, "best other's delay p99")[0] == "-"
+
+
+def test_uneven_work_is_a_miss_from_eighty_percent_load_on() -> None:
+    runs = [run(OURS, 0.5, busy_cv=0.3), run(OURS, 0.8), run(OURS, 1.0, busy_cv=0.2)]
+    assert told(runs, "CV") == ["80%: 0.010; 100%: 0.200", "**misses** at 100%"]
+
+
+def test_each_policy_stands_beside_ours_in_the_table_of_its_load(tmp_path: Path) -> None:
+    runs = [run(BASE, 0.5, ttft_s=[0.2, 2.0, 10.0]), run(OURS, 0.5)]
+    sweep_report.write(keep(tmp_path / "runs", runs), tmp_path / "out", "- date: then")
+    lines = (tmp_path / "out" / "fleet.md").read_text().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("| 50%, 10 requests/s"))
+    names = lines[head].split(" | ")
+    ours, base = (dict(zip(names, line.split(" | "), strict=True)) for line in lines[head + 2 : head + 4])
+    assert (ours["TTFT p50 / ours"], ours["TTFT p99 / ours"]) == ("1.00", "1.00")
+    assert (base["TTFT p50 / ours"], base["TTFT p99 / ours"]) == ("2.00", "25")
+    assert (ours["of the ideal"], ours["of what fits"]) == ("96.8%", "96.8%")
+
+
+def test_the_report_can_be_written_again_from_what_it_left_under_the_facts_of_its_runs(tmp_path: Path) -> None:
+    runs = keep(tmp_path / "runs", [run(OURS, 0.5), run(BASE, 0.5)])
+    (runs / "capacity-agent.json").write_text('{"copies_per_worker": 2.0, "requests_per_s": 3.0}\n')
+    output = tmp_path / "out"
+    sweep_report.write(runs, output, "- date: then\n- command: `this\n  and that`\n- code: commit 1234567")
+    written = {path.name: path.read_text() for path in output.iterdir()}
+    assert "100 % is 3 requests/s" in written["fleet.md"]
+    assert sweep.main(["--report-only", "--runs", str(output), "--output", str(output)]) == 0
+    assert {path.name: path.read_text() for path in output.iterdir()} == written
+
+
+def test_a_report_of_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep.main(["--report-only", "--runs", str(tmp_path), "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"bench-fleet: {tmp_path}: no run's figures are there\n"
+
+
+def test_facts_name_versions_command_and_commit() -> None:
+    found = report.facts("make it", "all cores", ("trunkline", "grpcio"))
+    assert [line.partition(":")[0] for line in found.splitlines()] == [
+        "- date", "- machine", "- versions", "- code", "- command",
+    ]  # fmt: skip
+    assert "grpcio 1." in found
+    assert "`make it`" in found
+
+
+def test_the_point_of_a_run_is_what_goals_read() -> None:
+    assert set(run(OURS, 0.5)) - set(FIGURES) == set(Point.__slots__)
