@@ -17,8 +17,9 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message import Message
 
-from trunkline.direct import DirectPath, NotOffered
+from trunkline.direct import DirectPath
 from trunkline.errors import DeadlineExceeded, error_of
+from trunkline.grant_call import NotOffered
 from trunkline.v1.generation_pb2 import FinishReason, Lane, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
