@@ -1,6 +1,9 @@
 """The direct path: the router chooses and signs, the client streams from the worker, and nobody is worse off."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,7 +23,8 @@ from trunkline.errors import (
     Quarantined,
     TrunklineError,
 )
-from trunkline.grant import open_grant
+from trunkline.grant import LIFETIME_S, open_grant
+from trunkline.grant_call import GrantCall
 from trunkline.status import (
     CODE_INTERNAL,
     CODE_RESOURCE_EXHAUSTED,
@@ -41,13 +45,19 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.worker_pb2 import Resume
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
-from trunkline_router.granting import MAX_GRANTS
+from trunkline_router.grant_charge import CLOCK_MARGIN_S, GrantCharge
+from trunkline_router.granting import MAX_GRANTS, _Granting
 from trunkline_router.main import router_settings
+from trunkline_router.signs_of_life import SignsOfLife
 from trunkline_router.tenants import Tenant, Tenants
 from trunkline_router.worker_link import LinkLimits
+from trunkline_router.worker_state import InFlight
 
 KEY = b"a key of thirty-two bytes, or so"
 PROMPT = list(range(10, 30))
+
+CALL_TIMEOUT_S = 20.0
+OnQuestion = Callable[[], Awaitable[None]]
 
 
 def fakes(*names: str, **fields: Any) -> list[FakeWorker]:
@@ -92,7 +102,7 @@ class Call:
     """A Grant call that says what the test makes it say."""
 
     def __init__(self, router: Cluster, prompt: list[int] = PROMPT, **fields: Any) -> None:
-        self.call = router.stub.Grant(timeout=20.0)
+        self.call = router.stub.Grant(timeout=CALL_TIMEOUT_S)
         self.first = GrantRequest(request=GenerateRequest(token_ids=TokenIds(ids=prompt), **fields))
 
     async def begin(self) -> GrantResponse:
@@ -108,6 +118,37 @@ class Call:
     async def refused(self, message: GrantRequest) -> Any:
         await self.call.write(message)
         return await refusal(_Reads(self.call))
+
+
+class Timers:
+    """Of grants: they go off when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._set: list[_Timer] = []
+        monkeypatch.setattr("trunkline_router.service.GrantCharge", partial(GrantCharge, later=self._later))
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> "_Timer":
+        self._set.append(_Timer(delay_s, call))
+        return self._set[-1]
+
+    def go_off(self, delay_s: float) -> None:
+        """Those that were set to so long, or a little less."""
+        due = [timer for timer in self._set if delay_s - 5.0 < timer.delay_s <= delay_s]
+        self._set = [timer for timer in self._set if timer not in due]
+        assert due
+        for timer in due:
+            if not timer.is_cancelled:
+                timer.call()
+
+
+@dataclass(eq=False)
+class _Timer:
+    delay_s: float
+    call: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
 
 
 class _Reads:
@@ -302,47 +343,241 @@ async def test_an_answer_that_has_begun_survives_the_end_of_the_router() -> None
     await workers[0].die()
 
 
-async def test_who_waits_in_a_queue_is_left_there_and_who_waits_for_a_hung_worker_goes_on_elsewhere() -> None:
+@pytest.fixture
+def on_question(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnQuestion], None]:
+    """Sets what the router does when it is asked what a silence means, before it thinks of an answer."""
+    read_next = _Granting._next
+
+    def set_to(on_silent: OnQuestion) -> None:
+        async def read(self: _Granting, flight: InFlight) -> GrantRequest | None:
+            message = await read_next(self, flight)
+            if message is not None and message.HasField("silent"):
+                await on_silent()
+            return message
+
+        monkeypatch.setattr(_Granting, "_next", read)
+
+    return set_to
+
+
+async def test_who_waits_in_a_queue_is_left_there_and_who_waits_for_a_hung_worker_goes_on_elsewhere(
+    on_question: Callable[[OnQuestion], None],
+) -> None:
     workers = fakes("a", "b")
-    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.1) as client:
+    questions = 0
+    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.02) as client:
+
+        async def works_for_others() -> None:
+            nonlocal questions
+            questions += 1
+            if questions > 3:
+                return
+            lives = [router.live(number) for number in range(2)]
+            heard = [live.num_heard for live in lives]
+            for worker in workers:
+                worker.send_load(running=1)
+            await until(lambda: all(live.num_heard > before for live, before in zip(lives, heard, strict=True)))
+
+        on_question(works_for_others)
         stream = Stream(client)
-        choice = await arrival(workers)
-        number = workers.index(choice.worker)
-        live = router.live(number)
-        for _ in range(3):  # it works for others meanwhile
-            heard = live.num_heard
-            choice.worker.send_load(running=1)
-            await until(lambda before=heard: live.num_heard > before)  # type: ignore[misc]
-            await asyncio.sleep(0.05)
-        assert workers[1 - number].arrived.empty()
-        resumed = await arrival(workers)
+        choice, resumed = await arrival(workers), await arrival(workers)
+        assert questions == 4
         assert resumed.worker is not choice.worker
         resumed.tokens(2, finish=True)
         await stream.task
+        live = router.live(workers.index(choice.worker))
         assert live.breaker.is_closed
         assert live.accepts
 
 
-async def test_a_worker_that_hangs_over_granted_work_is_noticed_and_one_that_only_has_none_is_not() -> None:
+async def test_a_router_that_stands_still_stops_no_stream(on_question: Callable[[OnQuestion], None]) -> None:
     workers = fakes("a")
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def stand_still() -> None:
+        asked.set()
+        await goes_on.wait()
+
+    on_question(stand_still)
+    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.02) as client:
+        stream = Stream(client)
+        choice = await arrival(workers)
+        choice.tokens(1)
+        await stream.came(1)
+        await asked.wait()
+        for count in range(2, 10):
+            choice.tokens(1)
+            await stream.came(count)
+        choice.tokens(1, finish=True)
+        await stream.task
+        assert stream.tokens() == list(range(10))
+        assert stream.pieces[-1].response.usage.resumptions == 0
+        goes_on.set()
+
+
+async def test_a_worker_that_was_granted_too_late_is_gone_to_when_the_first_one_is_lost(
+    on_question: Callable[[OnQuestion], None],
+) -> None:
+    workers = fakes("a", "b")
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def stand_still() -> None:
+        asked.set()
+        await goes_on.wait()
+
+    on_question(stand_still)
+    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.02) as client:
+        stream = Stream(client, max_tokens=9)
+        choice = await arrival(workers)
+        choice.tokens(1)
+        await stream.came(1)
+        await asked.wait()
+        choice.tokens(2)
+        await stream.came(3)
+        goes_on.set()  # it takes the worker for hung, and names the other one
+        other = router.live(1 - workers.index(choice.worker))
+        await until(lambda: other.open_choices == 1)
+        await choice.worker.die()
+        resumed = await arrival(workers)
+        assert list(resumed.submit.resume.output_token_ids) == [0, 1, 2]
+        resumed.tokens(2, finish=True)
+        await stream.task
+        assert stream.tokens() == [0, 1, 2, 3, 4]
+
+
+async def test_where_neither_worker_nor_router_says_anything_the_answer_ends(
+    on_question: Callable[[OnQuestion], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trunkline.grant_call.UNANSWERED_S", 0.05)
+    workers = fakes("a")
+
+    async def stand_still() -> None:
+        await asyncio.Event().wait()
+
+    on_question(stand_still)
+    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.02) as client:
+        with pytest.raises(NoWorker, match="neither the worker nor the router"):
+            await client.complete(PROMPT)
+
+
+async def test_a_client_that_is_closed_while_its_router_stands_still_says_so(
+    on_question: Callable[[OnQuestion], None],
+) -> None:
+    workers = fakes("a")
+    asked = asyncio.Event()
+
+    async def stand_still() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    on_question(stand_still)
+    async with cluster(*workers, grant_key=KEY) as router:
+        client = direct(router, inter_token_timeout_s=0.02)
+        stream = Stream(client)
+        await arrival(workers)
+        await asked.wait()
+        await client.close()
+        with pytest.raises(TrunklineError, match="closed"):
+            await stream.task
+
+
+async def test_a_router_that_stops_does_not_wait_for_answers_that_have_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = fakes("a")
+    exchange = GrantCall._exchange
+    asked_in_vain = asyncio.Event()
+
+    async def noted(self: GrantCall, message: GrantRequest, *, wants_answer: bool) -> Any:
+        answer = await exchange(self, message, wants_answer=wants_answer)
+        if message.HasField("silent") and isinstance(answer, NoWorker):
+            asked_in_vain.set()
+        return answer
+
+    monkeypatch.setattr(GrantCall, "_exchange", noted)
+    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.02) as client:
+        stream = Stream(client)
+        choice = await arrival(workers)
+        live = router.live(0)
+        stopping = asyncio.create_task(router.service.stop_admission())
+        await asyncio.sleep(0)  # it begins
+        assert not stopping.done(), "an answer that has not begun may need it"
+        choice.tokens(1)
+        await stopping
+        choice.tokens(2)
+        await stream.came(3)
+        assert live.open_choices == 0
+        await asked_in_vain.wait()
+        choice.tokens(2, finish=True)
+        await stream.task
+        assert stream.tokens() == [0, 1, 2, 3, 4]
+
+
+async def test_while_a_router_that_stops_waits_for_others_it_serves_those_that_lose_their_workers_too() -> None:
+    workers = fakes("a", "b")
+    async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
+        begun = Stream(client, max_tokens=9)
+        first = await arrival(workers)
+        first.tokens(1)
+        await begun.came(1)
+        routed = router.generate(PROMPT)
+        other = await arrival(workers)
+        stopping = asyncio.create_task(router.service.stop_admission())
+        await asyncio.sleep(0)  # it begins
+        first.fail(WORKER_DRAINS)
+        resumed = await arrival(workers)
+        other.tokens(1, finish=True)
+        async for _ in routed:
+            pass
+        assert not stopping.done()
+        resumed.tokens(1)
+        await stopping
+        resumed.tokens(1, finish=True)
+        await begun.task
+        assert begun.tokens() == [0, 1, 2]
+
+
+async def test_who_loses_its_worker_after_its_router_has_stopped_is_told() -> None:
+    workers = fakes("a", "b")
+    async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
+        stream = Stream(client)
+        choice = await arrival(workers)
+        choice.tokens(1)
+        await stream.came(1)
+        await router.service.stop_admission()
+        choice.fail(WORKER_DRAINS)
+        with pytest.raises(NoWorker, match="the router has ended the call"):
+            await stream.task
+
+
+async def test_a_worker_that_has_nothing_to_do_for_those_it_was_granted_to_is_asked_and_not_taken_for_hung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trunkline_router.worker_link.SignsOfLife", lambda timeout_s: SignsOfLife(0.04))
+    workers = fakes("a")
+    async with cluster(*workers, grant_key=KEY) as router:
+        call = Call(router)
+        await call.begin()  # and does nothing with it
+        await until(lambda: workers[0].asked_for_stats >= 3)
+        assert not router.live(0).is_hung
+        call.call.cancel()
+
+
+async def test_a_worker_that_hangs_over_granted_work_is_noticed() -> None:
+    workers = fakes("a", hangs=True)
     limits = LinkLimits(inter_token_timeout_s=0.08)
     async with cluster(*workers, grant_key=KEY, link_limits=limits) as router:
         call = Call(router)
-        await call.begin()  # and does nothing with it
-        await until(lambda: workers[0].asked_for_stats >= 2)
+        await call.begin()
         live = router.live(0)
-        assert not live.is_hung
-        workers[0].hangs = True
         await until(lambda: live.is_hung)
         assert (await refusal(router.generate(PROMPT))).reason == "NO_WORKER"
+        workers[0].hangs = False
         workers[0].send_load(running=1)
         await until(lambda: not live.is_hung)
         call.call.cancel()
 
 
 async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 0.3)
-    monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
+    timers = Timers(monkeypatch)
     workers = fakes("a")
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         used = Stream(client)
@@ -356,7 +591,8 @@ async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monke
             await call.begin()
         assert live.open_choices == 4
         assert live.queued_tokens > 0
-        await until(lambda: (live.open_choices, live.queued_tokens) == (1, 0))
+        timers.go_off(LIFETIME_S + CLOCK_MARGIN_S)
+        assert (live.open_choices, live.queued_tokens) == (1, 0)
         choice.tokens(1, finish=True)
         await used.task
         for call in unused:
@@ -519,13 +755,12 @@ async def test_a_call_begins_with_a_request() -> None:
 
 
 async def test_a_call_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.service.FIRST_MESSAGE_S", 0.05)
+    monkeypatch.setattr("trunkline_router.service.FIRST_MESSAGE_S", 0.5)
     workers = fakes("a", "b")
     async with cluster(*workers, grant_key=KEY) as router:
-        assert (await refusal(_Reads(router.stub.Grant()))).field == "request"
         slow = Call(router)
         await slow.begin()
-        await asyncio.sleep(0.1)
+        assert (await refusal(_Reads(router.stub.Grant()))).field == "request"
         assert (await slow.ask(lost())).grants, "later it may be silent"
         slow.call.cancel()
 
