@@ -77,13 +77,14 @@ class DirectPath:
         ):
             has_started = False
             while not answer.is_complete:
+                item: WorkerServiceGenerateResponse | Exception | None
                 try:
                     async with asyncio.timeout(self._inter_token_timeout_s):
                         item = await arrived.get()
                 except TimeoutError:
                     item = await _after_silence(arrived, router_call, answer)
-                    if item is None:
-                        continue
+                if item is None:
+                    continue
                 if isinstance(item, Exception):
                     raise item
                 responses = answer.take(item)

@@ -166,7 +166,7 @@ class GrantCall:
             # What the call ended with, reading tells.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await self._call.write(message)
-            answer: GrantResponse | Exception | None = await self._call.read() if wants_answer else None
+            answer = await self._call.read() if wants_answer else None
         except grpc.aio.AioRpcError as error:
             return error
         except asyncio.CancelledError:
@@ -176,7 +176,8 @@ class GrantCall:
             return TrunklineError("the client was closed")  # and so was the channel
         if answer is grpc.aio.EOF:
             return NoWorker("the router has ended the call")
-        return answer
+        granted: GrantResponse | None = answer
+        return granted
 
 
 def _granted(answer: GrantResponse | Exception) -> GrantResponse:
