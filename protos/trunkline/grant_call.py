@@ -167,7 +167,7 @@ class GrantCall:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await self._call.write(message)
             answer = await self._call.read() if wants_answer else None
-        except grpc.aio.AioRpcError as error:
+        except Exception as error:  # whatever it is, who asked is told
             return error
         except asyncio.CancelledError:
             task = asyncio.current_task()

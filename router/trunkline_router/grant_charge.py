@@ -27,11 +27,12 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
-Later = Callable[[float, Callable[[], None]], Timer]  # calls after so many seconds: the event loop's call_later
+Later = Callable[[float, Callable[[], None]], Timer]  # calls after so many seconds, as the event loop's call_later
 
 
 class GrantCharge:
-    """`most_output_tokens`: of all choices. A Metered: what workers have told. To be let go of, whatever comes."""
+    """`most_output_tokens`: of all choices. `later`: None is the event loop's. A Metered: what workers have told. To be
+    let go of, whatever comes."""
 
     def __init__(
         self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int, later: Later | None = None
