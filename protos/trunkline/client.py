@@ -17,8 +17,9 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message import Message
 
-from trunkline.direct import DirectPath, NotOffered
+from trunkline.direct import DirectPath
 from trunkline.errors import DeadlineExceeded, error_of
+from trunkline.grant_call import NotOffered
 from trunkline.v1.generation_pb2 import FinishReason, Lane, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
@@ -96,7 +97,8 @@ class Client:
     the name has several addresses, each connection is one to every address.
     direct: the router chooses and signs, and answers stream from the workers themselves, which must be within reach.
     Where routers or workers are not set up for it (--grant-key), answers come through the router, and the log says so
-    once. A tenant with quotas is charged max_tokens in full, or the whole context where it is not said.
+    once. A tenant with quotas has max_tokens reserved in full, or the whole context where it is not said; where that is
+    more than its quotas ever allow, the answer comes through the router.
     inter_token_timeout_s: after so long without news a direct client asks the router whether the worker hangs.
     """
 

@@ -8,6 +8,7 @@ it can no longer be used, and one that was used costs what the worker has comput
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from trunkline.grant import LIFETIME_S
 from trunkline.proof import WINDOW_S
@@ -22,10 +23,20 @@ CLOCK_MARGIN_S = WINDOW_S  # by which the clocks of routers and workers may diff
 UNTOLD_S = 120.0
 
 
-class GrantCharge:
-    """`most_output_tokens`: of all choices. A Metered: what workers have told. To be let go of, whatever comes."""
+class Timer(Protocol):
+    def cancel(self) -> None: ...
 
-    def __init__(self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int) -> None:
+
+Later = Callable[[float, Callable[[], None]], Timer]  # calls after so many seconds, as the event loop's call_later
+
+
+class GrantCharge:
+    """`most_output_tokens`: of all choices. `later`: None is the event loop's. A Metered: what workers have told. To be
+    let go of, whatever comes."""
+
+    def __init__(
+        self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int, later: Later | None = None
+    ) -> None:
         self._reservation = reservation
         self._prompt_tokens = prompt_tokens
         self._most_output_tokens = most_output_tokens
@@ -38,7 +49,8 @@ class GrantCharge:
         self._is_let_go = self._is_settled = False
         self._prompt = PromptInfo()  # as far as it was computed
         self._output_tokens: dict[int, int] = {}  # by choice
-        self._expiry: asyncio.TimerHandle | None = None
+        self._later = later or asyncio.get_running_loop().call_later
+        self._expiry: Timer | None = None
         self._ends_s = 0.0  # on the loop's clock
         self._on_over: Callable[[], None] = lambda: None
 
@@ -77,11 +89,11 @@ class GrantCharge:
         self._told.clear()
         self._given_up = self._untold = False
         self._on_over = on_over
-        loop = asyncio.get_running_loop()
-        self._ends_s = loop.time() + min(UNTOLD_S, UNTOLD_S if timeout_ns is None else timeout_ns / 1e9)
+        untold_s = UNTOLD_S if timeout_ns is None else min(UNTOLD_S, timeout_ns / 1e9)
+        self._ends_s = asyncio.get_running_loop().time() + untold_s
         if self._expiry is not None:
             self._expiry.cancel()
-        self._expiry = loop.call_later(LIFETIME_S + CLOCK_MARGIN_S, self._expire)
+        self._expiry = self._later(LIFETIME_S + CLOCK_MARGIN_S, self._expire)
 
     def revoke(self) -> None:
         """What was granted last was given to nobody."""
@@ -142,7 +154,7 @@ class GrantCharge:
         if self._expiry is not None:
             self._expiry.cancel()
         if self._untold:
-            asyncio.get_running_loop().call_at(self._ends_s, self._settle_in_full)
+            self._later(self._ends_s - asyncio.get_running_loop().time(), self._settle_in_full)
         else:
             self._settle()
 

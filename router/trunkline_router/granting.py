@@ -24,6 +24,7 @@ from trunkline_router.live import Live
 from trunkline_router.placement import Placement, TimeLeft
 from trunkline_router.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.route import Route
+from trunkline_router.running import Running
 from trunkline_router.worker_state import InFlight
 from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 from trunkline_runtime.log import get_logger
@@ -47,13 +48,14 @@ Reserve = Callable[[], Awaitable[GrantCharge]]  # a request's part in its tenant
 
 class Granter:
     """What granted requests of one router have in common. `key`: empty where it grants nothing. `now_unix_ms`: the time
-    that grants expire by."""
+    that grants expire by. `running`: where they are counted."""
 
-    def __init__(self, dispatcher: Dispatcher, key: bytes, now_unix_ms: Callable[[], int]) -> None:
+    def __init__(self, dispatcher: Dispatcher, key: bytes, now_unix_ms: Callable[[], int], running: Running) -> None:
         self.dispatcher = dispatcher
         self.key = key
         self.key_id = key_id(key)
         self.now_unix_ms = now_unix_ms
+        self.running = running
 
     def check_offered(self) -> None:
         """Raises RequestRefused (FORBIDDEN) where this router grants nothing."""
@@ -169,6 +171,7 @@ class _Granting:
     grants: int = 0
     granted_bytes: int = 0
     has_lost: bool = False  # a worker, as the client says
+    is_streaming: bool = False  # from its present worker, likewise
 
     async def answers(self) -> AsyncGenerator[GrantResponse, None]:
         prepared, dispatcher = self.prepared, self.granter.dispatcher
@@ -216,10 +219,11 @@ class _Granting:
         return further
 
     async def _next(self, flight: InFlight) -> GrantRequest | None:
-        """The next message that wants an answer; None where the client has what it wanted. Raises RequestRefused."""
-        async for message in self.news:
+        """The next message that wants an answer; None where the client needs none any more. Raises RequestRefused."""
+        while (message := await self._message()) is not None:
             kind = message.WhichOneof("news")
             if kind == "started":
+                self.is_streaming = True
                 flight.has_started()
             elif kind in ("lost", "silent"):
                 return message
@@ -228,6 +232,11 @@ class _Granting:
             else:
                 raise invalid("news", "one of started, lost and silent must be set")
         return None
+
+    async def _message(self) -> GrantRequest | None:
+        """The client's next one; None where it ends its side, or the router stops while the client streams."""
+        coming = anext(self.news, None)
+        return await (self.granter.running.unneeded(coming) if self.is_streaming else coming)
 
     def _grants(self, route: Route[Live], charge: GrantCharge, flight: InFlight) -> GrantResponse:
         """What the client takes to this worker. Raises RequestRefused."""
@@ -257,6 +266,7 @@ class _Granting:
         self.granted_bytes += num_bytes
         response.prompt.worker_id = self.facts["worker"] = worker.model.worker_id
         self.grants += 1
+        self.is_streaming = False
         self.facts["grants"] = self.grants
         trace_route(self.span, route)
         return response

@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 from opentelemetry.trace import Span, Status, StatusCode
 
+from trunkline.grant import forbidden
 from trunkline.status import (
     CODE_INTERNAL,
     DEADLINE_EXCEEDED,
     INTERNAL,
     RequestRefused,
     invalid,
-    no_worker,
 )
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
@@ -40,6 +40,7 @@ from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.granting import Granter
 from trunkline_router.live import Live
 from trunkline_router.pool import limits_of
+from trunkline_router.running import Running
 from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
@@ -67,34 +68,16 @@ class InferenceService(InferenceServiceServicer):
         self._shared = shared or shared_state("", "", "", PoolFleet(self._pools), Random())
         self._tenants = tenants or Tenants()
         self._max_choices = max_choices
-        self._granter = Granter(dispatcher, grant_key, now_unix_ms=lambda: int(time.time() * 1e3))
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._stopping = False
+        self._running = Running()
+        self._granter = Granter(dispatcher, grant_key, lambda: int(time.time() * 1e3), self._running)
 
     async def stop_admission(self) -> None:
         """Refuses new requests from now on; returns when the last running one has ended."""
-        self._stopping = True
-        await self._idle.wait()
-
-    @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Counts a request while it runs. Raises RequestRefused where the router is about to stop."""
-        if self._stopping:
-            raise no_worker("this router is stopping; another one, or this one restarted, may serve you")
-        self._running += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+        await self._running.stop()
 
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
         request_id = request_id_of(request)
-        with self._observed("router.generate", request_id, context) as (span, facts), self._admitted():
+        with self._observed("router.generate", request_id, context) as (span, facts), self._running.admitted():
             prepared, workers = await self._prepare(request, request_id, context, facts)
             with await self._reserve(prepared, workers) as reservation:
                 async with aclosing(
@@ -116,9 +99,10 @@ class InferenceService(InferenceServiceServicer):
         if first is None or first.WhichOneof("news") != "request":
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
         request, request_id = first.request, request_id_of(first.request)
-        with self._observed("router.grant", request_id, context) as (span, facts), self._admitted():
+        with self._observed("router.grant", request_id, context) as (span, facts), self._running.admitted():
             prepared, workers = await self._prepare(request, request_id, context, facts)
             self._granter.check_taken(prepared.model)
+            self._check_reservable(prepared, workers)
             reserve = partial(self._charge, prepared, workers)
             async with aclosing(
                 self._granter.answers(
@@ -197,6 +181,23 @@ class InferenceService(InferenceServiceServicer):
             most_tokens=most_tokens,
             choices=prepared.choices,
         )
+
+    def _check_reservable(self, prepared: Prepared, workers: Sequence[Live]) -> None:
+        """Raises RequestRefused (FORBIDDEN) where its tenant's quotas can never hold all that it may come to, and the
+        router would serve it by an estimate."""
+        quotas = self._tenants.terms(prepared.scheduling.tenant).quotas
+        bound = None if quotas is None else quotas.largest_request()
+        if bound is None or prepared.sampling.HasField("max_tokens"):
+            return
+        name, most_tokens = bound
+        prompt_tokens = len(prepared.prompt)
+        tokens = prompt_tokens + prepared.choices * _most_output_tokens(prepared, workers)
+        if prompt_tokens <= most_tokens < tokens:
+            words = name.replace("_", " ")
+            raise forbidden(
+                f"without max_tokens the request may use {tokens} tokens, more than can ever be granted to its tenant: "
+                f"{most_tokens} {words}"
+            )
 
     async def _charge(self, prepared: Prepared, workers: Sequence[Live]) -> GrantCharge:
         """The same for one that is granted: all that it can come to. Raises RequestRefused."""

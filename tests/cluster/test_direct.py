@@ -6,6 +6,7 @@ See test_faults.py, whose streams and accidents these are.
 import asyncio
 import dataclasses
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 @asynccontextmanager
-async def direct_fleet(workers: int = 3) -> AsyncIterator[tuple[Fleet, Fleet]]:
+async def direct_fleet(workers: int = 3, *router_arguments: str) -> AsyncIterator[tuple[Fleet, Fleet]]:
     """A fleet, as clients of its router see it, and as direct ones do."""
     environment = {"TRUNKLINE_GRANT_KEY": KEY}
     async with AsyncExitStack() as stack:
@@ -51,7 +52,7 @@ async def direct_fleet(workers: int = 3) -> AsyncIterator[tuple[Fleet, Fleet]]:
                 DEMO_MODEL,
                 *worker_flags(deterministic=True),
                 workers=workers,
-                router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}"),
+                router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}", *router_arguments),
                 environment=environment,
             )
         )
@@ -119,6 +120,19 @@ async def test_direct_answers_survive_any_accident() -> None:
         for name, accident in ACCIDENTS.items():
             outcome = await struck(direct, wanted, expected, accident)
             assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
+
+
+async def test_a_router_that_is_told_to_stop_is_gone_before_a_direct_answer_that_has_begun() -> None:
+    async with direct_fleet(1, "--stop-timeout-s=600") as (routed, direct):
+        (client,), (router,) = direct.clients, routed.routers
+        pieces = client.generate([5, 6, 7], max_tokens=500, ignore_eos=True)
+        tokens = list((await anext(aiter(pieces))).token_ids)
+        os.kill(router.pid, signal.SIGTERM)
+        assert await router.ended() == 0
+        assert [line for line in router.lines if "request ended" in line and "granted" in line]
+        async for piece in pieces:
+            tokens += piece.token_ids
+        assert len(tokens) == 500
 
 
 DOOMED = """

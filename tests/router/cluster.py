@@ -38,7 +38,16 @@ PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test wait
 class Cluster:
     """`stub` and `fleet` call the router; `live(i)` is what the router knows of worker i."""
 
-    def __init__(self, links: list[WorkerLink], stub: Any, fleet: Any, port: int, shared: SharedState | None) -> None:
+    def __init__(
+        self,
+        links: list[WorkerLink],
+        stub: Any,
+        fleet: Any,
+        port: int,
+        shared: SharedState | None,
+        service: InferenceService,
+    ) -> None:
+        self.service = service
         self.links = links
         self.stub = stub
         self.fleet = fleet
@@ -170,7 +179,7 @@ async def router_before(
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
-        made = Cluster(links, InferenceServiceStub(channel), FleetServiceStub(channel), server.port, shared)
+        made = Cluster(links, InferenceServiceStub(channel), FleetServiceStub(channel), server.port, shared, service)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))

@@ -1,6 +1,9 @@
 """The direct path: the router chooses and signs, the client streams from the worker, and nobody is worse off."""
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,7 +23,7 @@ from trunkline.errors import (
     Quarantined,
     TrunklineError,
 )
-from trunkline.grant import open_grant
+from trunkline.grant import LIFETIME_S, open_grant
 from trunkline.status import (
     CODE_INTERNAL,
     CODE_RESOURCE_EXHAUSTED,
@@ -41,13 +44,17 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.worker_pb2 import Resume
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
+from trunkline_router.grant_charge import CLOCK_MARGIN_S, GrantCharge
 from trunkline_router.granting import MAX_GRANTS
 from trunkline_router.main import router_settings
+from trunkline_router.signs_of_life import SignsOfLife
 from trunkline_router.tenants import Tenant, Tenants
 from trunkline_router.worker_link import LinkLimits
 
 KEY = b"a key of thirty-two bytes, or so"
 PROMPT = list(range(10, 30))
+
+CALL_TIMEOUT_S = 20.0
 
 
 def fakes(*names: str, **fields: Any) -> list[FakeWorker]:
@@ -92,7 +99,7 @@ class Call:
     """A Grant call that says what the test makes it say."""
 
     def __init__(self, router: Cluster, prompt: list[int] = PROMPT, **fields: Any) -> None:
-        self.call = router.stub.Grant(timeout=20.0)
+        self.call = router.stub.Grant(timeout=CALL_TIMEOUT_S)
         self.first = GrantRequest(request=GenerateRequest(token_ids=TokenIds(ids=prompt), **fields))
 
     async def begin(self) -> GrantResponse:
@@ -108,6 +115,37 @@ class Call:
     async def refused(self, message: GrantRequest) -> Any:
         await self.call.write(message)
         return await refusal(_Reads(self.call))
+
+
+class Timers:
+    """Of grants: they go off when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._set: list[_Timer] = []
+        monkeypatch.setattr("trunkline_router.service.GrantCharge", partial(GrantCharge, later=self._later))
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> "_Timer":
+        self._set.append(_Timer(delay_s, call))
+        return self._set[-1]
+
+    def go_off(self, delay_s: float) -> None:
+        """Those that were set to so long, or a little less."""
+        due = [timer for timer in self._set if delay_s - 5.0 < timer.delay_s <= delay_s]
+        self._set = [timer for timer in self._set if timer not in due]
+        assert due
+        for timer in due:
+            if not timer.is_cancelled:
+                timer.call()
+
+
+@dataclass(eq=False)
+class _Timer:
+    delay_s: float
+    call: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
 
 
 class _Reads:
@@ -302,47 +340,36 @@ async def test_an_answer_that_has_begun_survives_the_end_of_the_router() -> None
     await workers[0].die()
 
 
-async def test_who_waits_in_a_queue_is_left_there_and_who_waits_for_a_hung_worker_goes_on_elsewhere() -> None:
-    workers = fakes("a", "b")
-    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.5) as client:
-        stream = Stream(client)
-        choice = await arrival(workers)
-        number = workers.index(choice.worker)
-        live = router.live(number)
-        for _ in range(8):  # it works for others meanwhile
-            heard = live.num_heard
-            choice.worker.send_load(running=1)
-            await until(lambda before=heard: live.num_heard > before)  # type: ignore[misc]
-            await asyncio.sleep(0.1)
-        assert workers[1 - number].arrived.empty()
-        resumed = await arrival(workers)
-        assert resumed.worker is not choice.worker
-        resumed.tokens(2, finish=True)
-        await stream.task
-        assert live.breaker.is_closed
-        assert live.accepts
-
-
-async def test_a_worker_that_hangs_over_granted_work_is_noticed_and_one_that_only_has_none_is_not() -> None:
+async def test_a_worker_that_has_nothing_to_do_for_those_it_was_granted_to_is_asked_and_not_taken_for_hung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trunkline_router.worker_link.SignsOfLife", lambda timeout_s: SignsOfLife(0.04))
     workers = fakes("a")
+    async with cluster(*workers, grant_key=KEY) as router:
+        call = Call(router)
+        await call.begin()  # and does nothing with it
+        await until(lambda: workers[0].asked_for_stats >= 3)
+        assert not router.live(0).is_hung
+        call.call.cancel()
+
+
+async def test_a_worker_that_hangs_over_granted_work_is_noticed() -> None:
+    workers = fakes("a", hangs=True)
     limits = LinkLimits(inter_token_timeout_s=0.08)
     async with cluster(*workers, grant_key=KEY, link_limits=limits) as router:
         call = Call(router)
-        await call.begin()  # and does nothing with it
-        await until(lambda: workers[0].asked_for_stats >= 2)
+        await call.begin()
         live = router.live(0)
-        assert not live.is_hung
-        workers[0].hangs = True
         await until(lambda: live.is_hung)
         assert (await refusal(router.generate(PROMPT))).reason == "NO_WORKER"
+        workers[0].hangs = False
         workers[0].send_load(running=1)
         await until(lambda: not live.is_hung)
         call.call.cancel()
 
 
 async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 1.0)
-    monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
+    timers = Timers(monkeypatch)
     workers = fakes("a")
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         used = Stream(client)
@@ -356,7 +383,8 @@ async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monke
             await call.begin()
         assert live.open_choices == 4
         assert live.queued_tokens > 0
-        await until(lambda: (live.open_choices, live.queued_tokens) == (1, 0))
+        timers.go_off(LIFETIME_S + CLOCK_MARGIN_S)
+        assert (live.open_choices, live.queued_tokens) == (1, 0)
         choice.tokens(1, finish=True)
         await used.task
         for call in unused:
@@ -519,14 +547,12 @@ async def test_a_call_begins_with_a_request() -> None:
 
 
 async def test_a_call_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.service.FIRST_MESSAGE_S", 0.05)
+    monkeypatch.setattr("trunkline_router.service.FIRST_MESSAGE_S", 0.5)
     workers = fakes("a", "b")
     async with cluster(*workers, grant_key=KEY) as router:
-        assert (await refusal(_Reads(router.stub.Grant()))).field == "request"
-        monkeypatch.setattr("trunkline_router.service.FIRST_MESSAGE_S", 1.0)  # enough for a busy machine
         slow = Call(router)
         await slow.begin()
-        await asyncio.sleep(1.1)
+        assert (await refusal(_Reads(router.stub.Grant()))).field == "request"
         assert (await slow.ask(lost())).grants, "later it may be silent"
         slow.call.cancel()
 

@@ -8,14 +8,15 @@ import pytest
 
 from tests.router.cluster import Cluster, router_before, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
-from tests.router.test_direct import KEY, PROMPT, Call, Stream, arrival, direct, fakes, lost
+from tests.router.test_direct import CALL_TIMEOUT_S, KEY, PROMPT, Call, Stream, Timers, arrival, direct, fakes, lost
 from trunkline.errors import InvalidRequest, Overloaded
+from trunkline.grant import LIFETIME_S
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, QUOTA_EXCEEDED, RequestRefused
 from trunkline.v1.generation_pb2 import RequestError, SamplingParams
 from trunkline.v1.inference_pb2 import GrantRequest
-from trunkline.v1.worker_pb2 import WorkerServiceGenerateRequest
+from trunkline.v1.worker_pb2 import GrantReport, WorkerServiceGenerateRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
-from trunkline_router.grant_charge import GrantCharge
+from trunkline_router.grant_charge import CLOCK_MARGIN_S, GrantCharge
 from trunkline_router.granting import MID_ANSWER_WAIT_S
 from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.quota import Quotas
@@ -24,6 +25,7 @@ from trunkline_runtime.channel import open_channel
 
 FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=500)
 CLAIMED_FULL = RequestError(reason=OVERLOADED, retry_delay_ms=1)
+EXPIRY_S = LIFETIME_S + CLOCK_MARGIN_S  # of grants
 FIFTY = SamplingParams(max_tokens=50)  # with the prompt: 70 tokens
 
 
@@ -50,6 +52,24 @@ async def refused_for_quota(router: Cluster) -> bool:
     return (await call.refused(call.first)).reason == QUOTA_EXCEEDED
 
 
+async def is_held(router: Cluster) -> bool:
+    """Whether the same is, also where the router admits nothing more."""
+    try:
+        with await router.shared.reserve(
+            "",
+            Quotas(tokens_in_flight=100),
+            is_listed=False,
+            weight=1.0,
+            prompt_tokens=len(PROMPT),
+            max_tokens=50,
+            most_tokens=50,
+            choices=1,
+        ):
+            return False
+    except RequestRefused:
+        return True
+
+
 async def until_admitted(router: Cluster, max_tokens: int) -> None:
     """Waits until a request of so many tokens is; nothing comes of it."""
 
@@ -69,7 +89,7 @@ async def test_an_answer_costs_what_the_worker_computed_whatever_its_client_says
     (worker,) = fakes("a", answer=4)
     async with limited(worker, tokens_per_minute=100) as router, direct(router) as client:
         with pytest.raises(Overloaded, match="max_tokens"):
-            await client.complete(PROMPT)
+            await client.complete(PROMPT, max_tokens=90)
         with pytest.raises(InvalidRequest):
             await client.complete(PROMPT, max_tokens=70, top_p=7.0)
         await client.complete(PROMPT, max_tokens=70)
@@ -152,8 +172,7 @@ async def test_the_middle_of_an_answer_is_worth_waiting_for_the_router_to_see_th
 async def test_who_hangs_up_holds_what_its_grants_may_come_to_until_they_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 1.0)
-    monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
+    timers = Timers(monkeypatch)
     (worker,) = fakes("a", answer=2)
     async with limited(worker, tokens_in_flight=100) as router:
         call = Call(router, sampling=FIFTY)
@@ -161,16 +180,18 @@ async def test_who_hangs_up_holds_what_its_grants_may_come_to_until_they_cannot_
         call.call.cancel()
         await until(lambda: router.live(0).open_choices == 0)
         assert await refused_for_quota(router)
+        timers.go_off(EXPIRY_S)
         await until_admitted(router, 50)
 
 
 async def test_a_call_that_stays_open_over_expired_grants_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 1.0)
-    monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
+    timers = Timers(monkeypatch)
     workers = fakes("a", "b", answer=2)
     async with limited(*workers, tokens_in_flight=100) as router:
         call = Call(router, sampling=FIFTY)
         await call.begin()
+        assert await refused_for_quota(router)
+        timers.go_off(EXPIRY_S)
         await until_admitted(router, 50)
         assert (await call.ask(lost())).grants, "and may ask for others, on another account"
         assert await refused_for_quota(router)
@@ -180,8 +201,15 @@ async def test_a_call_that_stays_open_over_expired_grants_holds_nothing(monkeypa
 async def test_a_grant_that_is_used_after_its_client_has_hung_up_is_paid_for_and_held_while_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.LIFETIME_S", 1.0)
-    monkeypatch.setattr("trunkline_router.grant_charge.CLOCK_MARGIN_S", 0.0)
+    timers = Timers(monkeypatch)
+    reports: list[GrantReport | None] = []
+    hear = GrantCharge._hear
+
+    def noted(self: GrantCharge, handle: int, report: GrantReport | None) -> None:
+        reports.append(report)
+        hear(self, handle, report)
+
+    monkeypatch.setattr(GrantCharge, "_hear", noted)
     (worker,) = fakes("a")
     async with limited(worker, tokens_in_flight=100, tokens_per_minute=140) as router:
         call = Call(router, sampling=FIFTY)
@@ -192,6 +220,8 @@ async def test_a_grant_that_is_used_after_its_client_has_hung_up_is_paid_for_and
             used = stub.Generate(WorkerServiceGenerateRequest(grant=granted.grants[0]))
             choice = await arrival([worker])
             await until(lambda: router.live(0).open_choices == 0)
+            await until(lambda: reports == [GrantReport()])
+            timers.go_off(EXPIRY_S)
             assert await refused_for_quota(router)
             choice.tokens(50, finish=True)
             async for _ in used:
@@ -201,17 +231,49 @@ async def test_a_grant_that_is_used_after_its_client_has_hung_up_is_paid_for_and
         assert await refused_for_quota(router), "70 + 21 of 140 were used: another 70 are too many"
 
 
-async def test_grants_of_a_worker_that_is_lost_are_charged_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.grant_charge.UNTOLD_S", 0.1)
+async def test_grants_of_a_worker_that_is_lost_are_held_and_charged_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers = Timers(monkeypatch)
     workers = fakes("a", "b", answer=1)
     async with limited(*workers, tokens_in_flight=100, tokens_per_minute=150) as router:
         call = Call(router, sampling=FIFTY)
         granted = await call.begin()
         call.call.cancel()
-        home = next(worker for worker in workers if worker.address == granted.worker_address)
-        await home.die()
+        (home,) = (number for number in range(2) if workers[number].address == granted.worker_address)
+        await workers[home].die()
+        await router.until_workers(*(number != home for number in range(2)))
+        assert await refused_for_quota(router)
+        timers.go_off(CALL_TIMEOUT_S)
         await until_admitted(router, 50)
         assert await refused_for_quota(router), "70 + 21 of 150 were used: another 70 are too many"
+
+
+async def test_what_runs_on_without_its_router_is_held_for_as_long_as_that_hears_of_it() -> None:
+    (worker,) = fakes("a")
+    async with limited(worker, tokens_in_flight=100) as router, direct(router) as client:
+        stream = Stream(client, max_tokens=50)
+        choice = await arrival([worker])
+        choice.tokens(1)
+        await stream.came(1)
+        await router.service.stop_admission()
+        assert router.live(0).open_choices == 0
+        assert await is_held(router)
+        choice.tokens(2, finish=True)
+        await stream.task
+        while await is_held(router):  # noqa: ASYNC110  # what is waited for has no event of its own
+            await asyncio.sleep(0.002)
+
+
+async def test_a_request_that_no_quota_ever_holds_in_full_goes_through_the_router() -> None:
+    (worker,) = fakes("a", answer=2)
+    async with limited(worker, tokens_in_flight=100) as router, direct(router) as client:
+        answer = await client.complete(PROMPT)
+        assert answer.choices[0].token_ids == [0, 1]
+        assert [message for message in worker.messages if message.submits]
+        for refused in ({"max_tokens": 81}, {"n": 2, "max_tokens": 50}):
+            with pytest.raises(Overloaded, match="max_tokens"):
+                await client.complete(PROMPT, **refused)
+        with pytest.raises(Overloaded, match="max_tokens"):
+            await client.complete(list(range(10, 111)))
 
 
 async def test_what_is_too_long_to_be_granted_goes_through_the_router_on_one_quota(

@@ -1,0 +1,192 @@
+"""A direct client's side of a Grant call: what it tells its router, and what the router says where it is asked."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from trunkline.direct_answer import DirectAnswer
+from trunkline.errors import NoWorker, TrunklineError, error_of
+from trunkline.status import FORBIDDEN, OVERLOADED
+from trunkline.v1.generation_pb2 import RequestError
+from trunkline.v1.inference_pb2 import DirectLost, DirectStarted, GenerateRequest, GrantRequest, GrantResponse
+from trunkline.worker_streams import Lost
+
+FAREWELL_S = 1.0  # for the router to hear that all is well
+# How long a worker may be silent where its router does not say what that means: longer than a router takes to find
+# another worker.
+UNANSWERED_S = 120.0
+# Of a worker to which nobody went with its grants: it has failed nobody, and may be granted again at once.
+UNUSED = RequestError(reason=OVERLOADED, retry_delay_ms=1)
+
+Answered = asyncio.Future[GrantResponse | Exception]
+
+
+class NotOffered(Exception):
+    """The router gives no grants, and nothing has been done for the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """`answered`: where its answer goes; None: it has none."""
+
+    message: GrantRequest
+    answered: Answered | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    claims: DirectLost
+    answered: Answered
+
+
+class GrantCall:
+    """One request's Grant call, to be closed. It is spoken in the background, one message after the other: while the
+    worker streams, the router's trouble is no trouble. Only a request that has no worker waits for its router."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._outbox: asyncio.Queue[_Said | None] = asyncio.Queue()  # None: there is nothing more to say
+        self._question: _Question | None = None  # the last one, until what was answered is used
+        # The router has granted another worker, in answer to a question that nobody waited for any more.
+        self._is_elsewhere = False
+        self._talking = asyncio.create_task(self._talk())
+
+    async def first(self, request: GenerateRequest) -> GrantResponse:
+        """Raises NotOffered and TrunklineError."""
+        try:
+            return await self._ask(GrantRequest(request=request))
+        except grpc.aio.AioRpcError as error:
+            refused = error_of(error)
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED or refused.reason == FORBIDDEN:
+                raise NotOffered(str(refused)) from None
+            raise refused from None
+
+    async def lost(self, answer: DirectAnswer, lost: Lost) -> GrantResponse:
+        """Where to go on: it takes as long as the router does. Raises TrunklineError."""
+        claims = answer.claims()
+        try:
+            if self._question is not None and self._question.claims == claims:
+                # What the router says of the silence before may be the answer to this too.
+                granted = _granted(await self._question.answered)
+                self._question = None
+                if not granted.wait:
+                    return granted
+            self._forget_question()
+            return await self._ask(GrantRequest(lost=answer.claims(lost.refusal)))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from lost
+
+    async def silent(self, answer: DirectAnswer) -> None:
+        """Asks what a silence means, and returns where it means nothing. Where the router does not say, because it is
+        gone or stands still, returns never: to be cancelled when the worker speaks again, or it raises NoWorker after
+        UNANSWERED_S. Raises Lost where another worker is to go on, and TrunklineError."""
+        try:
+            async with asyncio.timeout(UNANSWERED_S):
+                await self._explained(answer)
+        except TimeoutError:
+            raise NoWorker(f"neither the worker nor the router has said anything for {UNANSWERED_S:g} s") from None
+
+    async def _explained(self, answer: DirectAnswer) -> None:
+        claims = answer.claims()
+        if self._question is None or self._question.claims != claims:
+            self._forget_question()
+            self._question = _Question(claims, self._say(GrantRequest(silent=claims)))
+        answered = await asyncio.shield(self._question.answered)
+        if isinstance(answered, GrantResponse):
+            if not answered.wait:
+                raise Lost("the worker hangs")  # and where to go on is in the question's answer
+            self._question = None
+            return
+        if isinstance(answered, grpc.aio.AioRpcError) and (refused := error_of(answered)).reason:
+            raise refused
+        await asyncio.get_running_loop().create_future()  # the call has ended, and the worker may be well
+
+    def started(self) -> None:
+        """The first output has come."""
+        self._outbox.put_nowait(_Said(GrantRequest(started=DirectStarted())))
+
+    def end(self) -> None:
+        """All is there: the router settles."""
+        self._outbox.put_nowait(None)
+
+    async def farewell(self) -> None:
+        """Waits a moment for the router to have settled: cancelling a call can overtake what it was told."""
+        await asyncio.wait({self._talking}, timeout=FAREWELL_S)
+
+    async def close(self) -> None:
+        self._call.cancel()
+        self._talking.cancel()
+        await asyncio.gather(self._talking, return_exceptions=True)
+
+    async def _ask(self, message: GrantRequest) -> GrantResponse:
+        """Raises AioRpcError and TrunklineError."""
+        return _granted(await self._say(message))
+
+    def _say(self, message: GrantRequest) -> Answered:
+        answered: Answered = asyncio.get_running_loop().create_future()
+        self._outbox.put_nowait(_Said(message, answered))
+        return answered
+
+    def _forget_question(self) -> None:
+        """There is news since."""
+        question, self._question = self._question, None
+        if question is None:
+            return
+        if not question.answered.done():
+            question.answered.cancel()
+        elif _moves(question.answered.result()):
+            self._is_elsewhere = True
+
+    async def _talk(self) -> None:
+        while (said := await self._outbox.get()) is not None:
+            if said.answered is not None and said.answered.cancelled():
+                continue  # nobody wants to know any more
+            message = said.message
+            if self._is_elsewhere and said.answered is not None:
+                claims = message.lost if message.HasField("lost") else message.silent
+                message = GrantRequest(lost=DirectLost(ledgers=claims.ledgers, prompt_known=claims.prompt_known))
+                message.lost.refusal.CopyFrom(UNUSED)
+            answer = await self._exchange(message, wants_answer=said.answered is not None)
+            if said.answered is None or answer is None:
+                continue
+            if not said.answered.done():
+                self._is_elsewhere = False
+                said.answered.set_result(answer)
+            elif _moves(answer):
+                self._is_elsewhere = True
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the router is gone, and not needed
+            await self._call.done_writing()
+            await self._call.read()
+
+    async def _exchange(self, message: GrantRequest, *, wants_answer: bool) -> GrantResponse | Exception | None:
+        try:
+            # What the call ended with, reading tells.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self._call.write(message)
+            answer = await self._call.read() if wants_answer else None
+        except Exception as error:  # whatever it is, who asked is told
+            return error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return TrunklineError("the client was closed")  # and so was the channel
+        if answer is grpc.aio.EOF:
+            return NoWorker("the router has ended the call")
+        granted: GrantResponse | None = answer
+        return granted
+
+
+def _granted(answer: GrantResponse | Exception) -> GrantResponse:
+    """Raises what came instead."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _moves(answer: GrantResponse | Exception) -> bool:
+    """Whether the router has granted another worker."""
+    return isinstance(answer, GrantResponse) and not answer.wait

@@ -1,0 +1,141 @@
+"""A direct client's streams from workers: what they bring, and what it means where one breaks."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from trunkline.errors import TrunklineError, error_of
+from trunkline.status import FORBIDDEN, NO_WORKER, OVERLOADED
+from trunkline.v1.generation_pb2 import RequestError
+from trunkline.v1.worker_pb2 import Grant, WorkerServiceGenerateRequest, WorkerServiceGenerateResponse
+from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+
+MAX_MESSAGE_BYTES = 64 << 20
+# A worker behind a link that is cut is noticed within the sum of these.
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 10_000, 5_000
+CONNECT_MS = 5_000
+MAX_IDLE_CHANNELS = 64  # to workers that nothing runs at
+MAX_WAITING = 64  # responses that wait for the reader; past it the worker is read no further
+
+# What a call ends with where the stream broke, and nobody refused anything.
+BROKEN = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+}
+
+Arrived = asyncio.Queue[WorkerServiceGenerateResponse | Exception]  # the exception: what a stream broke with
+
+
+class Lost(Exception):
+    """The worker gave the answer up; another one may go on. `refusal`: what it said, if anything."""
+
+    def __init__(self, problem: str, refusal: RequestError | None = None) -> None:
+        super().__init__(problem)
+        self.refusal = refusal
+
+
+class _Connection:
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(
+            address,
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.enable_retries", 0),
+            ),
+        )
+        self.stub: Any = WorkerServiceStub(self.channel)
+        self.users = 0
+
+
+class Workers:
+    """Connections by address, the longest unused ones first."""
+
+    def __init__(self) -> None:
+        self._connections: OrderedDict[str, _Connection] = OrderedDict()
+
+    @asynccontextmanager
+    async def at(self, address: str) -> AsyncIterator[Any]:
+        """A stub to the worker there."""
+        connection = self._connections.pop(address, None) or _Connection(address)
+        self._connections[address] = connection
+        connection.users += 1
+        try:
+            yield connection.stub
+        except Lost as lost:
+            # Nobody answered there. Who goes there next tries at once, and not after this connection's back-off.
+            if lost.refusal is None and self._connections.get(address) is connection:
+                del self._connections[address]
+            raise
+        finally:
+            connection.users -= 1
+            if self._connections.get(address) is not connection and not connection.users:
+                await connection.channel.close()
+            await self._trim()
+
+    async def close(self) -> None:
+        connections, self._connections = self._connections, OrderedDict()
+        await asyncio.gather(*(connection.channel.close() for connection in connections.values()))
+
+    async def _trim(self) -> None:
+        idle = [address for address, connection in self._connections.items() if not connection.users]
+        gone = [self._connections.pop(address) for address in idle[: max(0, len(idle) - MAX_IDLE_CHANNELS)]]
+        await asyncio.gather(*(connection.channel.close() for connection in gone))
+
+
+@asynccontextmanager
+async def streams(stub: Any, grants: Sequence[Grant], deadline_s: float | None) -> AsyncIterator[Arrived]:
+    """What the choices' streams bring, in the order in which it comes; an exception where one of them broke."""
+    left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+    arrived: Arrived = asyncio.Queue(MAX_WAITING)
+    calls = [stub.Generate(WorkerServiceGenerateRequest(grant=grant), timeout=left_s) for grant in grants]
+    readers = [asyncio.create_task(_read(call, arrived)) for call in calls]
+    try:
+        yield arrived
+    finally:
+        for call in calls:
+            call.cancel()
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _read(call: Any, arrived: Arrived) -> None:
+    problem: Exception = Lost("the worker ended the stream before the answer")
+    try:
+        async for item in call:
+            await arrived.put(item)
+            if item.chunk.finish_reason:
+                return
+    except grpc.aio.AioRpcError as error:
+        problem = _problem(error)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        problem = TrunklineError("the client was closed")  # and so was the channel
+    await arrived.put(problem)
+
+
+def _problem(error: grpc.aio.AioRpcError) -> TrunklineError | Lost:
+    """What a worker's refusal or a broken stream means."""
+    refused = error_of(error)
+    if refused.reason in (NO_WORKER, OVERLOADED, FORBIDDEN):  # FORBIDDEN: it was restarted, or the grant is too old
+        retry_delay_ms = int((refused.retry_after_s or 0) * 1e3)
+        return Lost(str(refused), RequestError(reason=refused.reason, retry_delay_ms=retry_delay_ms))
+    if not refused.reason and error.code() in BROKEN:
+        return Lost(str(refused))
+    return refused

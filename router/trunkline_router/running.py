@@ -1,0 +1,67 @@
+"""The requests that run at a router, which it waits for before it stops."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from trunkline.status import no_worker
+
+T = TypeVar("T")
+
+
+class Running:
+    """See the module. A request that could do without its router is let go as soon as no other one needs it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._needing = 0  # of these, those that cannot do without this router
+        self._unneeded: set[asyncio.Timeout] = set()  # the others' waits
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_stopping = False
+
+    async def stop(self) -> None:
+        """Refuses new requests from now on; returns when the last running one has ended."""
+        self._is_stopping = True
+        self._review()
+        await self._idle.wait()
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Counts a request while it runs. Raises RequestRefused where the router is about to stop."""
+        if self._is_stopping:
+            raise no_worker("this router is stopping; another one, or this one restarted, may serve you")
+        self._count += 1
+        self._needing += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._needing -= 1
+            self._review()
+
+    async def unneeded(self, coming: Awaitable[T]) -> T | None:
+        """What comes to a running request, which does not need the router until then; None where the router stops
+        meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as wait:
+                self._needing -= 1
+                self._unneeded.add(wait)
+                self._review()
+                try:
+                    return await coming
+                finally:
+                    self._needing += 1
+                    self._unneeded.discard(wait)
+        return None
+
+    def _review(self) -> None:
+        if self._is_stopping and not self._needing:
+            waits, self._unneeded = self._unneeded, set()
+            for wait in waits:
+                wait.reschedule(asyncio.get_running_loop().time())
+        if not self._count:
+            self._idle.set()
