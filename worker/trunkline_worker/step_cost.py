@@ -1,7 +1,8 @@
 """What a step costs, learned from the steps themselves, and how long a prompt's chunk may be to stay under a time.
 
 time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks. The coefficients are
-fitted to the latest steps by least squares of the relative error, none of them negative.
+fitted to the latest steps by least squares of the relative error, none of them negative. What the steps do not tell
+apart, because they were all alike, counts as fixed.
 """
 
 from collections import deque
@@ -15,6 +16,12 @@ STEPS_PER_FIT = 32
 # Where one choice alone takes a step nearly to its target time, or past it, others may still add this share of that.
 LEAST_ADDED_SHARE = 0.25
 DECODE_SAMPLE_EVERY = 8  # of steps that only decode, which are many and alike
+# A coefficient weighs on the fit (ridge) as this times what it adds to a large step, in multiples of a usual step.
+# A worker's first steps are a few that are slow for being first, and many small ones that are all alike: any split of
+# their time fits them equally well, and without this a prompt of 33 tokens was thought to take 0.8 s instead of 0.016,
+# and was sent elsewhere ever after. Steps that differ outweigh it by far.
+RESTRAINT = 0.01
+LARGE_STEP = np.array([0.0, 512.0, 65536.0, 65536.0])  # in the order of the coefficients
 
 
 class StepLoad(NamedTuple):
@@ -89,13 +96,14 @@ class StepCost:
         rows = np.stack([features for features, _ in samples])
         scale = np.maximum(rows.max(axis=0), 1.0)
         matrix = rows / scale / times[:, None]
+        restraint = np.diag(RESTRAINT * LARGE_STEP / scale / np.median(times))
         weights = np.ones(len(samples))
         used = np.ones(4, bool)
         solution = np.zeros(4)
         for _ in range(6):
             solution = np.zeros(4)
-            left = (matrix[:, used] * weights[:, None], weights)
-            solution[used] = np.linalg.lstsq(*left, rcond=1e-6)[0]
+            rows = np.concatenate([matrix * weights[:, None], restraint])[:, used]
+            solution[used] = np.linalg.lstsq(rows, np.append(weights, np.zeros(4)), rcond=1e-6)[0]
             if (solution < 0).any():
                 used &= solution >= 0
                 continue
