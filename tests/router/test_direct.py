@@ -128,12 +128,16 @@ class Timers:
         self._set.append(_Timer(delay_s, call))
         return self._set[-1]
 
-    def go_off(self, delay_s: float) -> None:
-        """Those that were set to so long, or a little less."""
-        due = [timer for timer in self._set if delay_s - 5.0 < timer.delay_s <= delay_s]
-        self._set = [timer for timer in self._set if timer not in due]
-        assert due
-        for timer in due:
+    async def go_off(self, delay_s: float) -> None:
+        """Those that are set, or about to be, to about so long: a deadline was nearer, or is a rounding further."""
+
+        def due() -> list[_Timer]:
+            return [timer for timer in self._set if delay_s - 5.0 < timer.delay_s < delay_s + 1.0]
+
+        await until(lambda: bool(due()))
+        timers = due()
+        self._set = [timer for timer in self._set if timer not in timers]
+        for timer in timers:
             if not timer.is_cancelled:
                 timer.call()
 
@@ -383,7 +387,7 @@ async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monke
             await call.begin()
         assert live.open_choices == 4
         assert live.queued_tokens > 0
-        timers.go_off(LIFETIME_S + CLOCK_MARGIN_S)
+        await timers.go_off(LIFETIME_S + CLOCK_MARGIN_S)
         assert (live.open_choices, live.queued_tokens) == (1, 0)
         choice.tokens(1, finish=True)
         await used.task

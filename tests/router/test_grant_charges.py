@@ -180,7 +180,7 @@ async def test_who_hangs_up_holds_what_its_grants_may_come_to_until_they_cannot_
         call.call.cancel()
         await until(lambda: router.live(0).open_choices == 0)
         assert await refused_for_quota(router)
-        timers.go_off(EXPIRY_S)
+        await timers.go_off(EXPIRY_S)
         await until_admitted(router, 50)
 
 
@@ -191,7 +191,7 @@ async def test_a_call_that_stays_open_over_expired_grants_holds_nothing(monkeypa
         call = Call(router, sampling=FIFTY)
         await call.begin()
         assert await refused_for_quota(router)
-        timers.go_off(EXPIRY_S)
+        await timers.go_off(EXPIRY_S)
         await until_admitted(router, 50)
         assert (await call.ask(lost())).grants, "and may ask for others, on another account"
         assert await refused_for_quota(router)
@@ -221,7 +221,7 @@ async def test_a_grant_that_is_used_after_its_client_has_hung_up_is_paid_for_and
             choice = await arrival([worker])
             await until(lambda: router.live(0).open_choices == 0)
             await until(lambda: reports == [GrantReport()])
-            timers.go_off(EXPIRY_S)
+            await timers.go_off(EXPIRY_S)
             assert await refused_for_quota(router)
             choice.tokens(50, finish=True)
             async for _ in used:
@@ -242,7 +242,7 @@ async def test_grants_of_a_worker_that_is_lost_are_held_and_charged_in_full(monk
         await workers[home].die()
         await router.until_workers(*(number != home for number in range(2)))
         assert await refused_for_quota(router)
-        timers.go_off(CALL_TIMEOUT_S)
+        await timers.go_off(CALL_TIMEOUT_S)
         await until_admitted(router, 50)
         assert await refused_for_quota(router), "70 + 21 of 150 were used: another 70 are too many"
 
