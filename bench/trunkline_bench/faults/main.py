@@ -176,8 +176,9 @@ async def measure() -> tuple[str, bool]:
         __doc__.partition("\n\n")[2].strip() if __doc__ else "",
         "",
         f"Recovery: the longest silence of each stream that was resumed. A worker that says nothing for "
-        f"{INTER_TOKEN_TIMEOUT_S:g} s is taken for hung here. Of an accident to Redis: the time to first token of "
-        "requests that began without it. After each accident every worker's live KV was 0.",
+        f"{INTER_TOKEN_TIMEOUT_S:g} s and the time of three of its largest steps is taken for hung here. Of an "
+        "accident to Redis: the time to first token of requests that began without it. After each accident every "
+        "worker's live KV was 0.",
         "",
         "## float32, --deterministic: against the run without accident, to the bit",
         "",
