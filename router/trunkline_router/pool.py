@@ -59,7 +59,7 @@ class Pools:
             raise RequestRefused(
                 CODE_NOT_FOUND, MODEL_NOT_FOUND, f"name a model: {', '.join(sorted(models))}", field="model"
             )
-        if not models or name in self._known:
+        if not models or self._is_known(name):
             raise no_worker("no worker is ready" + (f" for model {name}" if name else ""))
         raise RequestRefused(
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
@@ -82,13 +82,17 @@ class Pools:
         the time left."""
         if not self._has(name):
             # A name that no worker had is at most one's that was never reached.
-            look = self._look if not name or name in self._known else self._look_for_new
+            look = self._look if not name or self._is_known(name) else self._look_for_new
             await look.until(lambda: self._has(name), self.change, time_left_s)
 
     def _has(self, name: str) -> bool:
         """Whether the model has a ready worker; of an empty name, whether any has."""
         models = self.models()
         return name in models if name else bool(models)
+
+    def _is_known(self, name: str) -> bool:
+        """Whether any worker has ever served it."""
+        return name in self._known or any(link.model is not None and link.model.model == name for link in self.links)
 
     def _missing(self) -> list[Tries]:
         """To connect to those who could have joined meanwhile."""

@@ -205,3 +205,16 @@ async def test_a_worker_with_a_large_cache_is_looked_for_as_soon_as_it_is_lost()
             await router.until_workers(False)
             await worker.start()
             assert (await router.answer("x"))[-1].usage.completion_tokens
+
+
+async def test_a_model_that_nobody_has_asked_for_yet_is_known_and_others_are_served_meanwhile() -> None:
+    there, late = FakeWorker("a"), FakeWorker("b", model="late")
+    async with cluster(there, late) as router:
+        await late.die()
+        await router.until_workers(True, False)
+        refused = [router.generate("x", model="late") for _ in range(50)]
+        answers = await asyncio.gather(*(router.answer("x", model="tiny") for _ in range(20)))
+        assert all(answer[-1].usage.completion_tokens for answer in answers)
+        assert {(await refusal(call)).reason for call in refused} == {"NO_WORKER"}
+        await late.start()
+        assert (await router.answer("x", model="late"))[0].prompt.worker_id == "b"
