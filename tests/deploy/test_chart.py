@@ -32,6 +32,7 @@ from tests.deploy.chart import (
     selected,
 )
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
+from trunkline_router.shared_state.quota import QUOTA_NAMES
 from trunkline_router.tenants import read_tenants
 from trunkline_runtime.server import LIVENESS, READINESS
 from trunkline_runtime.settings import parse_settings
@@ -107,6 +108,49 @@ def test_a_value_that_makes_no_sense_is_refused_by_its_name(values: Values, said
 def test_values_of_redis_that_contradict_each_other_are_refused(redis: Values, said: str) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=re.escape(said)):
         Rendered({"redis": redis})
+
+
+ALONE: Values = {"replicas": 1}
+TWO_PROCESSES: Values = {"replicas": 1, "config": {"processes": 2}}
+URL_IN_ENVIRONMENT: Values = {
+    "env": [{"name": "TRUNKLINE_REDIS_URL", "valueFrom": {"secretKeyRef": {"name": "cache", "key": "url"}}}]
+}
+
+
+@pytest.mark.parametrize("router", [{}, TWO_PROCESSES], ids=["two replicas", "two processes"])
+@pytest.mark.parametrize("tenant", ["acme", "*"])
+@pytest.mark.parametrize("quota", QUOTA_NAMES)
+def test_quotas_that_several_routers_would_each_count_alone_are_refused(
+    router: Values, tenant: str, quota: str
+) -> None:
+    with pytest.raises(helm_python.HelmRenderError) as caught:
+        Rendered(NO_REDIS | {"router": router | {"tenants": {"first": {"weight": 2}, tenant: {quota: 600}}}})
+    said = f'router.tenants: {quota} of "{tenant}" needs a Redis that all routers count in'
+    assert said in str(caught.value)
+    assert "= 2 of them): set redis.enabled or redis.external" in str(caught.value)
+    assert "\n" not in str(caught.value).strip()
+
+
+@pytest.mark.parametrize(
+    ("router", "redis"),
+    [
+        ({}, {}),
+        ({}, EXTERNAL_URL),
+        ({}, EXTERNAL_SECRET),
+        (URL_IN_ENVIRONMENT, NO_REDIS),
+        (ALONE, NO_REDIS),
+    ],
+    ids=["own redis", "external", "external, secret", "URL in the environment", "one router"],
+)
+def test_quotas_that_can_be_kept_are_taken(router: Values, redis: Values) -> None:
+    rendered = Rendered(redis | {"router": router | {"tenants": {"acme": {"tokens_per_minute": 90_000}}}})
+    told = "TRUNKLINE_REDIS_URL" in environment_of(rendered, "router")
+    assert told or rendered.one("Deployment", "demo-trunkline-router")["spec"]["replicas"] == 1
+
+
+def test_routers_without_quotas_need_no_redis() -> None:
+    tenants = {"acme": {"weight": 3, "lane": "batch", "cache_group": "a"}}
+    Rendered(NO_REDIS | {"router": {"config": {"processes": 2}, "tenants": tenants}})
 
 
 def test_the_schema_knows_the_settings_as_they_are() -> None:

@@ -110,6 +110,25 @@ secretKeyRef:
   key: {{ ternary $given.key "password" (not (empty $given.name)) }}
 {{- end -}}
 
+{{/* Fails where several routers would each count a tenant's quotas alone, so that it got them as often as there are
+routers: a process of them is one. A pod whose processes are told of no Redis would not even start. */}}
+{{- define "trunkline.quotasNeedRedis" -}}
+{{- $router := .Values.router -}}
+{{- $external := .Values.redis.external -}}
+{{- $redis := or .Values.redis.enabled $external.url $external.existingSecret.name -}}
+{{- range $router.env }}{{ if eq .name "TRUNKLINE_REDIS_URL" }}{{ $redis = true }}{{ end }}{{ end -}}
+{{- $routers := mul $router.replicas ($router.config.processes | default 1) -}}
+{{- if and (not $redis) (gt $routers 1) -}}
+{{- range $tenant := keys $router.tenants | sortAlpha -}}
+{{- range $quota := list "requests_per_minute" "tokens_per_minute" "tokens_in_flight" -}}
+{{- if hasKey (index $router.tenants $tenant) $quota -}}
+{{- fail (printf "router.tenants: %s of %q needs a Redis that all routers count in (router.replicas x router.config.processes = %d of them): set redis.enabled or redis.external" $quota $tenant $routers) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The variable with the URL of Redis, where there is one. */}}
 {{- define "trunkline.redisUrl" -}}
 {{- $external := .Values.redis.external -}}
