@@ -65,7 +65,7 @@ EVERYTHING: Values = {
             "model": {
                 "hub": {
                     "id": "org/gated",
-                    "revision": "abc123",
+                    "revision": "v1.2",
                     "size": "40Gi",
                     "storageClass": "fast",
                     "tokenSecret": {"name": "hub", "key": "token"},

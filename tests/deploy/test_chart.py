@@ -10,11 +10,13 @@ from typing import Any
 import helm_python
 import kubernetes_validate
 import pytest
+import yaml
 
 from deploy.lint.chart_schema import SCHEMA, generated
 from tests.deploy.chart import (
     ALL_VALUES,
     CHART,
+    DEFAULT,
     EVERYTHING,
     EXTERNAL_SECRET,
     EXTERNAL_URL,
@@ -42,6 +44,10 @@ SETTINGS = {"router": RouterSettings, "worker": WorkerSettings}
 PYPROJECT = CHART.parents[1] / "pyproject.toml"
 MOST_STATEFUL_SET_NAME = 52  # its pods' labels hold it, a dash and a hash of ten in 63 characters
 MOST_NAME = 63
+
+
+def revision(name: str) -> Values:
+    return {"workers": {"a": {"model": {"hub": {"id": "org/model", "revision": name, "size": "9Gi"}}}}}
 
 
 @pytest.fixture(params=ALL_VALUES.values(), ids=ALL_VALUES.keys())
@@ -76,6 +82,12 @@ def test_every_object_is_what_the_api_knows(rendered: Rendered, version: str) ->
         ({"workers": {"a": {}}}, "at '/workers/a': missing property 'model'"),
         ({"workers": {"a": {"model": {}}}}, "at '/workers/a/model': minProperties: got 0, want 1"),
         ({"workers": {"a": {"model": {"hostPath": {"path": "x"}}}}}, "at '/workers/a/model/hostPath/path'"),
+        ({"workers": {"a": {"model": {"hub": {"id": "o/m", "size": "9Gi"}}}}}, "/hub': missing property 'revision'"),
+        (revision("0e9e39f"), "at '/workers/a/model/hub/revision': '0e9e39f' does not match pattern"),
+        (revision("DEADBEEF"), "at '/workers/a/model/hub/revision': 'DEADBEEF' does not match pattern"),
+        (revision("c" * 39), "at '/workers/a/model/hub/revision'"),
+        (revision("c" * 41), "at '/workers/a/model/hub/revision'"),
+        (revision(""), "at '/workers/a/model/hub/revision'"),
         ({"workers": {"A_B": HOST_PATH}}, "at '/workers': additional properties 'A_B' not allowed"),
         (
             {"workers": {"a": HOST_PATH | {"config": {"block_size": 0}}}},
@@ -294,6 +306,30 @@ def test_a_worker_reads_its_model_where_it_is(values: Values, pool: str, path: s
     for download in pod.get("initContainers", ()):
         assert f"--local-dir={path}" in download["args"]
         assert [entry["name"] for entry in download["env"]] == ["HOME", "HF_TOKEN"]
+
+
+def downloaded(values: Values, pool: str) -> str:
+    """The revision that a pool's pods ask the Hub for."""
+    (download,) = pod_of(Rendered(values).one("StatefulSet", f"demo-trunkline-worker-{pool}"))["initContainers"]
+    (flag,) = [argument for argument in download["args"] if argument.startswith("--revision=")]
+    return str(flag.removeprefix("--revision="))
+
+
+@pytest.mark.parametrize("name", ["c" * 40, "main", "refs/pr/3", "v1.2", "feature", "2024-07", "1e5", "face"])
+def test_a_model_is_downloaded_at_the_revision_that_is_given(name: str) -> None:
+    assert downloaded(revision(name), "a") == name
+
+
+def example() -> Values:
+    """The values that the chart's README shows."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", (CHART / "README.md").read_text(), re.DOTALL)
+    values: Values = yaml.safe_load(text)
+    return values
+
+
+def test_every_pod_of_a_pool_has_the_same_model_whenever_it_started() -> None:
+    for values, pool in ((DEFAULT, "qwen3-0-6b"), (example(), "llama-8b")):
+        assert re.fullmatch("[0-9a-f]{40}", downloaded(values, pool)), "a branch moves"
 
 
 def test_large_numbers_stay_whole_numbers() -> None:
