@@ -39,9 +39,12 @@ PASSWORD_IN_SECRET: Values = {"redis": {"existingSecret": {"name": "cache", "key
 EXTERNAL_URL: Values = {"redis": {"enabled": False, "external": {"url": "rediss://cache.example.com:6380/2"}}}
 EXTERNAL_SECRET: Values = {"redis": {"enabled": False, "external": {"existingSecret": {"name": "cache"}}}}
 NO_REDIS: Values = {"redis": {"enabled": False}}
+ACCOUNT_OF_ANOTHER: Values = {"serviceAccount": {"create": False, "name": "shared"}}
 EVERYTHING: Values = {
     "image": {"registry": "registry.example.com/llm", "tag": "1.2.3", "pullSecrets": [{"name": "registry"}]},
+    "serviceAccount": {"name": "serving", "annotations": {"cloud.example.com/role": "reader"}},
     "router": {
+        "priorityClassName": "serving",
         "config": {"processes": 2, "stop_timeout_s": 30.5, "max_choices": 8},
         "tenants": {"acme": {"weight": 3, "lane": "standard"}, "*": {"weight": 1}},
         "service": {"headless": True, "annotations": {"note": "x"}},
@@ -75,7 +78,8 @@ EVERYTHING: Values = {
         },
         "claimed": {"model": {"claim": {"name": "weights"}}},
     },
-    "redis": PLACED,
+    "redis": {"priorityClassName": "serving", **PLACED},
+    "test": {"resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": 1, "memory": "256Mi"}}},
     "networkPolicy": {
         "enabled": True,
         "clients": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "apps"}}}],
@@ -89,6 +93,7 @@ ALL_VALUES = {
     "external redis": EXTERNAL_URL,
     "external redis, secret": EXTERNAL_SECRET,
     "no redis": NO_REDIS,
+    "account of another": ACCOUNT_OF_ANOTHER,
     "everything": EVERYTHING,
 }
 
@@ -113,6 +118,11 @@ class Rendered:
     def one(self, kind: str, name: str) -> Object:
         (found,) = [item for item in self.of(kind) if item["metadata"]["name"] == name]
         return found
+
+    @property
+    def pods(self) -> list[Object]:
+        """What pods are made of: those of workloads, and the one of `helm test`."""
+        return [pod_of(workload) for workload in self.workloads] + [pod["spec"] for pod in self.of("Pod")]
 
     @property
     def workloads(self) -> list[Object]:

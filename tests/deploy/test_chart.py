@@ -26,6 +26,7 @@ from tests.deploy.chart import (
     OWN_PASSWORD,
     PASSWORD,
     PASSWORD_IN_SECRET,
+    PLACED,
     SEVERAL_POOLS,
     Rendered,
     Values,
@@ -99,6 +100,8 @@ def test_every_object_is_what_the_api_knows(rendered: Rendered, version: str) ->
         ({"redis": {"external": {"url": "http://x"}}}, "at '/redis/external/url'"),
         ({"redis": {"password": "hunter2"}}, "at '/redis/password'"),
         ({"redis": {"password": "correct:horse@battery/staple"}}, "at '/redis/password'"),
+        ({"serviceAccount": {"automount": True}}, "at '/serviceAccount': additional properties 'automount' not"),
+        ({"test": {"image": "x"}}, "at '/test': additional properties 'image' not allowed"),
         ({"networkpolicy": {}}, "additional properties 'networkpolicy' not allowed"),
     ],
 )
@@ -217,6 +220,8 @@ def test_routers_look_up_every_pool(rendered: Rendered) -> None:
 def test_every_selector_selects_the_pods_of_one_workload(rendered: Rendered) -> None:
     for workload in rendered.workloads:
         assert selected(workload["spec"]["selector"]["matchLabels"], workload)
+        for constraint in pod_of(workload).get("topologySpreadConstraints", ()):
+            assert constraint["labelSelector"]["matchLabels"] == workload["spec"]["selector"]["matchLabels"]
     selectors = [item["spec"]["selector"] for item in rendered.of("Service")]
     selectors += [item["spec"]["selector"]["matchLabels"] for item in rendered.of("PodDisruptionBudget")]
     selectors += [item["spec"]["podSelector"]["matchLabels"] for item in rendered.of("NetworkPolicy")]
@@ -254,9 +259,9 @@ def test_a_pod_has_longer_to_end_than_what_it_has_to_finish(rendered: Rendered) 
 
 
 def test_pods_have_no_right_that_they_do_not_need(rendered: Rendered) -> None:
-    pods = [pod_of(workload) for workload in rendered.workloads] + [pod["spec"] for pod in rendered.of("Pod")]
-    for pod in pods:
+    for pod in rendered.pods:
         assert pod["automountServiceAccountToken"] is False
+        assert pod["serviceAccountName"] != "default"
         # TRUNKLINE_PORT, say, is a setting; of a Service called trunkline it would be tcp://…
         assert pod["enableServiceLinks"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -267,12 +272,80 @@ def test_pods_have_no_right_that_they_do_not_need(rendered: Rendered) -> None:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
+            # A namespace with a quota takes no pod that does not say.
+            assert {"requests", "limits"} <= container["resources"].keys()
+            assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    ("given", "created", "named"),
+    [
+        ({}, "demo-trunkline", "demo-trunkline"),
+        ({"name": "serving"}, "serving", "serving"),
+        ({"create": False, "name": "shared"}, None, "shared"),
+        ({"create": False}, None, "default"),
+    ],
+)
+def test_all_pods_are_of_the_account_that_is_created_or_of_the_one_that_is_named(
+    given: Values, created: str | None, named: str
+) -> None:
+    rendered = Rendered({"serviceAccount": given})
+    assert {pod["serviceAccountName"] for pod in rendered.pods} == {named}
+    assert [item["metadata"]["name"] for item in rendered.of("ServiceAccount")] == ([created] if created else [])
+    assert all(item["automountServiceAccountToken"] is False for item in rendered.of("ServiceAccount"))
+
+
+def test_the_account_has_its_annotations() -> None:
+    (account,) = Rendered(EVERYTHING).of("ServiceAccount")
+    assert account["metadata"]["annotations"] == EVERYTHING["serviceAccount"]["annotations"]
+
+
+def test_every_pod_is_placed_and_pulled_as_the_values_say() -> None:
+    rendered = Rendered(EVERYTHING)
+    assert len(rendered.pods) == 6
+    for pod in rendered.pods:
+        assert pod["imagePullSecrets"] == EVERYTHING["image"]["pullSecrets"]
+        assert (pod["nodeSelector"], pod["tolerations"]) == (PLACED["nodeSelector"], PLACED["tolerations"])
+    for workload in rendered.workloads:
+        assert pod_of(workload)["affinity"] == PLACED["affinity"]
+        assert pod_of(workload)["priorityClassName"] == "serving"
+    (test,) = rendered.of("Pod")
+    for container in test["spec"]["containers"]:
+        assert container["resources"] == EVERYTHING["test"]["resources"]
+
+
+def spread(values: Values, kind: str, name: str) -> Any:
+    return pod_of(Rendered(values).one(kind, f"demo-trunkline-{name}")).get("topologySpreadConstraints")
+
+
+def test_routers_go_to_different_nodes_where_that_can_be() -> None:
+    (constraint,) = spread({}, "Deployment", "router")
+    assert constraint["topologyKey"] == "kubernetes.io/hostname"
+    assert (constraint["maxSkew"], constraint["whenUnsatisfiable"]) == (1, "ScheduleAnyway")
+    assert constraint["matchLabelKeys"] == ["pod-template-hash"], "or those that a rollout replaces are counted too"
+    assert spread({}, "StatefulSet", "worker-qwen3-0-6b") is None, "a cluster may pack its GPUs"
+
+
+def test_constraints_of_the_values_stand_in_place_of_the_charts_own() -> None:
+    zone = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    theirs = zone | {"labelSelector": {"matchExpressions": [{"key": "team", "operator": "Exists"}]}}
+    values = {part: {"topologySpreadConstraints": [zone, theirs]} for part in ("router", "workerDefaults")}
+    for kind, name in (("Deployment", "router"), ("StatefulSet", "worker-qwen3-0-6b")):
+        labels = {"name": "trunkline", "instance": "demo", "component": name}
+        own = {f"app.kubernetes.io/{label}": value for label, value in labels.items()}
+        assert spread(values, kind, name) == [zone | {"labelSelector": {"matchLabels": own}}, theirs]
+
+
+def test_a_pod_that_serves_nobody_holds_up_no_node_that_is_to_be_emptied(rendered: Rendered) -> None:
+    budgets = rendered.of("PodDisruptionBudget")
+    assert len(budgets) == sum(1 for _ in rendered.ours())
+    for budget in budgets:
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_every_command_is_one_of_an_image(rendered: Rendered) -> None:
     commands = {*tomllib.loads(PYPROJECT.read_text())["project"]["scripts"], "hf", "sh"}
-    pods = [pod_of(workload) for workload in rendered.workloads] + [pod["spec"] for pod in rendered.of("Pod")]
-    for pod in pods:
+    for pod in rendered.pods:
         for container in [*pod["containers"], *pod.get("initContainers", ())]:
             assert container["command"][0] in commands
 

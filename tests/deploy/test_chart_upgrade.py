@@ -19,7 +19,7 @@ import yaml
 from tests.deploy.chart import CHART, PASSWORD, Values
 
 GROUPS = {
-    "v1": {"secrets": "Secret", "services": "Service", "configmaps": "ConfigMap"},
+    "v1": {"secrets": "Secret", "services": "Service", "serviceaccounts": "ServiceAccount", "configmaps": "ConfigMap"},
     "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},

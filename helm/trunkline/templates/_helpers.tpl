@@ -38,8 +38,16 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{/* Pods trust nobody with more than they need, and are not told of services in variables: a Service named like a
 setting would be taken for one. */}}
 {{- define "trunkline.pod" -}}
+serviceAccountName: {{ include "trunkline.serviceAccount" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "trunkline.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "trunkline.fullname" .) "default" .Values.serviceAccount.create) -}}
 {{- end -}}
 
 {{- define "trunkline.podSecurity" -}}
@@ -59,8 +67,11 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* Where pods go. Takes the values of a part. */}}
+{{/* Where pods go, and before whom. Takes the values of a part. */}}
 {{- define "trunkline.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
 {{- with .nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -70,9 +81,34 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- with .affinity }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .topologySpreadConstraints }}
+{{- end -}}
+
+{{/* How pods of a part spread. A constraint without a selector would count no pods at all: it gets the part's own.
+Takes a dict of root, part and constraints. */}}
+{{- define "trunkline.spread" -}}
+{{- $own := dict "matchLabels" (include "trunkline.selector" . | fromYaml) -}}
+{{- $made := list -}}
+{{- range .constraints -}}
+{{- $made = append $made (ternary . (set (deepCopy .) "labelSelector" $own) (hasKey . "labelSelector")) -}}
+{{- end -}}
+{{- with $made -}}
 topologySpreadConstraints: {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* A budget of disruptions. A pod that is not ready serves nobody, so it never holds up a node that is to be emptied.
+Takes a dict of root, part, name and budget. */}}
+{{- define "trunkline.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  labels: {{- include "trunkline.labels" . | nindent 4 }}
+spec:
+  maxUnavailable: {{ .budget.maxUnavailable }}
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels: {{- include "trunkline.selector" . | nindent 6 }}
 {{- end -}}
 
 {{/* Readiness decides about traffic, liveness about the process: a drained worker is alive. Takes the port. */}}
