@@ -4,15 +4,31 @@ not."""
 import re
 import shlex
 import tomllib
+from collections.abc import Iterable
 from fnmatch import fnmatch
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).parents[2]
 DOCKERFILES = sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile"))
+CONSTRAINTS = (REPOSITORY / "constraints.txt").read_text().splitlines()
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 HEAVY = {"torch", "triton", "transformers", "safetensors", "matplotlib"}
+# What an image's Python says of itself, as far as packages make their requirements depend on it.
+MARKERS = {
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": "3.12.0",
+    "python_version": "3.12",
+    "sys_platform": "linux",
+}
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:
@@ -29,17 +45,33 @@ def copied(file: Path) -> list[str]:
     return [source for rest in rests for source in shlex.split(rest)[:-1]]
 
 
-def requirements(extra: str) -> set[str]:
-    """Names of the packages that an extra asks for directly, those of the extras that it takes in included."""
-    project = PROJECT["project"]
-    found = {re.split(r"[^\w.-]", entry)[0] for entry in project["dependencies"]}
-    for entry in project["optional-dependencies"][extra]:
-        inner = re.fullmatch(r"trunkline\[(.+)\]", entry)
-        if inner:
-            found |= {name for part in inner[1].split(",") for name in requirements(part)}
-        else:
-            found.add(re.split(r"[^\w.-]", entry)[0])
-    return found
+def asked_for(name: str, extra: str) -> list[str]:
+    """What a package asks for, where its markers say so, with an extra or "". Raises PackageNotFoundError."""
+    if name == PROJECT["project"]["name"]:
+        project = PROJECT["project"]
+        return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
+    return requires(name) or []
+
+
+def reached(requirements: Iterable[str]) -> dict[str, str]:
+    """Every package that is installed for some requirements, by name, with the one that asked for it first.
+
+    Of each the versions that are installed here are read; an image has the same ones, by constraints.txt.
+    """
+    asked_by: dict[str, str] = {}
+    looked_at: set[tuple[str, str]] = set()
+    waiting = [(entry, "", "") for entry in requirements]
+    while waiting:
+        text, extra, whose = waiting.pop()
+        entry = Requirement(text)
+        if entry.marker is not None and not entry.marker.evaluate(MARKERS | {"extra": extra}):
+            continue
+        name = canonicalize_name(entry.name)
+        asked_by.setdefault(name, whose)
+        for part in {"", *entry.extras} - {part for seen, part in looked_at if seen == name}:
+            looked_at.add((name, part))
+            waiting += [(below, part, name) for below in asked_for(name, part)]
+    return asked_by
 
 
 def extras(file: Path) -> list[str]:
@@ -70,15 +102,51 @@ def test_an_image_starts_a_command_of_the_package_as_nobody_special(file: Path) 
     (command,) = re.findall(r'"([^"]+)"', entry)
     assert command in PROJECT["project"]["scripts"]
     assert [rest for name, rest in found if name == "USER"] == ["10001:10001"]
-    bases = [rest.split()[0] for name, rest in found if name == "FROM"]
-    assert len(bases) == 2
-    assert all(fnmatch(base, "python:3.*-slim-*") for base in bases), "by a tag that names the version"
     assert all(extra in PROJECT["project"]["optional-dependencies"] for extra in extras(file))
-    assert "--constraint constraints.txt" in file.read_text()
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_whoever_builds_an_image_can_say_by_digest_what_it_is_built_on(file: Path) -> None:
+    found = instructions(file)
+    assert [rest.split()[0] for name, rest in found if name == "FROM"] == ["${BASE}", "${BASE}"]
+    assert found[0][0] == "ARG", "before the first FROM, or it would be unknown there"
+    name, _, base = found[0][1].partition("=")
+    assert name == "BASE"
+    assert fnmatch(base, "python:3.12-slim-*"), "by a tag that names the version"
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.stem)
+def test_an_image_has_the_versions_that_tests_have_seen(file: Path) -> None:
+    found = instructions(file)
+    (at,) = [at for at, (name, rest) in enumerate(found) if name == "ENV" and "PIP_CONSTRAINT" in rest]
+    settings = dict(entry.split("=") for entry in shlex.split(found[at][1]))
+    assert settings["PIP_CONSTRAINT"] == settings["PIP_BUILD_CONSTRAINT"] == "/src/constraints.txt"
+    assert ("WORKDIR", "/src") in found[:at]
+    assert any(name == "RUN" and "pip install" in rest for name, rest in found[at:])
+    pinned = {canonicalize_name(line.split("==")[0]) for line in CONSTRAINTS if "==" in line}
+    # CUDA's libraries, which some builds of torch ask for, each have the one version that torch names.
+    installed = reached(asks(file)).keys() - {PROJECT["project"]["name"]}
+    assert {name for name in installed if not name.startswith(("nvidia-", "cuda-"))} <= pinned
+    assert {canonicalize_name(Requirement(entry).name) for entry in PROJECT["build-system"]["requires"]} <= pinned
+
+
+def asks(file: Path) -> list[str]:
+    return [f"{PROJECT['project']['name']}[{','.join(extras(file))}]"]
 
 
 def test_the_routers_image_has_no_torch_and_the_workers_has() -> None:
-    router, worker = ({name for extra in extras(file) for name in requirements(extra)} for file in DOCKERFILES)
-    assert not router & HEAVY
-    assert {"torch", "triton", "safetensors", "huggingface_hub"} <= worker
-    assert "grpcio-health-checking" in router & worker, "trunkline drain and trunkline generate are used in pods"
+    router, worker = (reached(asks(file)) for file in DOCKERFILES)
+    assert {name: router[name] for name in HEAVY & router.keys()} == {}, "and who asks for it"
+    assert {"torch", "triton", "safetensors", "huggingface-hub"} <= worker.keys()
+    assert "grpcio-health-checking" in router.keys() & worker.keys(), (
+        "trunkline drain and trunkline generate run in pods"
+    )
+
+
+def test_a_package_is_found_however_far_behind_the_one_that_asks_for_it() -> None:
+    router = reached(asks(DOCKERFILES[0]))
+    assert router["markupsafe"] == "jinja2", "which is asked for by name"
+    assert router["googleapis-common-protos"] in router, "and that one by another"
+    assert "torch" in reached(["safetensors[torch]"])
+    assert "torch" not in reached(["safetensors", "transformers"])
+    assert "colorama" not in router, "of Windows alone"
