@@ -140,9 +140,8 @@ def test_quotas_that_several_routers_would_each_count_alone_are_refused(
 ) -> None:
     with pytest.raises(helm_python.HelmRenderError) as caught:
         Rendered(NO_REDIS | {"router": router | {"tenants": {"first": {"weight": 2}, tenant: {quota: 600}}}})
-    said = f'router.tenants: {quota} of "{tenant}" needs a Redis that all routers count in'
-    assert said in str(caught.value)
-    assert "= 2 of them): set redis.enabled or redis.external" in str(caught.value)
+    said = f'router.tenants: {quota} of "{tenant}": 2 routers (replicas x config.processes) would each count it alone'
+    assert f"{said}: set redis.enabled or redis.external" in str(caught.value)
     assert "\n" not in str(caught.value).strip()
 
 

@@ -47,7 +47,8 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end -}}
 
 {{- define "trunkline.serviceAccount" -}}
-{{- .Values.serviceAccount.name | default (ternary (include "trunkline.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- $otherwise := ternary (include "trunkline.fullname" .) "default" .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default $otherwise -}}
 {{- end -}}
 
 {{- define "trunkline.podSecurity" -}}
@@ -158,7 +159,8 @@ routers: a process of them is one. A pod whose processes are told of no Redis wo
 {{- range $tenant := keys $router.tenants | sortAlpha -}}
 {{- range $quota := list "requests_per_minute" "tokens_per_minute" "tokens_in_flight" -}}
 {{- if hasKey (index $router.tenants $tenant) $quota -}}
-{{- fail (printf "router.tenants: %s of %q needs a Redis that all routers count in (router.replicas x router.config.processes = %d of them): set redis.enabled or redis.external" $quota $tenant $routers) -}}
+{{- $why := printf "%d routers (replicas x config.processes) would each count it alone" $routers -}}
+{{- fail (printf "router.tenants: %s of %q: %s: set redis.enabled or redis.external" $quota $tenant $why) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
