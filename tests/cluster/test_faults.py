@@ -5,7 +5,7 @@ Every stream is compared, to the bit, with what it was without the accident; see
 
 import pytest
 
-from tests.cluster.harmed_fleet import FEW, INTER_TOKEN_TIMEOUT, STREAMS, TOKENS, HarmedFleet
+from tests.cluster.harmed_fleet import FEW, FEWEST, INTER_TOKEN_TIMEOUT, STREAMS, TOKENS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.main import POISON, poison_environment, worker_flags
@@ -23,8 +23,11 @@ SICK = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
         ("kill -9 of an engine", STREAMS),
         ("kill -9 of a front", FEW),
         ("engine stopped (SIGSTOP), continued later", STREAMS),
-        ("link reset", STREAMS),
-        ("drain that hands over after 0.2 s", FEW),
+        ("front stopped (SIGSTOP), continued later", FEWEST),
+        ("link reset", FEW),
+        ("link stalled, healed later", FEWEST),
+        ("drain that hands over after 0.2 s", FEWEST),
+        ("rolling restart of every worker", FEWEST),
     ],
 )
 async def test_no_token_is_lost_repeated_or_changed_by_an_accident(
@@ -56,6 +59,7 @@ async def test_a_request_that_kills_engines_costs_two_workers_at_most_and_nobody
     assert (sick.error, sick.asked_again) == ("Quarantined", "Quarantined")
     assert lost <= 2
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
+    assert outcome.records[-1].finish, "one that came after the conviction was served"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +87,6 @@ async def test_a_router_that_is_killed_costs_its_own_streams_one_more_try() -> N
     wanted = orders(STREAMS, tokens=TOKENS)
     async with running_fleet(DEMO_MODEL, *worker_flags(deterministic=True), routers=2) as fleet:
         expected = await undisturbed(fleet, wanted)
-        outcome, asked_again = await router_killed(fleet, wanted, expected)
-    assert asked_again
-    assert all(number % 2 == 0 for number in asked_again), "every second stream entered through it"
+        outcome, loss = await router_killed(fleet, wanted, expected)
+    assert loss.is_contained, loss
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
