@@ -75,7 +75,7 @@ async def harmed_fleet() -> AsyncIterator[HarmedFleet]:
     async with running_fleet(
         DEMO_MODEL,
         *worker_flags(deterministic=True, drain_timeout_s=DRAIN_S),
-        router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}"),
+        router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}", "--stop-timeout-s=600"),
         environment=poison_environment() | {"TRUNKLINE_GRANT_KEY": KEY},
     ) as routed:
         expected = await undisturbed(routed, wanted)
