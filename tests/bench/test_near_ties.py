@@ -56,7 +56,9 @@ def test_a_token_that_was_not_among_the_likeliest_is_no_near_tie_however_near_th
     assert (parting.token_index, parting.gap, parting.is_near_tie) == (AT, None, False)
 
 
-@pytest.mark.parametrize("order", [GREEDY, replace(GREEDY, options=GREEDY.options | {"temperature": 1.0})])
+@pytest.mark.parametrize(
+    "order", [GREEDY, replace(GREEDY, options=GREEDY.options | {"temperature": 1.0, "top_p": 1.0})]
+)
 def test_a_tail_that_is_missing_or_too_long_is_no_near_tie(order: Order) -> None:
     whole, short = record(TOKENS, second=(50, -0.5)), record(TOKENS[:AT])
     for got, expected in ((short, whole), (whole, short), (Record(), whole)):
@@ -71,7 +73,7 @@ def noise_of(order: Order, choice: int, *tokens: int) -> list[float]:
 
 
 def test_of_a_drawn_token_it_is_the_score_with_its_noise_that_was_near() -> None:
-    order = replace(GREEDY, options=GREEDY.options | {"temperature": TEMPERATURE})
+    order = replace(GREEDY, options=GREEDY.options | {"temperature": TEMPERATURE, "top_p": 1.0})
     mine, theirs = noise_of(order, 0, TOKENS[AT], 50)
     # As likely as makes the scores equal, but for a tenth.
     level = -0.5 + (mine - theirs - 0.1) * TEMPERATURE
@@ -85,7 +87,7 @@ def test_of_a_drawn_token_it_is_the_score_with_its_noise_that_was_near() -> None
 
 
 def test_choices_part_each_by_itself() -> None:
-    order = replace(GREEDY, options=GREEDY.options | {"n": 2, "temperature": 1.0})
+    order = replace(GREEDY, options=GREEDY.options | {"n": 2, "temperature": 1.0, "top_p": 1.0})
 
     def two(second: list[int]) -> Record:
         one, other = record(TOKENS, second=(50, -0.5)), record(second, second=(50, -0.5))
@@ -99,7 +101,15 @@ def test_choices_part_each_by_itself() -> None:
     assert math.isclose(parting.gap, mine - theirs, abs_tol=1e-9)
 
 
-@pytest.mark.parametrize("option", [{"repetition_penalty": 1.1}, {"top_p": 0.9}, {"top_k": 50}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"repetition_penalty": 1.1},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 0.9, "top_p": 1.0, "top_k": 50},
+        {"temperature": 0.9},  # and the model's own top_p
+    ],
+)
 def test_streams_whose_log_probabilities_do_not_tell_are_left_out(option: dict[str, Any]) -> None:
     order = replace(GREEDY, options=GREEDY.options | option)
     assert parted(order, record(other_token(50)), record(TOKENS)) == []

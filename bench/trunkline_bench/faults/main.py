@@ -148,7 +148,7 @@ async def with_redis_lost(rows: Rows, wanted: Sequence[Order]) -> bool:
 
 async def with_near_ties(rows: Rows, wanted: Sequence[Order], kernels: str) -> bool:
     """The accidents in bfloat16, without --deterministic: near ties may fall the other way, and nothing else."""
-    wanted = [Order(order.prompt, order.options | {"logprobs": MAX_TOP_LOGPROBS}) for order in wanted]
+    wanted = [Order(o.prompt, {"top_p": 1.0} | o.options | {"logprobs": MAX_TOP_LOGPROBS}) for o in wanted]
     clean = True
     flags = (*worker_flags(deterministic=False), f"--kernels={kernels}")
     async with running_fleet(DEMO_MODEL, *flags, router_arguments=ROUTER_FLAGS) as fleet:
@@ -218,7 +218,7 @@ async def measure() -> tuple[str, bool]:
         "",
         "The gap is between the two tokens at the first place that differs, in the run without accident: between their "
         "log-probabilities where the likeliest is taken, and where one is drawn between these over the temperature, "
-        "with the noise of the draw. Streams with penalties, top_k or top_p are left out: their log-probabilities do "
+        "with the noise of the draw. Streams with penalties, top_k or a top_p below 1 are left out: their log-probabilities do "
         f"not tell how near it was. Up to {NEAR:g} counts as a near tie. Batches differ from run to run, so streams "
         "may part without any accident.",
         "",

@@ -30,8 +30,12 @@ class Parting:
 
 def is_comparable(order: Order) -> bool:
     """Whether the log-probabilities tell how near another token was. Penalties change what is compared; and where the
-    unlikely ones are cut off, a token at the edge of what is kept may come and go, however its score compares."""
-    return not order.options.keys() & {"repetition_penalty", "top_p", "top_k"}
+    unlikely tokens are not drawn, one at the edge of what is kept comes and goes, however its score compares. A model
+    has a top_p of its own: 1 must be asked for."""
+    options = order.options
+    return "repetition_penalty" not in options and (
+        order.is_greedy or (options.get("top_p") == 1.0 and "top_k" not in options)
+    )
 
 
 def partings(wanted: Sequence[Order], got: Sequence[Record], expected: Sequence[Record]) -> list[Parting]:
