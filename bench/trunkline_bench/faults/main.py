@@ -218,9 +218,9 @@ async def measure() -> tuple[str, bool]:
         "",
         "The gap is between the two tokens at the first place that differs, in the run without accident: between their "
         "log-probabilities where the likeliest is taken, and where one is drawn between these over the temperature, "
-        "with the noise of the draw. Streams with penalties, top_k or a top_p below 1 are left out: their log-probabilities do "
-        f"not tell how near it was. Up to {NEAR:g} counts as a near tie. Batches differ from run to run, so streams "
-        "may part without any accident.",
+        "with the noise of the draw. Streams with penalties, top_k or a top_p below 1 are left out: their "
+        f"log-probabilities do not tell how near it was. Up to {NEAR:g} counts as a near tie. Batches differ from run "
+        "to run, so streams may part without any accident.",
         "",
         *(line for kernels, rows in ties.items() for line in (KERNELS[kernels], "", table(rows, TIES, "accident"))),
     ]
