@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from trunkline.errors import NoWorker
 from trunkline_bench.faults.fleet import Fleet, Worker
@@ -14,7 +15,7 @@ from trunkline_bench.faults.streams import Order, Record, Streams
 STRIKE_SHARE = 0.1  # of all tokens have come when the accident happens
 UNAVAILABLE = NoWorker.__name__  # as a client meets it
 
-Accident = Callable[[Fleet, Worker], Awaitable[None]]
+Accident = Callable[[Fleet, Worker], Coroutine[Any, Any, None]]
 
 
 async def kill_engine(fleet: Fleet, victim: Worker) -> None:
