@@ -134,3 +134,15 @@ def test_a_pure_module_reaches_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not MUST_NOT_REACH[module] & set(loaded)
+
+
+def test_no_test_module_imports_another() -> None:
+    """What two need has a module of its own, named by its noun."""
+    for file in (REPOSITORY / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            tests = [name for name in names if name.startswith("tests.") and ".test_" in name]
+            assert not tests, f"{file.relative_to(REPOSITORY)} imports {', '.join(tests)}"

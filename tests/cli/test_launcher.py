@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.cluster.processes import Process, script, wait_until
+from tests.cluster.processes import Process, alive, descendants, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.ports import free_port
 from trunkline_cli.backoff import FIRST_DELAY_S, HEALTHY_AFTER_S, MOST_DELAY_S, Backoff
@@ -26,27 +26,6 @@ def serve(*arguments: str) -> tuple[Process, int]:
         "--workers=1", "--threads=1", *arguments,
     )  # fmt: skip
     return process, port
-
-
-def descendants(pid: int) -> set[int]:
-    """All processes below one, itself included."""
-    found, queue = set(), [pid]
-    while queue:
-        one = queue.pop()
-        found.add(one)
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
-            queue += map(int, task.read_text().split())
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    def runs(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except FileNotFoundError:
-            return False
-
-    return {pid for pid in pids if runs(pid)}
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from tests.cluster.harmed_fleet import HarmedFleet, harmed_fleet
+from tests.cluster.harmed_fleet import HarmedFleet, SharingPair, harmed_fleet, sharing_pair
 from tests.cluster.processes import Cluster, running_cluster
 from tests.worker.engine_rig import DEMO_MODEL
 
@@ -20,6 +20,19 @@ def cluster() -> Iterator[Cluster]:
 async def standing_fleet() -> AsyncIterator[HarmedFleet]:
     async with harmed_fleet() as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def standing_pair(standing_fleet: HarmedFleet) -> AsyncIterator[SharingPair]:
+    await standing_fleet.make_whole()
+    async with sharing_pair(standing_fleet.routed) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def pair(fleet: HarmedFleet, standing_pair: SharingPair) -> SharingPair:
+    await standing_pair.make_whole()
+    return standing_pair
 
 
 @pytest_asyncio.fixture(loop_scope="package")

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.client import Client
-from trunkline_bench.faults.fleet import START_S, Fleet, running_fleet
-from trunkline_bench.faults.main import poison_environment, worker_flags
+from trunkline_bench.faults.fleet import START_S, Fleet, routers_before, running_fleet
+from trunkline_bench.faults.main import poison_environment, quotas_of_all, worker_flags
 from trunkline_bench.faults.scenarios import recover, undisturbed
 from trunkline_bench.faults.streams import Order, Record, orders
+from trunkline_bench.redis_server import RedisServer
 
-STREAMS, FEW = 50, 20
+STREAMS, FEW, FEWEST = 50, 20, 8
 TOKENS = (40, 90)
 INTER_TOKEN_TIMEOUT = "--inter-token-timeout-s=1.5"
+DRAIN_S = 0.2  # of workers that are told to stop: shorter than streams are
 SILENCE_S = 1.0  # of a worker, to a direct client
 KEY = "a key for tests, of thirty-two bytes"
 
@@ -35,15 +37,36 @@ class HarmedFleet:
 
     async def make_whole(self) -> None:
         """Whatever the last test has left."""
-        (router,) = self.routed.routers
-        if not router.is_running:
-            await router.start()
-            await router.wait_for("router listening")
-        for client in (*self.routed.clients, *self.direct.clients):
+        await self.routed.restart_routers()
+        for client in self.direct.clients:
             await client.ready(START_S)
         for worker in self.routed.workers:
             await recover(self.routed, worker)
         await self.routed.nothing_live()
+
+
+@dataclass(frozen=True, slots=True)
+class SharingPair:
+    """Two more routers before the same workers, that ask a Redis of theirs for every request's quotas."""
+
+    routed: Fleet
+    redis: RedisServer
+
+    def printed(self, text: str) -> list[int]:
+        """How many lines of each router have it."""
+        return [sum(text in line for line in router.lines) for router in self.routed.routers]
+
+    async def make_whole(self) -> None:
+        await self.routed.restart_routers()
+        await self.routed.all_ready()
+
+
+@asynccontextmanager
+async def sharing_pair(fleet: Fleet) -> AsyncIterator[SharingPair]:
+    with RedisServer() as redis, quotas_of_all() as tenants:
+        flags = (INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}", f"--redis-url={redis.url}", f"--tenants={tenants}")
+        async with routers_before(fleet.workers, 2, *flags, name="sharing") as routed:
+            yield SharingPair(routed, redis)
 
 
 @asynccontextmanager
@@ -51,8 +74,8 @@ async def harmed_fleet() -> AsyncIterator[HarmedFleet]:
     wanted = orders(STREAMS, tokens=TOKENS)
     async with running_fleet(
         DEMO_MODEL,
-        *worker_flags(deterministic=True),
-        router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}"),
+        *worker_flags(deterministic=True, drain_timeout_s=DRAIN_S),
+        router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}", "--stop-timeout-s=600"),
         environment=poison_environment() | {"TRUNKLINE_GRANT_KEY": KEY},
     ) as routed:
         expected = await undisturbed(routed, wanted)

@@ -195,3 +195,24 @@ def running_cluster(
         stack.callback(cluster.channel.close)
         cluster.wait_ready(workers)
         yield cluster
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one, itself included."""
+    found, queue = set(), [pid]
+    while queue:
+        one = queue.pop()
+        found.add(one)
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            queue += map(int, task.read_text().split())
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    return {pid for pid in pids if runs(pid)}

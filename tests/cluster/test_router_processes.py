@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_launcher import alive, descendants
-from tests.cluster.processes import Cluster, Process, script, wait_until
+from tests.cluster.processes import Cluster, Process, alive, descendants, script, wait_until
 from tests.router.fake_worker import FakeWorker
 from trunkline import Client
 from trunkline.errors import NoWorker, TrunklineError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.test_attention import BLOCK, HEAD_DIM, make_case, naive
+from tests.kernels.attention_cases import BLOCK, HEAD_DIM, make_case, naive
 from trunkline_kernels.cpu import library as library_module
 from trunkline_kernels.cpu.library import library
 from trunkline_kernels.cpu.packed_linear import PackedLinear, can_pack

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels import test_attention
-from tests.kernels.test_attention import BLOCK, SHAPES, make_case, naive
+from tests.kernels import attention_cases
+from tests.kernels.attention_cases import BLOCK, SHAPES, make_case, naive
 from trunkline_kernels.gpu.decode_attention import DecodeTiling, decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.ragged_attention import Pieces, RaggedTiling, ragged_attention, split_tiles_of, tiles_of
@@ -191,7 +191,7 @@ def test_scores_are_capped() -> None:
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
 def test_every_head_dim(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_attention, "HEAD_DIM", head_dim)
+    monkeypatch.setattr(attention_cases, "HEAD_DIM", head_dim)
     q, kv, batch, truth = make_case([(1, 70), (1, 33)], 6, 2)
     torch.testing.assert_close(decode(q, kv, batch), truth_of(q, batch, truth))
     q, kv, batch, truth = make_case([(5, 37), (1, 40)], 6, 2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from tests.kernels.test_gpu_token_wise import random
+from tests.kernels.tensors import random
 from trunkline_kernels.gpu.quantized_linear import dequantize, quantize, quantize_rows, quantized_linear
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from tests.kernels.tensors import random
 from trunkline_kernels import kv_write, rms_norm, rotary, silu_and_mul
 from trunkline_kernels.gpu import rms_norm as gpu_rms_norm
 from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
@@ -14,10 +15,6 @@ from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.ragged_batch import KVLayer
 
 EPS = 1e-5
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (3, 24), (5, 1000), (2, 4096), (0, 64)])

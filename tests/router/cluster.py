@@ -231,3 +231,7 @@ async def refusal(call: Any) -> Refusal:
     except grpc.aio.AioRpcError as error:
         return Refusal(error)
     raise AssertionError("the call succeeded")
+
+
+def tokens_of(responses: list[GenerateResponse], index: int = 0) -> list[int]:
+    return [t for response in responses for c in response.chunks if c.index == index for t in c.token_ids]

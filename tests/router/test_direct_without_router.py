@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.router.cluster import Cluster, cluster, until
+from tests.router.direct_rig import KEY, PROMPT, Stream, arrival, direct, fakes
 from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
-from tests.router.test_direct import KEY, PROMPT, Stream, arrival, direct, fakes
 from trunkline.errors import NoWorker, TrunklineError
 from trunkline.grant_call import GrantCall
 from trunkline.v1.inference_pb2 import GrantRequest

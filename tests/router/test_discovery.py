@@ -1,9 +1,6 @@
 """Workers come and go while the router runs: by a list, by a name that is looked up, by several at once."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -11,38 +8,23 @@ import pytest
 
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
+from tests.router.membership import membership, serving
+from tests.router.router_process import SERVING, router_process, until_health
 from tests.router.shared_state_rig import Clock
-from tests.router.test_process import SERVING, router_process, until_health
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import ListWorkersRequest, WorkerStatus
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
-from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
-from trunkline_router.discovery import (
-    LOOKUP_EVERY_S,
-    Addresses,
-    Membership,
-    Source,
-    fixed,
-    resolve_name,
-    sources_of,
-    watch_name,
-)
-from trunkline_router.dispatch import Dispatcher
+from trunkline_router.discovery import LOOKUP_EVERY_S, Addresses, Source, fixed, resolve_name, sources_of, watch_name
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
-from trunkline_router.service import InferenceService
 from trunkline_router.settings import address_problem
 from trunkline_router.shared_state.fleet import PoolFleet
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.tokenizer_pool import Tokenizers
-from trunkline_router.worker_link import WorkerLink
-from trunkline_router.worker_names import WorkerNames
 from trunkline_runtime.channel import open_channel
-from trunkline_runtime.server import GrpcServer
 
 
 class Names:
@@ -75,38 +57,6 @@ class Names:
 
     def watch(self) -> Source:
         return watch_name("workers", 50061, Random(0), self.resolve, self.sleep)
-
-
-@asynccontextmanager
-async def membership(
-    renderers: RenderPool, *sources: Source, leases: Source | None = None, pools: Pools | None = None
-) -> AsyncIterator[Pools]:
-    """Pools that follow these sources with real links."""
-    rng = Random(0)
-    pools, tokenizers, names = pools or Pools(rng), Tokenizers(renderers), WorkerNames()
-    members = Membership(
-        pools.links,
-        lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, lambda: None, rng, names=names),
-    )
-    running = asyncio.create_task(members.run(sources, leases))
-    try:
-        yield pools
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-@asynccontextmanager
-async def serving(pools: Pools) -> AsyncIterator[Any]:
-    """A client's stub of a router with these pools."""
-    server = GrpcServer("127.0.0.1", 0, services=[])
-    add_InferenceServiceServicer_to_server(
-        InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4), server.grpc
-    )
-    await server.start()
-    async with open_channel(f"127.0.0.1:{server.port}") as channel:
-        yield InferenceServiceStub(channel)
-    await server.stop(0)
 
 
 def connected(pools: Pools) -> set[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.router.cluster import Cluster, cluster, refusal, until
+from tests.router.cluster import Cluster, cluster, refusal, tokens_of, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
 from trunkline.status import (
     CODE_INTERNAL,
@@ -49,10 +49,6 @@ async def rest(call: Any) -> list[GenerateResponse]:
     while (response := await call.read()) is not grpc.aio.EOF:
         responses.append(response)
     return responses
-
-
-def tokens_of(responses: list[GenerateResponse], index: int = 0) -> list[int]:
-    return [t for response in responses for c in response.chunks if c.index == index for t in c.token_ids]
 
 
 async def test_a_stream_goes_on_at_another_worker_from_what_was_sent() -> None:

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from tests.router.cluster import Cluster, router_before, until
+from tests.router.direct_rig import CALL_TIMEOUT_S, KEY, PROMPT, Call, Stream, Timers, arrival, direct, fakes, lost
 from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
-from tests.router.test_direct import CALL_TIMEOUT_S, KEY, PROMPT, Call, Stream, Timers, arrival, direct, fakes, lost
 from trunkline.errors import InvalidRequest, Overloaded
 from trunkline.grant import LIFETIME_S
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, QUOTA_EXCEEDED, RequestRefused

@@ -9,30 +9,15 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.router.cluster import PATIENCE_S, SERVICE, Refusal, refusal
 from tests.router.fake_worker import FakeChoice, FakeWorker
+from tests.router.router_process import NOT_SERVING, SERVING, router_process, start, until_health
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.ports import free_port
 from trunkline_router.settings import address_problem
 from trunkline_runtime.channel import open_channel
-
-SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
-
-
-async def start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "trunkline_router.main",
-        *arguments,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
 
 FREEZE_COUNT = """
 import asyncio, gc, os, signal, sys
@@ -60,27 +45,6 @@ async def test_what_is_there_when_it_listens_is_not_collected_again() -> None:
     frozen = [int(line.removeprefix("frozen: ")) for line in said.decode().splitlines() if line.startswith("frozen: ")]
     assert (len(frozen), process.returncode) == (1, 0)
     assert frozen[0] > 10_000, "the modules alone are more objects"
-
-
-@asynccontextmanager
-async def router_process(port: int, *workers: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await start("--port", str(port), "--workers", ",".join(workers), "--stop-timeout-s", "20")
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def until_health(channel: grpc.aio.Channel, name: str, wanted: int) -> None:
-    """Waits until the process is up and says so."""
-    async with asyncio.timeout(PATIENCE_S):
-        watch = HealthStub(channel).Watch(HealthCheckRequest(service=name), wait_for_ready=True)
-        async for response in watch:
-            if response.status == wanted:
-                watch.cancel()
-                return
 
 
 @pytest.mark.parametrize(

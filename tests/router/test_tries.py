@@ -10,7 +10,7 @@ import pytest
 
 from tests.router.cluster import cluster, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
-from tests.router.test_discovery import membership, serving
+from tests.router.membership import membership, serving
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenizeRequest
 from trunkline_router.discovery import Addresses, watch_name
 from trunkline_router.pool import Pools

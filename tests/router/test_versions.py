@@ -5,10 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.router.cluster import Cluster, router_before, until
+from tests.router.cluster import Cluster, router_before, tokens_of, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from tests.router.previous_worker import PreviousWorker
-from tests.router.test_failover import tokens_of
 from trunkline.grant import key_id
 from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.v1.generation_pb2 import Lane

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from tests.worker.test_sampler import draw, logits_of, row_of
+from tests.worker.sampling_rig import draw, logits_of, row_of
 from trunkline_kernels.gpu import sampling as gpu
 from trunkline_kernels.gpu.device_rows import DeviceRows
 from trunkline_worker.batch_rows import Row

@@ -235,6 +235,14 @@ class Fleet:
                         break
                     await asyncio.sleep(0.02)
 
+    async def restart_routers(self) -> None:
+        """Those that were killed."""
+        for router, client in zip(self.routers, self.clients, strict=True):
+            if not router.is_running:
+                await router.start()
+                await router.wait_for("router listening")
+            await client.ready(START_S)
+
     async def nothing_live(self) -> None:
         """No worker holds KV for any request. Raises FleetError where that does not come about."""
         for worker in self.workers:
@@ -261,25 +269,35 @@ async def running_fleet(
         for worker in made:
             stack.push_async_callback(worker.stop)
         await asyncio.gather(*(worker.start() for worker in made))
-        addresses = ",".join(f"127.0.0.1:{worker.proxy.port}" for worker in made)
+        yield await stack.enter_async_context(routers_before(made, routers, *router_arguments))
+
+
+@asynccontextmanager
+async def routers_before(
+    workers: list[Worker], count: int, *arguments: str, name: str = "router"
+) -> AsyncIterator[Fleet]:
+    """Routers of this name and their numbers, before workers that run."""
+    addresses = ",".join(f"127.0.0.1:{worker.proxy.port}" for worker in workers)
+    async with contextlib.AsyncExitStack() as stack:
         processes, clients = [], []
-        router_addresses = [f"127.0.0.1:{free_port()}" for _ in range(routers)]
+        router_addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
         for number, address in enumerate(router_addresses):
             router = Process(
                 "trunkline-router",
                 f"--workers={addresses}",
                 f"--port={address.rpartition(':')[2]}",
-                f"--router-id=router-{number}",
-                *router_arguments,
+                f"--router-id={name}-{number}",
+                *arguments,
             )
             stack.push_async_callback(router.stop)
             await router.start()
-            await router.wait_for("router listening")
             processes.append(router)
             clients.append(await stack.enter_async_context(Client(address)))
+        for router in processes:
+            await router.wait_for("router listening")
         for client in clients:
             await client.ready(START_S)
-        fleet = Fleet(made, processes, clients, router_addresses)
+        fleet = Fleet(workers, processes, clients, router_addresses)
         await fleet.all_ready()
         yield fleet
 

@@ -1,10 +1,17 @@
-"""Where two runs of a greedy stream part, and how close the call was there."""
+"""Where two runs of a stream part, and how close the call was there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import numpy as np
+
 from trunkline_bench.faults.streams import Order, Record
+from trunkline_worker.sampling_key import choice_seed, position_key, race_noise
+
+# bfloat16 has 8 bits of precision: logits from 16 to 32, which the demo model's reach, lie 0.125 apart. What is further
+# apart than a few such steps no rounding brings together.
+NEAR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,24 +19,56 @@ class Parting:
     """The first token at which a choice differs."""
 
     stream: int
+    choice: int
     token_index: int
-    gap: float  # between the log-probabilities of the two likeliest tokens there, in the undisturbed run
+    gap: float | None  # see gap_of
+
+    @property
+    def is_near_tie(self) -> bool:
+        return self.gap is not None and abs(self.gap) <= NEAR
+
+
+def is_comparable(order: Order) -> bool:
+    """Whether the log-probabilities tell how near another token was. Penalties change what is compared; and where the
+    unlikely tokens are not drawn, one at the edge of what is kept comes and goes, however its score compares. A model
+    has a top_p of its own: 1 must be asked for."""
+    options = order.options
+    return "repetition_penalty" not in options and (
+        order.is_greedy or (options.get("top_p") == 1.0 and "top_k" not in options)
+    )
 
 
 def partings(wanted: Sequence[Order], got: Sequence[Record], expected: Sequence[Record]) -> list[Parting]:
-    """Of greedy streams without penalties: for others the likeliest token is not the one that is chosen."""
+    """Of comparable streams, all of which asked for log-probabilities."""
     found = []
     for number, (order, mine, theirs) in enumerate(zip(wanted, got, expected, strict=True)):
-        if not order.is_greedy or "repetition_penalty" in order.options:
+        if not is_comparable(order):
             continue
-        for choice, tokens in theirs.token_ids.items():
-            other = mine.token_ids.get(choice, [])
+        for choice in sorted(theirs.token_ids.keys() | mine.token_ids.keys()):
+            other, tokens = mine.token_ids.get(choice, []), theirs.token_ids.get(choice, [])
             pairs = enumerate(zip_longest(other, tokens))  # a tail that is missing differs too
             at = next((i for i, (a, b) in pairs if a != b), None)
             if at is not None:
-                top = theirs.tops[choice][at] if at < len(tokens) else [0.0, 0.0]
-                found.append(Parting(number, at, top[0] - top[1]))
+                found.append(Parting(number, choice, at, gap_of(order, theirs, mine, choice, at)))
     return found
+
+
+def gap_of(order: Order, expected: Record, got: Record, choice: int, at: int) -> float | None:
+    """By how much the expected token led the other one in the run of the former, in what decided between them: their
+    log-probabilities; where they are drawn, these over the temperature and with the noise of their draw. None where
+    that does not explain it: one is missing, or the other was not among the likeliest there."""
+    if any(at >= len(record.token_ids.get(choice, [])) for record in (expected, got)):
+        return None
+    chosen_id, chosen = expected.logprobs[choice][at]
+    other_id = got.token_ids[choice][at]
+    other = dict(expected.tops[choice][at]).get(other_id)
+    if other is None:
+        return None
+    if order.is_greedy:
+        return chosen - other
+    key = position_key(choice_seed(order.options["seed"], choice), len(order.prompt) + at)
+    noise = race_noise(np.array([key], np.uint64), np.array([chosen_id, other_id]))
+    return (chosen - other) / float(order.options["temperature"]) + float(noise[0] - noise[1])
 
 
 def contradictions(got: Sequence[Record]) -> list[str]:

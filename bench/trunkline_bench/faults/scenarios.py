@@ -2,16 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
+from trunkline.errors import NoWorker
 from trunkline_bench.faults.fleet import Fleet, Worker
 from trunkline_bench.faults.streams import Order, Record, Streams
 
 STRIKE_SHARE = 0.1  # of all tokens have come when the accident happens
+UNAVAILABLE = NoWorker.__name__  # as a client meets it
 
-Accident = Callable[[Fleet, Worker], Awaitable[None]]
+Accident = Callable[[Fleet, Worker], Coroutine[Any, Any, None]]
 
 
 async def kill_engine(fleet: Fleet, victim: Worker) -> None:
@@ -94,21 +98,50 @@ class Outcome:
 async def poisoned(
     fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record], poison: Order
 ) -> tuple[Outcome, Record, int]:
-    """All streams beside one request of which engines die. Returns what became of them, of it, and how many workers
-    were lost, the request being asked a second time included."""
+    """All streams but the last beside one request of which engines die; that one again; and then the last stream, of
+    which nobody has heard before. Returns what became of the streams, of that request, and how many workers were lost.
+    """
     starts = sum(worker.starts for worker in fleet.workers)
     struck_s = time.monotonic()
-    *records, sick = await Streams().run(fleet.clients, [*wanted, poison])
+    *records, sick = await Streams().run(fleet.clients, [*wanted[:-1], poison])
     (again,) = await Streams().run(fleet.clients, [poison])
     sick.asked_again = again.error
+    records += await Streams().run(fleet.clients, wanted[-1:])
     await fleet.all_ready()
     await fleet.nothing_live()
     return compare(records, expected, struck_s), sick, sum(worker.starts for worker in fleet.workers) - starts
 
 
-async def router_killed(fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record]) -> tuple[Outcome, list[int]]:
-    """One of two routers is killed under load; a stream that ends with an error is asked anew at the next one. Returns
-    what became of the streams, and which of them saw the error."""
+@dataclass(frozen=True, slots=True)
+class RouterLoss:
+    """What clients saw of a router that was killed: how many streams entered through it and through others, and which
+    errors these streams met, by the client's class."""
+
+    own: int
+    others: int
+    own_errors: Counter[str]
+    other_errors: Counter[str]
+
+    @property
+    def is_contained(self) -> bool:
+        """Its own streams, as far as they had not ended, saw UNAVAILABLE and nothing else; nobody else saw anything."""
+        return set(self.own_errors) == {UNAVAILABLE} and not self.other_errors
+
+    def __str__(self) -> str:
+        def told(errors: Counter[str]) -> str:
+            return ", ".join(f"{count} {name}" for name, count in sorted(errors.items())) or "none"
+
+        return (
+            f"errors of its {self.own} streams: {told(self.own_errors)}; "
+            f"of the other's {self.others}: {told(self.other_errors)}"
+        )
+
+
+async def router_killed(
+    fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record]
+) -> tuple[Outcome, RouterLoss]:
+    """The first of several routers is killed under load; a stream that ends with an error is asked anew at the next
+    one. Returns what became of the streams, and who saw which error before."""
     strike = asyncio.Event()
     enough = sum(len(tokens) for record in expected for tokens in record.token_ids.values()) * STRIKE_SHARE
     streams = Streams(lambda total: strike.set() if total >= enough else None)
@@ -118,8 +151,9 @@ async def router_killed(fleet: Fleet, wanted: Sequence[Order], expected: Sequenc
     fleet.routers[0].kill()
     records = await running
     await fleet.nothing_live()
-    asked_again = [number for number, record in enumerate(records) if record.asked_again]
-    return compare(records, expected, struck_s), asked_again
+    own, others = records[:: len(fleet.clients)], [r for n, r in enumerate(records) if n % len(fleet.clients)]
+    own_errors, other_errors = (Counter(r.asked_again for r in part if r.asked_again) for part in (own, others))
+    return compare(records, expected, struck_s), RouterLoss(len(own), len(others), own_errors, other_errors)
 
 
 async def redis_lost(
@@ -150,7 +184,8 @@ async def undisturbed(fleet: Fleet, wanted: Sequence[Order]) -> list[Record]:
 
 
 async def struck(fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record], accident: Accident) -> Outcome:
-    """All streams, and the accident in the midst of them. The fleet is whole again afterwards."""
+    """All streams, and the accident in the midst of them; where it lasts longer than they do, all streams once more,
+    until it is over. The fleet is whole again afterwards."""
     enough = sum(len(tokens) for record in expected for tokens in record.token_ids.values()) * STRIKE_SHARE
     strike = asyncio.Event()
 
@@ -161,14 +196,18 @@ async def struck(fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Recor
     streams = Streams(on_token)
     running = asyncio.create_task(streams.run(fleet.clients, wanted))
     await strike.wait()
-    loads = [(await worker.load()).running for worker in fleet.workers]
+    loads = [load.running for load in await asyncio.gather(*(worker.load() for worker in fleet.workers))]
     victim = fleet.workers[loads.index(max(loads))]
     struck_s = time.monotonic()
-    await accident(fleet, victim)
-    records = await running
+    happening = asyncio.create_task(accident(fleet, victim))
+    records, rounds = await running, 1
+    while not happening.done():
+        records += await Streams().run(fleet.clients, wanted)
+        rounds += 1
+    await happening
     await recover(fleet, victim)
     await fleet.nothing_live()
-    return compare(records, expected, struck_s)
+    return compare(records, [*expected] * rounds, struck_s)
 
 
 def compare(records: Sequence[Record], expected: Sequence[Record], struck_s: float) -> Outcome:

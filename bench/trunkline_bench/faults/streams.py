@@ -34,7 +34,7 @@ class Record:
     prompt_logprobs: list[float] = field(default_factory=list)
     usage: tuple[int, int] = (0, 0)  # prompt and output tokens
     logprobs: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-    tops: dict[int, list[list[float]]] = field(default_factory=dict)  # the likeliest tokens' log-probabilities
+    tops: dict[int, list[list[tuple[int, float]]]] = field(default_factory=dict)  # the likeliest tokens
     finish: dict[int, str] = field(default_factory=dict)
     seams: list[str] = field(default_factory=list)  # offsets that do not follow one another
     error: str = ""
@@ -132,7 +132,7 @@ class Streams:
                     (entry.chosen.token_id, entry.chosen.logprob) for entry in piece.logprobs
                 )
                 record.tops.setdefault(piece.index, []).extend(
-                    [top.logprob for top in entry.top] for entry in piece.logprobs
+                    [(top.token_id, top.logprob) for top in entry.top] for entry in piece.logprobs
                 )
                 if piece.finish_reason:
                     record.finish[piece.index] = piece.finish_reason

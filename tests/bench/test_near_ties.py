@@ -1,0 +1,163 @@
+"""Where two runs of a stream part: what counts as a near tie, and what nothing excuses."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trunkline_bench.faults.near_ties import NEAR, Parting, contradictions, partings
+from trunkline_bench.faults.scenarios import RouterLoss
+from trunkline_bench.faults.streams import Order, Record
+from trunkline_worker.sampling_key import choice_seed, position_key, race_noise
+
+GREEDY = Order([3, 4, 5], {"temperature": 0.0, "seed": 1, "logprobs": 2})
+TOKENS = [10, 11, 12, 13]
+AT = 2  # where streams part here
+TEMPERATURE = 0.5
+
+
+def record(token_ids: list[int], *, second: tuple[int, float] = (99, -9.0), finish: str = "length") -> Record:
+    """A stream of tokens at -0.5 each; at AT the likeliest but one is `second`."""
+    seconds = [second if at == AT else (98, -9.0) for at in range(len(token_ids))]
+    return Record(
+        token_ids={0: token_ids},
+        logprobs={0: [(token, -0.5) for token in token_ids]},
+        tops={0: [[(token, -0.5), other] for token, other in zip(token_ids, seconds, strict=True)]},
+        finish={0: finish},
+        usage=(3, len(token_ids)),
+    )
+
+
+def parted(order: Order, got: Record, expected: Record) -> list[Parting]:
+    """As the second of two streams, whose first does not part."""
+    return partings([GREEDY, order], [record(TOKENS), got], [record(TOKENS), expected])
+
+
+def other_token(token: int) -> list[int]:
+    return [*TOKENS[:AT], token, 77]
+
+
+def test_equal_streams_do_not_part() -> None:
+    assert parted(GREEDY, record(TOKENS), record(TOKENS, second=(50, -0.5))) == []
+
+
+@pytest.mark.parametrize(("lead", "near"), [(0.0, True), (0.125, True), (NEAR, True), (NEAR + 0.25, False)])
+def test_a_token_that_differs_is_a_near_tie_if_it_was_nearly_as_likely(lead: float, near: bool) -> None:
+    (parting,) = parted(GREEDY, record(other_token(50)), record(TOKENS, second=(50, -0.5 - lead)))
+    assert parting == Parting(stream=1, choice=0, token_index=AT, gap=lead)
+    assert parting.is_near_tie == near
+
+
+def test_a_token_that_was_not_among_the_likeliest_is_no_near_tie_however_near_they_were() -> None:
+    (parting,) = parted(GREEDY, record(other_token(51)), record(TOKENS, second=(50, -0.5)))
+    assert (parting.token_index, parting.gap, parting.is_near_tie) == (AT, None, False)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 1.0}])
+def test_a_tail_that_is_missing_or_too_long_is_no_near_tie(options: dict[str, Any]) -> None:
+    order = replace(GREEDY, options=GREEDY.options | options)
+    whole, short = record(TOKENS, second=(50, -0.5)), record(TOKENS[:AT])
+    for got, expected in ((short, whole), (whole, short), (Record(), whole)):
+        (parting,) = parted(order, got, expected)
+        assert (parting.gap, parting.is_near_tie) == (None, False)
+        assert parting.token_index == (AT if got.token_ids else 0)
+
+
+def noise_of(order: Order, choice: int, *tokens: int) -> list[float]:
+    key = position_key(choice_seed(order.options["seed"], choice), len(order.prompt) + AT)
+    return list(map(float, race_noise(np.array([key], np.uint64), np.array(tokens))))
+
+
+def test_of_a_drawn_token_it_is_the_score_with_its_noise_that_was_near() -> None:
+    order = replace(GREEDY, options=GREEDY.options | {"temperature": TEMPERATURE, "top_p": 1.0})
+    mine, theirs = noise_of(order, 0, TOKENS[AT], 50)
+    # As likely as makes the scores equal, but for a tenth.
+    level = -0.5 + (mine - theirs - 0.1) * TEMPERATURE
+    (parting,) = parted(order, record(other_token(50)), record(TOKENS, second=(50, level)))
+    assert parting.gap is not None
+    assert math.isclose(parting.gap, 0.1, abs_tol=1e-9)
+    (parting,) = parted(order, record(other_token(50)), record(TOKENS, second=(50, level - 1.0)))
+    assert not parting.is_near_tie
+    (elsewhere,) = parted(replace(order, options=order.options | {"seed": 2}), record(other_token(50)), record(TOKENS))
+    assert elsewhere.gap is None, "not among the likeliest"
+
+
+def test_choices_part_each_by_itself() -> None:
+    order = replace(GREEDY, options=GREEDY.options | {"n": 2, "temperature": 1.0, "top_p": 1.0})
+
+    def two(second: list[int]) -> Record:
+        one, other = record(TOKENS, second=(50, -0.5)), record(second, second=(50, -0.5))
+        for name in ("token_ids", "logprobs", "tops", "finish"):
+            getattr(one, name)[1] = getattr(other, name)[0]
+        return one
+
+    (parting,) = parted(order, two(other_token(50)), two(TOKENS))
+    mine, theirs = noise_of(order, 1, TOKENS[AT], 50)
+    assert (parting.choice, parting.token_index) == (1, AT)
+    assert parting.gap is not None
+    assert math.isclose(parting.gap, mine - theirs, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"repetition_penalty": 1.1},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 0.9, "top_p": 1.0, "top_k": 50},
+        {"temperature": 0.9},  # and the model's own top_p
+    ],
+)
+def test_streams_whose_log_probabilities_do_not_tell_are_left_out(option: dict[str, Any]) -> None:
+    order = replace(GREEDY, options=GREEDY.options | option)
+    assert parted(order, record(other_token(50)), record(TOKENS)) == []
+
+
+def test_whole_streams_contradict_nothing() -> None:
+    assert contradictions([record(TOKENS), record(TOKENS[:1], finish="stop")]) == []
+
+
+def test_a_token_that_was_lost_or_repeated_on_the_way_is_a_contradiction() -> None:
+    lost, repeated = record(TOKENS), record(TOKENS)
+    lost.token_ids[0] = TOKENS[:-1]
+    repeated.token_ids[0] = [*TOKENS, TOKENS[-1]]
+    assert [said.split(",")[0] for said in contradictions([record(TOKENS), lost, repeated])] == [
+        "stream 1: 3 tokens",
+        "stream 2: 5 tokens",
+    ]
+
+
+def test_an_offset_that_does_not_follow_and_an_end_that_nobody_told_are_contradictions() -> None:
+    gap, endless = record(TOKENS), record(TOKENS)
+    gap.seams = ["choice 0: token 3 after 2"]
+    endless.finish = {}
+    assert contradictions([gap]) == gap.seams
+    assert contradictions([endless]) == ["stream 0: 4 tokens, 4 in its usage, ends {}"]
+
+
+def test_what_ended_with_an_error_is_counted_as_one_and_not_once_more() -> None:
+    failed = record(TOKENS)
+    failed.token_ids[0], failed.error = TOKENS[:1], "NoWorker"
+    assert contradictions([failed]) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "contained"),
+    [
+        ({"NoWorker": 3}, {}, True),
+        ({}, {}, False),
+        ({"NoWorker": 3, "InternalError": 1}, {}, False),
+        ({"InternalError": 3}, {}, False),
+        ({"NoWorker": 3}, {"NoWorker": 1}, False),
+    ],
+)
+def test_a_router_is_lost_to_its_own_streams_alone_if_they_and_only_they_see_unavailable(
+    own: dict[str, int], others: dict[str, int], contained: bool
+) -> None:
+    loss = RouterLoss(own=4, others=5, own_errors=Counter(own), other_errors=Counter(others))
+    assert loss.is_contained == contained
+    told = str(loss)
+    assert all(f"{count} {name}" in told for errors in (own, others) for name, count in errors.items())
+    assert ("of the other's 5: none" in told) == (not others)

@@ -1,0 +1,52 @@
+"""Pools in this process that follow sources of addresses, and a server before them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.discovery import Membership, Source
+from trunkline_router.dispatch import Dispatcher
+from trunkline_router.pool import Pools
+from trunkline_router.render_pool import RenderPool
+from trunkline_router.service import InferenceService
+from trunkline_router.tokenizer_pool import Tokenizers
+from trunkline_router.worker_link import WorkerLink
+from trunkline_router.worker_names import WorkerNames
+from trunkline_runtime.channel import open_channel
+from trunkline_runtime.server import GrpcServer
+
+
+@asynccontextmanager
+async def membership(
+    renderers: RenderPool, *sources: Source, leases: Source | None = None, pools: Pools | None = None
+) -> AsyncIterator[Pools]:
+    """Pools that follow these sources with real links."""
+    rng = Random(0)
+    pools, tokenizers, names = pools or Pools(rng), Tokenizers(renderers), WorkerNames()
+    members = Membership(
+        pools.links,
+        lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, lambda: None, rng, names=names),
+    )
+    running = asyncio.create_task(members.run(sources, leases))
+    try:
+        yield pools
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def serving(pools: Pools) -> AsyncIterator[Any]:
+    """A client's stub of a router with these pools."""
+    server = GrpcServer("127.0.0.1", 0, services=[])
+    add_InferenceServiceServicer_to_server(
+        InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4), server.grpc
+    )
+    await server.start()
+    async with open_channel(f"127.0.0.1:{server.port}") as channel:
+        yield InferenceServiceStub(channel)
+    await server.stop(0)
