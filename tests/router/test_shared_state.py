@@ -2,11 +2,12 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
 
+from tests.router.conftest import REDIS_VERSIONS
 from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -24,12 +25,6 @@ WORKER = WorkerKey("w", 1 << 63)
 LEASE = Lease("10.0.0.1:50061", "w", 1 << 63, "tiny")
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -38,9 +33,9 @@ def clock() -> Clock:
 MakeRouter = Callable[[str], "AsyncIterator[Router]"]
 
 
-@pytest.fixture(params=["embedded", "redis"])
+@pytest.fixture(params=["embedded", *REDIS_VERSIONS])
 async def routers(
-    request: pytest.FixtureRequest, redis: RedisServer, clock: Clock
+    request: pytest.FixtureRequest, redis_servers: dict[str, RedisServer], clock: Clock
 ) -> AsyncIterator[tuple[Router, Router]]:
     """Two routers that share a store."""
     async with AsyncExitStack() as stack:
@@ -49,7 +44,8 @@ async def routers(
             stores = [EmbeddedStore(clock.now_ms)] * 2
         else:
             prefix = request.node.name
-            stores = [RedisStore(redis.url, prefix, clock_ms=clock.now_ms) for _ in range(2)]
+            url = redis_servers[request.param].url
+            stores = [RedisStore(url, prefix, clock_ms=clock.now_ms) for _ in range(2)]
         made = []
         for name, store in zip("ab", stores, strict=True):
             router = Router(store, name, clock)
@@ -222,10 +218,10 @@ async def test_a_tenants_estimate_outlives_its_quiet_minutes(routers: tuple[Rout
 
 @pytest.mark.parametrize("ahead_ms", [0, 130, 270, 490])
 async def test_what_comes_back_leaves_the_window_with_what_it_was_taken_from(
-    redis: RedisServer, clock: Clock, ahead_ms: int
+    redis_of_all: RedisServer, clock: Clock, ahead_ms: int
 ) -> None:
     """However the router's clock and the store's stand to each other."""
-    store = RedisStore(redis.url, f"skew-{ahead_ms}", clock_ms=lambda: clock.ms + ahead_ms)
+    store = RedisStore(redis_of_all.url, f"skew-{ahead_ms}", clock_ms=lambda: clock.ms + ahead_ms)
     router = Router(store, "a", clock)
     await router.start()
     try:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from random import Random
 from statistics import median
 
@@ -29,12 +29,6 @@ WORKER = WorkerKey("w", 5)
 LEASE = Lease("10.0.0.1:50061", "w", 5, "tiny")
 PATIENCE_S = 0.005
 SLACK_S = 0.1  # for a busy machine: what is measured is that nothing waits for a connection's own time-outs
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 class RunningRouter(Convicting):

@@ -1,6 +1,5 @@
 """Whatever is asked of them, in whatever order: Redis and the store in process say the same."""
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -15,12 +14,6 @@ from trunkline_router.shared_state.store import Ask, Credit, Lease, News, Report
 ROUTERS, TENANTS = ("a", "b", "c"), ("t", "u")
 WINDOW_MS = 12_000
 STEPS = 250
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def some_ask(draw: Random, life: str) -> Ask:
@@ -70,11 +63,11 @@ def comparable(news: News) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_both_stores_give_the_same_answers(redis: RedisServer, seed: int) -> None:
+async def test_both_stores_give_the_same_answers(redis_of_all: RedisServer, seed: int) -> None:
     clock, draw = Clock(), Random(seed)
     stores: list[Store] = [
         EmbeddedStore(clock.now_ms, window_ms=WINDOW_MS),
-        RedisStore(redis.url, f"agree-{seed}", window_ms=WINDOW_MS, clock_ms=clock.now_ms),
+        RedisStore(redis_of_all.url, f"agree-{seed}", window_ms=WINDOW_MS, clock_ms=clock.now_ms),
     ]
     for store in stores:
         await store.connect()
