@@ -16,6 +16,7 @@ from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import COLUMNS, row, summary
 from trunkline_bench.simulation.replay import FINGERPRINT, Worker, replay
 from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_router.credit import NO_CREDIT
 from trunkline_router.prefix_index import keys_of
 from trunkline_worker.limits import SchedulerLimits
 
@@ -62,7 +63,7 @@ def test_every_request_ends_once_and_in_the_end_routers_know_what_workers_hold(p
     for router in run.routers:
         router.index.check_integrity()
         assert router.num_open == 0
-        assert router.credits() == [(0, 0)] * 3
+        assert set(router.credits().values()) == {NO_CREDIT}
         assert [(state.open_choices, state.queued_tokens) for state in router.workers] == [(0, 0)] * 3
         for state, worker in zip(router.workers, run.workers, strict=True):
             held = set(keys_of(b"".join(worker.engine.scheduler.blocks.tree.nodes)))
@@ -137,7 +138,7 @@ def test_a_full_queue_refuses_and_its_credit_comes_back() -> None:
     requests = [TraceRequest(0.0, 300, 5, lambda: [3] * 300) for _ in range(12)]
     run = simulate(Fleet(1, replace(SPEC, limits=limits), "predicted-ttft"), requests)
     assert {outcome.refused for outcome in run.outcomes} == {"", OVERLOADED}
-    assert run.routers[0].credits() == [(0, 0)]
+    assert run.routers[0].credits() == {0: NO_CREDIT}
 
 
 def test_a_run_that_cannot_meet_its_goal_any_more_is_given_up() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.cluster import until
+from tests.router.cluster import share_with_nobody, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.shared_state_rig import Clock
 from tests.router.test_process import SERVING, router_process, until_health
@@ -35,7 +35,7 @@ from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import address_problem
-from trunkline_router.shared_state.fleet import PoolFleet
+from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tokenizer_pool import Tokenizers
@@ -100,9 +100,10 @@ async def membership(
 async def serving(pools: Pools) -> AsyncIterator[Any]:
     """A client's stub of a router with these pools."""
     server = GrpcServer("127.0.0.1", 0, services=[])
-    add_InferenceServiceServicer_to_server(
-        InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4), server.grpc
-    )
+    shared = share_with_nobody(pools, Random(0))
+    await shared.start()
+    service = InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4, shared=shared)
+    add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         yield InferenceServiceStub(channel)
@@ -201,7 +202,7 @@ async def test_a_lease_ends_with_the_name_that_it_was_taken_for_although_the_wor
 
         async def beat() -> None:
             for one in shared:
-                await one._beat()
+                await one._sync.beat()
 
         for one in shared:
             await one.start()

@@ -12,11 +12,12 @@ from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.redis_server import RedisServer
+from trunkline_router.credit import Credit
 from trunkline_router.quarantine import Quarantine
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
-from trunkline_router.shared_state.store import Credit, Lease, Store, WorkerKey
+from trunkline_router.shared_state.store import Lease, Store, WorkerKey
 
 REQUESTS = Quotas(requests_per_minute=10)
 TOKENS = Quotas(tokens_per_minute=1000)

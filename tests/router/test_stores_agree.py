@@ -6,10 +6,11 @@ import pytest
 
 from tests.router.shared_state_rig import Clock
 from trunkline_bench.redis_server import RedisServer
+from trunkline_router.credit import Credit
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
-from trunkline_router.shared_state.store import Ask, Credit, Lease, News, Report, Store, WindowChange, WorkerKey
+from trunkline_router.shared_state.store import Ask, Lease, News, Report, Store, WindowChange, WorkerKey
 
 ROUTERS, TENANTS = ("a", "b", "c"), ("t", "u")
 WINDOW_MS = 12_000

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from trunkline_router.shared_state.store import Credit, News, RouterNews, WorkerKey
+from trunkline_router.credit import Credit, summed
+from trunkline_router.shared_state.store import News, RouterNews, WorkerKey
 
 
 class Neighbours:
@@ -34,9 +35,4 @@ class Neighbours:
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
         """What they have sent where, together."""
-        sums: dict[WorkerKey, Credit] = {}
-        for other in self._said.values():
-            for key, credit in other.credits.items():
-                before = sums.get(key, Credit(0, 0))
-                sums[key] = Credit(before.choices + credit.choices, before.tokens + credit.tokens)
-        return sums
+        return summed(other.credits for other in self._said.values())
