@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
@@ -126,9 +126,16 @@ async def cluster(
         )
 
 
+class Addressed(Protocol):
+    """A worker that runs."""
+
+    @property
+    def address(self) -> str: ...
+
+
 @asynccontextmanager
 async def router_before(
-    *workers: FakeWorker,
+    *workers: Addressed,
     max_choices: int = 4,
     seed: int = 0,
     expected: tuple[bool, ...] | None = None,
