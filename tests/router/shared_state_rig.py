@@ -40,8 +40,10 @@ class FakeFleet:
         self.own_leases: list[Lease] = []
         self.others: Mapping[WorkerKey, Credit] = {}
         self.known: Sequence[Lease] = ()
+        self.times_asked = 0  # for its credits
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
+        self.times_asked += 1
         return dict(self.own)
 
     def leases(self) -> Sequence[Lease]:

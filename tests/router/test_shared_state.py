@@ -341,6 +341,46 @@ async def test_credits_reach_the_other_router_and_go_with_their_router(
     assert b.fleet.others == {}, "a died"
 
 
+async def test_a_router_that_was_taken_for_dead_says_again_what_it_has_open(
+    routers: tuple[Router, Router], clock: Clock
+) -> None:
+    a, b = routers
+    a.fleet.own = {WORKER: Credit(3, 700)}
+    await a.beat()
+    clock.pass_s(3.1)
+    await b.beat()
+    await a._tick()
+    await b.beat()
+    assert b.fleet.others == {WORKER: Credit(3, 700)}
+
+
+async def test_credits_are_looked_at_once_a_tick_and_by_a_router_that_is_alone_once_a_second(
+    routers: tuple[Router, Router], clock: Clock
+) -> None:
+    a, b = routers
+    asked = a.fleet.times_asked
+    for choices in range(10):
+        a.fleet.own = {WORKER: Credit(choices, 0)}
+        await a._tick()
+    assert a.fleet.times_asked == asked + 10
+    clock.pass_s(3.1)
+    await a.beat()
+    asked, syncs = a.fleet.times_asked, a.syncs
+    for choices in range(100):
+        a.fleet.own = {WORKER: Credit(choices, 0)}
+        await a._tick()
+        clock.pass_s(0.02)
+    assert (a.fleet.times_asked, a.syncs) == (asked + 1, syncs + 1), "nobody would hear them"
+    await b.beat()
+    await a.beat()
+    await b.beat()
+    assert b.fleet.others == {WORKER: Credit(99, 0)}
+    a.fleet.own = {}
+    await a._tick()
+    await b.beat()
+    assert b.fleet.others == {}
+
+
 async def test_a_lease_is_known_to_all_until_nobody_renews_it(routers: tuple[Router, Router], clock: Clock) -> None:
     a, b = routers
     a.fleet.own_leases = [LEASE]

@@ -76,7 +76,7 @@ class Sync:
 
     def forget_silent(self) -> None:
         """What others had in flight when they were last heard says nothing after a while."""
-        if len(self.neighbours) and self._steady_s() - self._heard_at_s > TTL_MS / 1e3:
+        if len(self.neighbours) and self._is_forgotten:
             self._forget_others()
 
     async def _exchange(self, own: Own, is_beat: bool) -> None:
@@ -118,6 +118,7 @@ class Sync:
             windows, served = self._book.changes(now_ms), self.served.changes(now_ms)
             convictions = self.convictions.changes()
         before, self._told = self._told, own
+        is_unsaid = everything or own != before or self._is_forgotten
         return Report(
             router=self._link.name,
             life=life,
@@ -125,7 +126,7 @@ class Sync:
             windows=windows,
             in_flight=self._book.in_flight(all_of_them=is_beat),
             served=served,
-            credits=own[0] if everything or own != before else None,
+            credits=own[0] if is_unsaid else None,
             competing=own[1],
             leases=self._fleet.leases() if is_beat else None,
             convictions=convictions,
@@ -149,6 +150,11 @@ class Sync:
     def _forget_others(self) -> None:
         self.neighbours.forget()
         self._fleet.take_credits({})
+
+    @property
+    def _is_forgotten(self) -> bool:
+        """Whether it was silent for so long that it is taken for dead, and what it had open for gone."""
+        return self._steady_s() - self._heard_at_s > TTL_MS / 1e3
 
     def _own(self, is_beat: bool) -> Own:
         """What it has open now. Alone, as far as it knows, it looks at that for beats only: nobody would hear it."""
