@@ -18,6 +18,7 @@ from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.store import Lease, Store, WorkerKey
+from trunkline_router.shared_state.sync import rest_s
 
 REQUESTS = Quotas(requests_per_minute=10)
 TOKENS = Quotas(tokens_per_minute=1000)
@@ -339,6 +340,12 @@ async def test_credits_reach_the_other_router_and_go_with_their_router(
     clock.pass_s(3.1)
     await b.beat()
     assert b.fleet.others == {}, "a died"
+
+
+def test_routers_tell_one_another_every_few_milliseconds_as_long_as_that_takes_a_tenth_of_their_time() -> None:
+    assert [rest_s(took_s) for took_s in (0.0, 0.0004, 0.001, 0.0015, 0.3)] == pytest.approx(
+        [0.005, 0.005, 0.010, 0.015, 0.020]
+    )
 
 
 async def test_a_router_that_was_taken_for_dead_says_again_what_it_has_open(

@@ -25,7 +25,7 @@ from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.store import Store
 from trunkline_router.shared_state.store_link import PATIENCE_S, StoreLink
-from trunkline_router.shared_state.sync import TICK_S, Sync
+from trunkline_router.shared_state.sync import MOST_REST_S, Sync
 
 
 class SharedState:
@@ -161,10 +161,10 @@ class SharedState:
         """Keeps the store and this router informed of each other; forever."""
         while True:
             if self.is_reachable:
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(self._sync.rest_s)
                 await self._tick()
             else:
-                await asyncio.sleep(min(TICK_S, self._link.breaker.probe_in_s(self._steady_s())))
+                await asyncio.sleep(min(MOST_REST_S, self._link.breaker.probe_in_s(self._steady_s())))
                 self.admission.top_up()
                 if not self._link.breaker.probe_in_s(self._steady_s()):
                     await self._link.probe(self._sync.beat)

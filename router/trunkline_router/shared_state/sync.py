@@ -1,7 +1,10 @@
 """The protocol between a router and the store: what it says, when, and what it makes of what the others said.
 
-Every 20 ms while there is news, once a second (a beat) where there is none. A store that turns out empty, or new, is
-told everything, once.
+Every 5 to 20 ms while there is news, once a second (a beat) where there is none. A store that turns out empty, or new,
+is told everything, once.
+
+What others have sent is worth most in the milliseconds before workers report it, and costs more with each worker and
+router: so a router rests for ten times as long as it took to tell and hear. docs/log.md has what that brings.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,10 +19,16 @@ from trunkline_router.shared_state.served import Served
 from trunkline_router.shared_state.store import TTL_MS, News, Report, StoreDown, WorkerKey
 from trunkline_router.shared_state.store_link import StoreLink
 
-TICK_S = 0.02
+LEAST_REST_S, MOST_REST_S = 0.005, 0.020
+REST_TIMES = 10  # as long as a tick took
 BEAT_S = 1.0
 
 Own = tuple[Mapping[WorkerKey, Credit], Sequence[str]]  # credits, and tenants with open requests
+
+
+def rest_s(took_s: float) -> float:
+    """How long to wait after a tick that took so long."""
+    return min(MOST_REST_S, max(LEAST_REST_S, REST_TIMES * took_s))
 
 
 class Sync:
@@ -56,15 +65,18 @@ class Sync:
         self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
         self._beat_at_s = 0.0
         self._heard_at_s = 0.0
+        self.rest_s = MOST_REST_S  # until the next tick
         self.times = 0  # that it has succeeded
 
     async def tick(self) -> None:
         """Tells and hears, where there is anything to tell or the time has come."""
-        is_beat = self._steady_s() >= self._beat_at_s
+        began_s = self._steady_s()
+        is_beat = began_s >= self._beat_at_s
         own = self._own(is_beat)
         has_news = self._pending is not None or self._book.has_news or self.convictions.has_news
         if is_beat or has_news or own != self._told:
             await self._link.use(partial(self._exchange, own, is_beat))
+        self.rest_s = rest_s(self._steady_s() - began_s) if len(self.neighbours) else MOST_REST_S
 
     async def beat(self) -> None:
         """Tells and hears, whatever there is. Raises StoreDown."""
