@@ -316,6 +316,7 @@ def main() -> None:
     text = (
         "# Quotas and fairness over two routers\n\n"
         + facts(command)
+        + f"- redis_version: {redis.version}\n"
         + f"- two router processes, one Redis, two workers without models, this client: all on those cores; "
         f"{arguments.users} requests of each tenant at once, prompts of {len(PROMPT)} tokens\n\n"
         "## Quotas, each tenant far over its own\n\n"

@@ -26,7 +26,12 @@ from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
-from trunkline_router.shared_state.fleet import PoolFleet, conviction_key, shared_state
+from trunkline_router.shared_state.convictions import conviction_key
+from trunkline_router.shared_state.embedded_store import EmbeddedStore
+from trunkline_router.shared_state.pool_fleet import PoolFleet
+from trunkline_router.shared_state.redis_store import RedisStore
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.shared_state.store import Store
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import LinkLimits, WorkerLink
@@ -91,6 +96,22 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
     return status
 
 
+def share(settings: RouterSettings, fleet: PoolFleet, rng: Random) -> SharedState:
+    """In Redis where there is a URL, else in this process."""
+    if settings.redis_url:
+        store: Store = RedisStore(settings.redis_url, settings.key_prefix)
+    else:
+        store = EmbeddedStore(lambda: time.monotonic() * 1e3)
+    return SharedState(
+        store,
+        settings.name,
+        fleet,
+        rng,
+        admits_when_down=settings.quota_when_down == "open",
+        patience_s=settings.redis_patience_ms / 1e3,
+    )
+
+
 async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedPort | None = None) -> None:
     """Serves until a signal. Raises PortInUse."""
     log = get_logger()
@@ -124,15 +145,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         ),
     )
     neighbours = PoolFleet(pools)
-    shared = shared_state(
-        settings.redis_url,
-        settings.key_prefix,
-        settings.name,
-        neighbours,
-        rng,
-        quota_when_down=settings.quota_when_down,
-        patience_s=settings.redis_patience_ms / 1e3,
-    )
+    shared = share(settings, neighbours, rng)
     quarantine = Quarantine(conviction_key(settings.redis_url, settings.key_prefix, grant_key), shared.convictions)
     leases = neighbours.leased() if settings.redis_url and settings.follow_leases else None
     dispatcher = Dispatcher(

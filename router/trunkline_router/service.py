@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from random import Random
 from typing import Any
 
 import grpc
@@ -41,7 +40,6 @@ from trunkline_router.granting import Granter
 from trunkline_router.live import Live
 from trunkline_router.pool import limits_of
 from trunkline_router.running import Running
-from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants, tenant_of
@@ -59,13 +57,13 @@ class InferenceService(InferenceServiceServicer):
         dispatcher: Dispatcher,
         *,
         max_choices: int,
+        shared: SharedState,
         tenants: Tenants | None = None,
-        shared: SharedState | None = None,
         grant_key: bytes = b"",
     ) -> None:
         self._dispatcher = dispatcher
         self._pools = dispatcher.pools
-        self._shared = shared or shared_state("", "", "", PoolFleet(self._pools), Random())
+        self._shared = shared
         self._tenants = tenants or Tenants()
         self._max_choices = max_choices
         self._running = Running()

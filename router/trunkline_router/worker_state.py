@@ -5,7 +5,8 @@ No I/O and no clock: the simulated fleet routes by the same numbers.
 A load sample lags: it may or may not include what was sent since the one before it. So what this router has sent and
 not heard a first output of is kept in two ages. What is younger than the last sample is added to it. What is older than
 that but younger than the sample before counts as far as the sample says less. Anything older is in the sample.
-Other routers' credits are as good as that middle age.
+Other routers tell what they have sent and not heard the end of (`credit`), which the sample may or may not include:
+it counts as the middle age does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from math import inf, nan
 
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline_router.accuracy import Freshness, IndexAccuracy
+from trunkline_router.credit import NO_CREDIT, Credit
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policy import RoutePlan
 from trunkline_router.route_request import NUM_LANES, RouteRequest
@@ -30,7 +32,7 @@ LATEST_SHARE = 0.1
 
 
 class WorkerState:
-    """See the module. `slow_start_share`, `foreign_tokens` and `foreign_choices` are set by others."""
+    """See the module. `slow_start_share` is set by others."""
 
     def __init__(self, model: GetModelResponse, blocks: WorkerBlocks) -> None:
         self.model = model
@@ -48,10 +50,10 @@ class WorkerState:
         self._freshness = Freshness()
         self._is_stale = False
         self._load = LoadSample()
-        self._fresh, self._young = _Credit(), _Credit()
+        self._fresh, self._young = _Age(), _Age()
         self._context_tokens = 0.0  # typical (query, key) pairs of a prompt's token
         self._slow_start_share = 1.0
-        self._foreign_tokens = self._foreign_choices = 0
+        self._foreign = NO_CREDIT
         self._name_hash = float(hash_53(self.worker_id))
         self._row: bytes | None = None  # of the table of all workers, while nothing has changed
 
@@ -69,7 +71,7 @@ class WorkerState:
     def take_load(self, sample: LoadSample, now_s: float) -> None:
         """What the worker says of its load."""
         self._load = sample
-        self._young, self._fresh = self._fresh, _Credit()
+        self._young, self._fresh = self._fresh, _Age()
         self._row = None
         self.heard(now_s)
 
@@ -90,34 +92,18 @@ class WorkerState:
             self._slow_start_share, self._row = share, None
 
     @property
-    def foreign_tokens(self) -> int:
-        """Uncached tokens that other routers have sent there and the worker may not have reported."""
-        return self._foreign_tokens
+    def foreign(self) -> Credit:
+        """What other routers have sent there."""
+        return self._foreign
 
-    @foreign_tokens.setter
-    def foreign_tokens(self, tokens: int) -> None:
-        if tokens != self._foreign_tokens:
-            self._foreign_tokens, self._row = tokens, None
+    def take_foreign(self, credit: Credit) -> None:
+        """What other routers have sent there, as they have told it last."""
+        if credit != self._foreign:
+            self._foreign, self._row = credit, None
 
-    @property
-    def foreign_choices(self) -> int:
-        """Choices likewise."""
-        return self._foreign_choices
-
-    @foreign_choices.setter
-    def foreign_choices(self, choices: int) -> None:
-        if choices != self._foreign_choices:
-            self._foreign_choices, self._row = choices, None
-
-    @property
-    def unreported_tokens(self) -> int:
-        """Uncached tokens that this router has sent there and the worker may not have reported: for other routers."""
-        return sum(self._fresh.tokens) + sum(self._young.tokens)
-
-    @property
-    def unreported_choices(self) -> int:
-        """Choices likewise."""
-        return self._fresh.choices + self._young.choices
+    def credit(self) -> Credit:
+        """What this router has sent there and not heard the end of: for the others."""
+        return Credit(self.open_choices, self.queued_tokens)
 
     # What is sent there
 
@@ -176,13 +162,13 @@ class WorkerState:
         """What the policy reads."""
         load, model, fresh, young = self._load, self.model, self._fresh, self._young
         queued = [
-            max(reported, sent + self._foreign_tokens) + new
+            max(reported, sent + self._foreign.tokens) + new
             for reported, sent, new in zip(
                 accumulate(_queued_by_lane(load)), accumulate(young.tokens), accumulate(fresh.tokens), strict=True
             )
         ]
         reported_choices = load.running + load.waiting
-        choices = max(reported_choices, young.choices + self._foreign_choices) + fresh.choices
+        choices = max(reported_choices, young.choices + self._foreign.choices) + fresh.choices
         if load.running:
             held_tokens = load.running_kv_tokens or load.kv_live_blocks * model.block_size
             context_tokens = held_tokens / load.running
@@ -202,7 +188,7 @@ class WorkerState:
             queued_interactive=queued[0],
             queued_standard=queued[1],
             queued_batch=queued[2],
-            waiting_tokens=max(load.waiting_tokens, sum(young.tokens) + self._foreign_tokens),
+            waiting_tokens=max(load.waiting_tokens, sum(young.tokens) + self._foreign.tokens),
             queued_context=self._context_tokens,
             choices=choices,
             most_running=model.max_running_requests or inf,
@@ -232,7 +218,7 @@ class WorkerState:
         }
 
 
-class _Credit:
+class _Age:
     """What was sent in one age."""
 
     __slots__ = ("choices", "tokens")

@@ -13,10 +13,12 @@ from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fleet.fleet import Fleet, FleetRun, TtftGoal, simulate
 from trunkline_bench.simulation.fleet.ideal import FleetSizedCache, SharedCache, idle_prefill_s
 from trunkline_bench.simulation.fleet.router import POLICIES
-from trunkline_bench.simulation.fleet.summary import COLUMNS, row, summary
+from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summary
 from trunkline_bench.simulation.replay import FINGERPRINT, Worker, replay
 from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_router.credit import NO_CREDIT
 from trunkline_router.prefix_index import keys_of
+from trunkline_router.shared_state.sync import LEAST_REST_S
 from trunkline_worker.limits import SchedulerLimits
 
 BLOCK = 16
@@ -62,7 +64,7 @@ def test_every_request_ends_once_and_in_the_end_routers_know_what_workers_hold(p
     for router in run.routers:
         router.index.check_integrity()
         assert router.num_open == 0
-        assert router.credits() == [(0, 0)] * 3
+        assert set(router.credits().values()) == {NO_CREDIT}
         assert [(state.open_choices, state.queued_tokens) for state in router.workers] == [(0, 0)] * 3
         for state, worker in zip(router.workers, run.workers, strict=True):
             held = set(keys_of(b"".join(worker.engine.scheduler.blocks.tree.nodes)))
@@ -114,12 +116,30 @@ def test_a_conversation_stays_where_its_prefix_is() -> None:
     assert round_robin.hit_rate < 0.6 * ours.hit_rate
 
 
-def test_routers_that_tell_one_another_what_they_sent_do_not_herd() -> None:
+def told_and_alone(fleet: Fleet, requests: list[TraceRequest]) -> tuple[Summary, Summary]:
+    """Routers that tell one another what they sent as often as they do in a small fleet, and ones that do not."""
+    told, alone = (summary(simulate(replace(fleet, credit_sync_s=sync_s), requests)) for sync_s in (LEAST_REST_S, None))
+    return told, alone
+
+
+def test_routers_that_tell_one_another_what_they_sent_do_not_herd_in_a_burst() -> None:
     burst = [TraceRequest(1.0 + number * 2e-3, 400, 4, partial(same_token, number + 3, 400)) for number in range(120)]
-    fleet = Fleet(4, SPEC, "predicted-ttft", routers=6)
-    alone, told = (simulate(replace(fleet, credit_sync_s=sync_s), burst) for sync_s in (None, 5e-3))
-    assert summary(told).prefill_cv < 0.5 * summary(alone).prefill_cv
-    assert summary(told).ttft_s[2] < 0.8 * summary(alone).ttft_s[2]
+    told, alone = told_and_alone(Fleet(4, SPEC, "predicted-ttft", routers=6), burst)
+    assert told.prefill_cv < 0.5 * alone.prefill_cv
+    assert told.ttft_s[2] < 0.8 * alone.ttft_s[2]
+
+
+def test_under_lasting_load_first_tokens_come_sooner_where_routers_tell_one_another_what_they_sent() -> None:
+    draw, at_s = Random(0), 1.0
+    requests = []
+    for number in range(200):
+        at_s += draw.expovariate(44.0)  # per second: nearly all that the workers can do
+        length = draw.randrange(1000, 3000)
+        requests.append(TraceRequest(at_s, length, 4, partial(same_token, number + 3, length)))
+    fleet = Fleet(4, replace(SPEC, num_blocks=4000), "predicted-ttft", routers=6)
+    told, alone = told_and_alone(fleet, requests)
+    assert told.ttft_s[1] < 0.9 * alone.ttft_s[1]
+    assert told.ttft_s[2] < 0.9 * alone.ttft_s[2]
 
 
 def test_what_no_worker_can_hold_is_refused_without_its_prompt_being_made() -> None:
@@ -137,7 +157,7 @@ def test_a_full_queue_refuses_and_its_credit_comes_back() -> None:
     requests = [TraceRequest(0.0, 300, 5, lambda: [3] * 300) for _ in range(12)]
     run = simulate(Fleet(1, replace(SPEC, limits=limits), "predicted-ttft"), requests)
     assert {outcome.refused for outcome in run.outcomes} == {"", OVERLOADED}
-    assert run.routers[0].credits() == [(0, 0)]
+    assert run.routers[0].credits() == {0: NO_CREDIT}
 
 
 def test_a_run_that_cannot_meet_its_goal_any_more_is_given_up() -> None:

@@ -26,9 +26,10 @@ from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, Token
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
+from trunkline_router.credit import NO_CREDIT, Credit
 from trunkline_router.pool import Pools
 from trunkline_router.shared_state.accounts import Accounts
-from trunkline_router.shared_state.fleet import PoolFleet
+from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_connection import CONNECT_TIMEOUT_S
 from trunkline_router.shared_state.redis_store import RedisStore
@@ -254,11 +255,11 @@ async def test_what_one_router_has_sent_counts_at_the_other(redis: RedisServer) 
     async with two_routers(redis, UNLIMITED, worker) as (a, b):
         call = generate(a.stub, metadata=())
         choice = await worker.arrived.get()
-        await until(lambda: (b.live(0).foreign_choices, b.live(0).foreign_tokens) == (1, len(PROMPT)))
-        assert a.live(0).foreign_choices == 0
+        await until(lambda: b.live(0).foreign == Credit(1, len(PROMPT)))
+        assert a.live(0).foreign == NO_CREDIT
         choice.tokens(1, finish=True)
         assert await ended(call) == len(PROMPT) + 1
-        await until(lambda: (b.live(0).foreign_choices, b.live(0).foreign_tokens) == (0, 0))
+        await until(lambda: b.live(0).foreign == NO_CREDIT)
 
 
 async def test_invented_names_do_not_fill_redis_nor_come_to_more_than_so_many_quotas(redis: RedisServer) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
@@ -24,6 +24,8 @@ from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.service import InferenceService
+from trunkline_router.shared_state.embedded_store import EmbeddedStore
+from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants
 from trunkline_router.tokenizer_pool import Tokenizers
@@ -44,7 +46,7 @@ class Cluster:
         stub: Any,
         fleet: Any,
         port: int,
-        shared: SharedState | None,
+        shared: SharedState,
         service: InferenceService,
     ) -> None:
         self.service = service
@@ -52,12 +54,7 @@ class Cluster:
         self.stub = stub
         self.fleet = fleet
         self.port = port
-        self._shared = shared
-
-    @property
-    def shared(self) -> SharedState:
-        assert self._shared is not None
-        return self._shared
+        self.shared = shared
 
     def live(self, index: int) -> Live:
         live = self.links[index].live
@@ -83,6 +80,11 @@ class Cluster:
                 assert (link.live.open_choices, link.live.queued_tokens) == (0, 0)
                 assert link.live.session.num_open == 0
                 assert not link.live.blocks.num_expected
+
+
+def share_with_nobody(pools: Pools, rng: Random) -> SharedState:
+    """As a router without a Redis has it."""
+    return SharedState(EmbeddedStore(lambda: time.monotonic() * 1e3), "router", PoolFleet(pools), rng)
 
 
 @asynccontextmanager
@@ -124,9 +126,16 @@ async def cluster(
         )
 
 
+class Addressed(Protocol):
+    """A worker that runs."""
+
+    @property
+    def address(self) -> str: ...
+
+
 @asynccontextmanager
 async def router_before(
-    *workers: FakeWorker,
+    *workers: Addressed,
     max_choices: int = 4,
     seed: int = 0,
     expected: tuple[bool, ...] | None = None,
@@ -137,10 +146,10 @@ async def router_before(
     clock_s: Callable[[], float] = time.monotonic,
     policy: PolicyName = PolicyName.PREDICTED_TTFT,
     grant_key: bytes = b"",
-    share: Callable[[Pools, Random], SharedState] | None = None,
+    share: Callable[[Pools, Random], SharedState] = share_with_nobody,
     backlog: Backlog | None = None,
 ) -> AsyncIterator[Cluster]:
-    """The same before workers that run already; with what `share` makes it share with other routers."""
+    """The same before workers that run already; `share` makes what it may share with other routers."""
     async with AsyncExitStack() as stack:
         rng = Random(seed)
         renderers = RenderPool(render_limit_s)
@@ -163,11 +172,10 @@ async def router_before(
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
         dispatcher = Dispatcher(pools, clock_s, rng, limits=failover, backlog=backlog)
-        shared = share(pools, rng) if share is not None else None
-        if shared is not None:
-            await shared.start()
-            stack.push_async_callback(shared.close)
-            stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
+        shared = share(pools, rng)
+        await shared.start()
+        stack.push_async_callback(shared.close)
+        stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
         service = InferenceService(
             dispatcher, max_choices=max_choices, tenants=tenants, shared=shared, grant_key=grant_key
         )

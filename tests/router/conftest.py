@@ -1,10 +1,14 @@
 """What tests of the router share."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from trunkline_bench.redis_server import RedisServer, redis_executables
 from trunkline_router.render_pool import RenderPool
+
+REDIS_VERSIONS = tuple(redis_executables())
 
 
 @pytest.fixture
@@ -13,3 +17,23 @@ async def renderers() -> AsyncIterator[RenderPool]:
     pool = RenderPool()
     yield pool
     await pool.close()
+
+
+@pytest.fixture(params=REDIS_VERSIONS)
+def redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """One of each version that there is, for one test alone: it may be killed."""
+    with RedisServer(version=request.param) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_servers() -> Iterator[dict[str, RedisServer]]:
+    """By version, for all tests: each takes a prefix of its own."""
+    with ExitStack() as stack:
+        yield {version: stack.enter_context(RedisServer(version=version)) for version in REDIS_VERSIONS}
+
+
+@pytest.fixture(params=REDIS_VERSIONS)
+def redis_of_all(request: pytest.FixtureRequest, redis_servers: dict[str, RedisServer]) -> RedisServer:
+    """One of them."""
+    return redis_servers[request.param]

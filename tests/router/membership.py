@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
+from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.discovery import Membership, Source
 from trunkline_router.dispatch import Dispatcher
@@ -43,9 +44,10 @@ async def membership(
 async def serving(pools: Pools) -> AsyncIterator[Any]:
     """A client's stub of a router with these pools."""
     server = GrpcServer("127.0.0.1", 0, services=[])
-    add_InferenceServiceServicer_to_server(
-        InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4), server.grpc
-    )
+    shared = share_with_nobody(pools, Random(0))
+    await shared.start()
+    service = InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4, shared=shared)
+    add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         yield InferenceServiceStub(channel)

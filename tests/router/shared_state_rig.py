@@ -6,12 +6,13 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from trunkline_router.credit import Credit
 from trunkline_router.shared_state.convictions import CONVICTION_MS
 from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
 from trunkline_router.shared_state.redis_entries import FORMAT
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.shared_state.store import Credit, Lease, Store, WorkerKey
+from trunkline_router.shared_state.store import Lease, Store, WorkerKey
 
 PREFIX = f"{{trunkline}}:{FORMAT}:"
 PATIENCE_S = 5.0  # of requests, where it is not their patience that is tested: a machine can be busy
@@ -39,8 +40,10 @@ class FakeFleet:
         self.own_leases: list[Lease] = []
         self.others: Mapping[WorkerKey, Credit] = {}
         self.known: Sequence[Lease] = ()
+        self.times_asked = 0  # for its credits
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
+        self.times_asked += 1
         return dict(self.own)
 
     def leases(self) -> Sequence[Lease]:
@@ -94,7 +97,7 @@ class Router(Convicting):
 
     async def beat(self) -> None:
         """Tells and hears, as once a second."""
-        self._beat_at_s = 0.0
+        self._sync.beat_next()
         await self._tick()
 
 

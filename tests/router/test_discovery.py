@@ -21,7 +21,7 @@ from trunkline_router.discovery import LOOKUP_EVERY_S, Addresses, Source, fixed,
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.settings import address_problem
-from trunkline_router.shared_state.fleet import PoolFleet
+from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_runtime.channel import open_channel
@@ -151,7 +151,7 @@ async def test_a_lease_ends_with_the_name_that_it_was_taken_for_although_the_wor
 
         async def beat() -> None:
             for one in shared:
-                await one._beat()
+                await one._sync.beat()
 
         for one in shared:
             await one.start()

@@ -18,7 +18,6 @@ from trunkline.v1.worker_pb2 import GrantReport, WorkerServiceGenerateRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_router.grant_charge import CLOCK_MARGIN_S, GrantCharge
 from trunkline_router.granting import MID_ANSWER_WAIT_S
-from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.tenants import Tenant, Tenants
 from trunkline_runtime.channel import open_channel
@@ -42,7 +41,6 @@ async def limited(*workers: FakeWorker, **quotas: int) -> AsyncIterator[Cluster]
                 *workers,
                 tenants=tenants,
                 grant_key=KEY,
-                share=lambda pools, rng: shared_state("", "", "", PoolFleet(pools), rng),
             )
         )
 

@@ -16,6 +16,7 @@ from trunkline.v1.worker_pb2 import LoadSample, StepCostModel
 from trunkline_router import policy as policy_module
 from trunkline_router import route as route_module
 from trunkline_router import ttft
+from trunkline_router.credit import Credit
 from trunkline_router.policies import PolicyName
 from trunkline_router.prefix_index import keys_of
 from trunkline_router.route_request import BATCH, INTERACTIVE, STANDARD
@@ -308,7 +309,8 @@ def test_weighed_one_by_one_or_all_at_once_workers_cost_the_same_to_the_last_bit
         fleet = Fleet(len(samples), policy=policy, seed=seed)
         for worker, sample, (cached, share, foreign) in zip(fleet.workers, samples, states, strict=False):
             worker.take_load(sample, 0.0)
-            worker.slow_start_share, worker.foreign_choices, worker.foreign_tokens = share, foreign, 100 * foreign
+            worker.slow_start_share = share
+            worker.take_foreign(Credit(foreign, 100 * foreign))
             cache(worker, PROMPT[: 16 * cached])
         with pytest.MonkeyPatch.context() as patch:
             for module in (ttft, policy_module, route_module):

@@ -1,10 +1,8 @@
 """What a request is charged, whichever way it ends: over real gRPC, before workers that do as they are told."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from random import Random
 from typing import Any
 
 import grpc
@@ -21,10 +19,7 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
-from trunkline_router.pool import Pools
-from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.quota import Quotas
-from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenant, Tenants
 
 ACME = (("x-trunkline-tenant", "acme"),)
@@ -36,12 +31,9 @@ TOO_LATE = RequestRefused(CODE_DEADLINE_EXCEEDED, DEADLINE_EXCEEDED, "the deadli
 
 @asynccontextmanager
 async def router_with_quotas(worker: FakeWorker) -> AsyncIterator[Cluster]:
-    def share(pools: Pools, rng: Random) -> SharedState:
-        return shared_state("", "", "router", PoolFleet(pools), rng, steady_s=time.monotonic)
-
     await worker.start()
     try:
-        async with router_before(worker, tenants=THREE, share=share) as router:
+        async with router_before(worker, tenants=THREE) as router:
             yield router
     finally:
         await worker.die()

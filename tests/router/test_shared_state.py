@@ -2,32 +2,29 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
 
+from tests.router.conftest import REDIS_VERSIONS
 from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.redis_server import RedisServer
+from trunkline_router.credit import Credit
 from trunkline_router.quarantine import Quarantine
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
-from trunkline_router.shared_state.store import Credit, Lease, Store, WorkerKey
+from trunkline_router.shared_state.store import Lease, Store, WorkerKey
+from trunkline_router.shared_state.sync import rest_s
 
 REQUESTS = Quotas(requests_per_minute=10)
 TOKENS = Quotas(tokens_per_minute=1000)
 IN_FLIGHT = Quotas(tokens_in_flight=100)
 WORKER = WorkerKey("w", 1 << 63)
 LEASE = Lease("10.0.0.1:50061", "w", 1 << 63, "tiny")
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -38,9 +35,9 @@ def clock() -> Clock:
 MakeRouter = Callable[[str], "AsyncIterator[Router]"]
 
 
-@pytest.fixture(params=["embedded", "redis"])
+@pytest.fixture(params=["embedded", *REDIS_VERSIONS])
 async def routers(
-    request: pytest.FixtureRequest, redis: RedisServer, clock: Clock
+    request: pytest.FixtureRequest, redis_servers: dict[str, RedisServer], clock: Clock
 ) -> AsyncIterator[tuple[Router, Router]]:
     """Two routers that share a store."""
     async with AsyncExitStack() as stack:
@@ -49,7 +46,8 @@ async def routers(
             stores = [EmbeddedStore(clock.now_ms)] * 2
         else:
             prefix = request.node.name
-            stores = [RedisStore(redis.url, prefix, clock_ms=clock.now_ms) for _ in range(2)]
+            url = redis_servers[request.param].url
+            stores = [RedisStore(url, prefix, clock_ms=clock.now_ms) for _ in range(2)]
         made = []
         for name, store in zip("ab", stores, strict=True):
             router = Router(store, name, clock)
@@ -222,10 +220,10 @@ async def test_a_tenants_estimate_outlives_its_quiet_minutes(routers: tuple[Rout
 
 @pytest.mark.parametrize("ahead_ms", [0, 130, 270, 490])
 async def test_what_comes_back_leaves_the_window_with_what_it_was_taken_from(
-    redis: RedisServer, clock: Clock, ahead_ms: int
+    redis_of_all: RedisServer, clock: Clock, ahead_ms: int
 ) -> None:
     """However the router's clock and the store's stand to each other."""
-    store = RedisStore(redis.url, f"skew-{ahead_ms}", clock_ms=lambda: clock.ms + ahead_ms)
+    store = RedisStore(redis_of_all.url, f"skew-{ahead_ms}", clock_ms=lambda: clock.ms + ahead_ms)
     router = Router(store, "a", clock)
     await router.start()
     try:
@@ -342,6 +340,52 @@ async def test_credits_reach_the_other_router_and_go_with_their_router(
     clock.pass_s(3.1)
     await b.beat()
     assert b.fleet.others == {}, "a died"
+
+
+def test_routers_tell_one_another_every_few_milliseconds_as_long_as_that_takes_a_tenth_of_their_time() -> None:
+    assert [rest_s(took_s) for took_s in (0.0, 0.0004, 0.001, 0.0015, 0.3)] == pytest.approx(
+        [0.005, 0.005, 0.010, 0.015, 0.020]
+    )
+
+
+async def test_a_router_that_was_taken_for_dead_says_again_what_it_has_open(
+    routers: tuple[Router, Router], clock: Clock
+) -> None:
+    a, b = routers
+    a.fleet.own = {WORKER: Credit(3, 700)}
+    await a.beat()
+    clock.pass_s(3.1)
+    await b.beat()
+    await a._tick()
+    await b.beat()
+    assert b.fleet.others == {WORKER: Credit(3, 700)}
+
+
+async def test_credits_are_looked_at_once_a_tick_and_by_a_router_that_is_alone_once_a_second(
+    routers: tuple[Router, Router], clock: Clock
+) -> None:
+    a, b = routers
+    asked = a.fleet.times_asked
+    for choices in range(10):
+        a.fleet.own = {WORKER: Credit(choices, 0)}
+        await a._tick()
+    assert a.fleet.times_asked == asked + 10
+    clock.pass_s(3.1)
+    await a.beat()
+    asked, syncs = a.fleet.times_asked, a.syncs
+    for choices in range(100):
+        a.fleet.own = {WORKER: Credit(choices, 0)}
+        await a._tick()
+        clock.pass_s(0.02)
+    assert (a.fleet.times_asked, a.syncs) == (asked + 1, syncs + 1), "nobody would hear them"
+    await b.beat()
+    await a.beat()
+    await b.beat()
+    assert b.fleet.others == {WORKER: Credit(99, 0)}
+    a.fleet.own = {}
+    await a._tick()
+    await b.beat()
+    assert b.fleet.others == {}
 
 
 async def test_a_lease_is_known_to_all_until_nobody_renews_it(routers: tuple[Router, Router], clock: Clock) -> None:

@@ -1,26 +1,20 @@
 """Whatever is asked of them, in whatever order: Redis and the store in process say the same."""
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
 
 from tests.router.shared_state_rig import Clock
 from trunkline_bench.redis_server import RedisServer
+from trunkline_router.credit import Credit
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
-from trunkline_router.shared_state.store import Ask, Credit, Lease, News, Report, Store, WindowChange, WorkerKey
+from trunkline_router.shared_state.store import Ask, Lease, News, Report, Store, WindowChange, WorkerKey
 
 ROUTERS, TENANTS = ("a", "b", "c"), ("t", "u")
 WINDOW_MS = 12_000
 STEPS = 250
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def some_ask(draw: Random, life: str) -> Ask:
@@ -70,11 +64,11 @@ def comparable(news: News) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_both_stores_give_the_same_answers(redis: RedisServer, seed: int) -> None:
+async def test_both_stores_give_the_same_answers(redis_of_all: RedisServer, seed: int) -> None:
     clock, draw = Clock(), Random(seed)
     stores: list[Store] = [
         EmbeddedStore(clock.now_ms, window_ms=WINDOW_MS),
-        RedisStore(redis.url, f"agree-{seed}", window_ms=WINDOW_MS, clock_ms=clock.now_ms),
+        RedisStore(redis_of_all.url, f"agree-{seed}", window_ms=WINDOW_MS, clock_ms=clock.now_ms),
     ]
     for store in stores:
         await store.connect()

@@ -14,7 +14,7 @@ from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.reservation import Reservation
 
-TICK_S = 0.5  # 25 times a router's: what is generated between two looks is more
+TICK_S = 0.5  # 25 times a router's and more: what is generated between two looks is more
 PACE = 25  # output tokens of a request in a tick
 PROMPT = 20
 CONTEXT = 8000

@@ -4,6 +4,7 @@ import pytest
 
 from tests.router.fleet_of_states import BLOCK_SIZE, Fleet, cache, prompt_of, report
 from trunkline_router.accuracy import KEPT_REQUESTS, STALE_AFTER_S, IndexAccuracy
+from trunkline_router.credit import NO_CREDIT, Credit
 from trunkline_router.index import MOST_RECENT_BLOCKS
 from trunkline_router.worker_state import WorkerState
 
@@ -36,7 +37,7 @@ def test_pitfall_16_every_exit_path_gives_the_load_back(fails: bool) -> None:
     else:
         use()
     assert (worker.open_choices, worker.queued_tokens, queued(worker)) == (0, 0, (0, 0, 0))
-    assert (worker.unreported_tokens, worker.unreported_choices, worker.facts().choices) == (0, 0, 0)
+    assert (worker.credit(), worker.facts().choices) == (NO_CREDIT, 0)
     assert fleet.route(PROMPT).plan.matched_tokens == 0
 
 
@@ -61,15 +62,15 @@ def test_credits_are_given_back_from_the_age_in_which_they_were_taken() -> None:
     with fleet.route(PROMPT, choices=2).in_flight():
         report(worker)
         with fleet.route(prompt_of(100, seed=3)).in_flight():
-            assert (worker.unreported_tokens, worker.unreported_choices) == (1124, 3)
-        assert (worker.unreported_tokens, worker.unreported_choices) == (1024, 2)
-    assert (worker.unreported_tokens, worker.unreported_choices, worker.facts().choices) == (0, 0, 0)
+            assert worker.credit() == Credit(3, 1124)
+        assert worker.credit() == Credit(2, 1024)
+    assert (worker.credit(), worker.facts().choices) == (NO_CREDIT, 0)
 
 
 def test_other_routers_credits_count_as_far_as_the_sample_says_less() -> None:
     fleet = Fleet(1)
     (worker,) = fleet.workers
-    worker.foreign_tokens, worker.foreign_choices = 3000, 5
+    worker.take_foreign(Credit(5, 3000))
     assert (queued(worker), worker.facts().choices) == ((3000, 3000, 3000), 5)
     with fleet.route(PROMPT).in_flight():
         assert (queued(worker), worker.facts().choices) == ((3000, 4024, 4024), 6)

@@ -32,7 +32,7 @@ from trunkline_bench.faults.scenarios import (
     undisturbed,
 )
 from trunkline_bench.faults.streams import Order, orders
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.redis_server import RedisServer, newest_version
 from trunkline_bench.simulation.report import facts, table
 
 STREAMS = 50
@@ -192,6 +192,7 @@ async def measure() -> tuple[str, bool]:
     wanted = orders(STREAMS, tokens=TOKENS)
     # Before the runs, which take minutes: it is the code as it is now that they are of.
     found = facts("make bench-faults", "shared by workers, routers and clients", PACKAGES)
+    found += f"- redis_version: {newest_version()}\n"
     exact: Rows = {}
     ties: dict[str, Rows] = {kernels: {} for kernels in KERNELS}
     clean = await with_accidents(exact, wanted)

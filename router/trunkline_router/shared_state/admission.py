@@ -99,6 +99,10 @@ class Admission:
             parts=[(when, tokens)],
         )
 
+    def enter(self) -> None:
+        """The store is about to be told everything: where it counted what it counted before says nothing now."""
+        self.entries += 1
+
     def watch(self, admitted: Admitted, reservation: Reservation) -> None:
         """It runs now, and its reservation tells what it comes to."""
         if admitted.is_estimate:

@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from trunkline_router.shared_state.store import Credit, Lease, RouterNews, WorkerKey
+from trunkline_router.credit import Credit
+from trunkline_router.shared_state.store import Lease, RouterNews, WorkerKey
 from trunkline_runtime.log import get_logger
 
 Entry = TypeVar("Entry")

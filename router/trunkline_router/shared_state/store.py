@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from trunkline_router.credit import Credit
 from trunkline_router.shared_state.quota import Quotas, Refusal, Used
 
 TTL_MS = 3_000  # a router that says nothing for so long is dead
@@ -31,14 +32,6 @@ class WorkerKey:
 
     worker_id: str
     epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """What routers have sent to a worker and not heard the end of."""
-
-    choices: int
-    tokens: int  # uncached tokens of requests without a first output
 
 
 @dataclass(frozen=True, slots=True)

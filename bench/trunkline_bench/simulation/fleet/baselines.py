@@ -76,8 +76,8 @@ def rerouted(
         seen.append(
             Seen(
                 matched * worker.model.block_size,
-                max(worker.queued_tokens + worker.foreign_tokens, load.waiting_uncached_tokens),
-                max(worker.open_choices + worker.foreign_choices, load.running + load.waiting),
+                max(worker.queued_tokens + worker.foreign.tokens, load.waiting_uncached_tokens),
+                max(worker.open_choices + worker.foreign.choices, load.running + load.waiting),
                 worker.open_choices,
             )
         )

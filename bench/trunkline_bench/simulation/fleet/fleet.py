@@ -230,7 +230,7 @@ class _Simulation:
     def _exchange(self, number: int) -> None:
         """A router tells its credits, and reads what the others told last."""
         self._told[number] = self.routers[number].credits()
-        self.routers[number].take_foreign([told for other, told in enumerate(self._told) if other != number])
+        self.routers[number].take_foreign(told for other, told in enumerate(self._told) if other != number)
 
     def _on_step(self, number: int, sequences: "count[int]", now_s: float, step: EngineStep) -> None:
         at_s = now_s + self._fleet.network_s

@@ -1,7 +1,7 @@
 """One router replica of the simulated fleet: the real index, policy and credits, fed by news that take their time."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
@@ -10,6 +10,7 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import CacheEvents, CacheSnapshot, GetModelResponse, LoadSample, WatchCacheResponse
 from trunkline_bench.simulation.fleet.baselines import BASELINES, rerouted
 from trunkline_router.cache_follower import CacheFollower
+from trunkline_router.credit import Credit, summed
 from trunkline_router.index import WorkerBlocks
 from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
@@ -75,15 +76,15 @@ class FleetRouter:
         self._flights[handle] = Flight(counted.enter_context(found.in_flight()), counted)
         return found
 
-    def credits(self) -> list[tuple[int, int]]:
-        """What this router has sent to each worker and it may not have reported: (uncached tokens, choices)."""
-        return [(worker.unreported_tokens, worker.unreported_choices) for worker in self.workers]
+    def credits(self) -> Mapping[int, Credit]:
+        """What this router has sent to each worker."""
+        return {place: worker.credit() for place, worker in enumerate(self.workers)}
 
-    def take_foreign(self, others: Sequence[list[tuple[int, int]]]) -> None:
+    def take_foreign(self, others: Iterable[Mapping[int, Credit]]) -> None:
         """The credits of all other routers, as they were when they told them."""
+        sums = summed(others)
         for place, worker in enumerate(self.workers):
-            worker.foreign_tokens = sum(told[place][0] for told in others)
-            worker.foreign_choices = sum(told[place][1] for told in others)
+            worker.take_foreign(sums[place])
 
     def _take(self, worker: int, item: News, at_s: float) -> None:
         state = self.workers[worker]

@@ -1,0 +1,54 @@
+"""This router's workers as the shared state sees them, and what it hears of them from other routers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from trunkline_router.credit import NO_CREDIT, Credit
+from trunkline_router.live import Live
+from trunkline_router.pool import Pools
+from trunkline_router.shared_state.store import Lease, WorkerKey
+
+
+class PoolFleet:
+    """A `Fleet` over the router's pools. A worker that connects later gets what was last heard of it."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._leased: frozenset[str] = frozenset()
+        self._leases_changed = asyncio.Event()
+
+    def credits(self) -> Mapping[WorkerKey, Credit]:
+        told = ((key_of(live), live.credit()) for live in self._live())
+        return {key: credit for key, credit in told if credit != NO_CREDIT}
+
+    def leases(self) -> Sequence[Lease]:
+        named = [(link, (link.same_as or link).live) for link in self._pools.links if link.is_named]
+        return [
+            Lease(link.address, live.model.worker_id, live.model.epoch, live.model.model)
+            for link, live in named
+            if live is not None and live.accepts
+        ]
+
+    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
+        for live in self._live():
+            live.take_foreign(others.get(key_of(live), NO_CREDIT))
+
+    def take_leases(self, leases: Sequence[Lease]) -> None:
+        leased = frozenset(lease.address for lease in leases)
+        if leased != self._leased:
+            self._leased = leased
+            self._leases_changed.set()
+
+    async def leased(self) -> AsyncIterator[frozenset[str]]:
+        """The addresses of all workers that any router is connected to, whenever they change."""
+        while True:
+            await self._leases_changed.wait()
+            self._leases_changed.clear()
+            yield self._leased
+
+    def _live(self) -> list[Live]:
+        return [link.live for link in self._pools.links if link.live is not None]
+
+
+def key_of(live: Live) -> WorkerKey:
+    return WorkerKey(live.model.worker_id, live.model.epoch)
