@@ -8,6 +8,7 @@ import pytest
 
 from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
+from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import (
     CODE_INTERNAL,
     CODE_RESOURCE_EXHAUSTED,
@@ -22,7 +23,6 @@ from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenI
 from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.breaker import FAILURES_TO_OPEN
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
-from trunkline_router.suspicion import CLEARING_STEPS
 from trunkline_router.worker_link import LEAST_SHARE, LinkLimits
 
 PROMPT = list(range(10, 30))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import (
     CODE_INVALID_ARGUMENT,
     CODE_RESOURCE_EXHAUSTED,
@@ -25,7 +26,7 @@ from trunkline_router.retry_budget import LEAST_PER_S, MOST_AT_ONCE, MOST_WAIT_S
 from trunkline_router.shared_state.convictions import CONVICTION_MS, Convictions
 from trunkline_router.shared_state.store import MAX_CONVICTIONS
 from trunkline_router.signs_of_life import SignsOfLife
-from trunkline_router.suspicion import CLEARING_STEPS, CLEARING_STEPS_AGAIN, Cells, Suspicion
+from trunkline_router.suspicion import CLEARING_STEPS_AGAIN, Cells, Suspicion
 from trunkline_router.worker_link import LEAST_SHARE, LONG_STEPS, longest_silence_s, slow_start_share
 
 LOST = no_worker("lost")
