@@ -64,8 +64,8 @@ def test_every_flag_reaches_the_router(served: tuple[str, Recorder], capsys: pyt
     assert capsys.readouterr().out == "hello there\n"
     flags = (
         "--lane=batch", "--tenant=acme", "--session=chat-7", "--logit-bias=42=-1.5", "--logit-bias=7=100",
-        "--stop-token-id=3", "--stop-token-id=4", "--prompt-logprobs=2", "--seed=5", "--stop=a", "--stop=b", "--ignore-eos",
-        "--n=2",
+        "--stop-token-id=3", "--stop-token-id=4", "--prompt-logprobs=2", "--seed=5", "--stop=a", "--stop=b",
+        "--ignore-eos", "--n=2",
     )  # fmt: skip
     assert generate.run(parse("hello", "--server", address, *flags)) == 0
     plain, full = recorder.requests
