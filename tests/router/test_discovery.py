@@ -31,6 +31,7 @@ from trunkline_router.discovery import (
     watch_name,
 )
 from trunkline_router.dispatch import Dispatcher
+from trunkline_router.link_context import LinkContext
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
@@ -40,7 +41,6 @@ from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import WorkerLink
-from trunkline_router.worker_names import WorkerNames
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 
@@ -83,11 +83,9 @@ async def membership(
 ) -> AsyncIterator[Pools]:
     """Pools that follow these sources with real links."""
     rng = Random(0)
-    pools, tokenizers, names = pools or Pools(rng), Tokenizers(renderers), WorkerNames()
-    members = Membership(
-        pools.links,
-        lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, lambda: None, rng, names=names),
-    )
+    pools = pools or Pools(rng)
+    context = LinkContext("router-1", Tokenizers(renderers), pools.index, lambda: None, rng)
+    members = Membership(pools.links, lambda address: WorkerLink(address, context))
     running = asyncio.create_task(members.run(sources, leases))
     try:
         yield pools

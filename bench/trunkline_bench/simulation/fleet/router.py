@@ -10,11 +10,11 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import CacheEvents, CacheSnapshot, GetModelResponse, LoadSample, WatchCacheResponse
 from trunkline_bench.simulation.fleet.baselines import BASELINES, rerouted
 from trunkline_router.cache_follower import CacheFollower
-from trunkline_router.index import WorkerBlocks
-from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route_chains
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_router.worker_state import InFlight, WorkerState
 
 EPOCH = 1
