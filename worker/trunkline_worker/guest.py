@@ -19,12 +19,6 @@ class GuestTurn:
     def __init__(self, running_set: RunningSet) -> None:
         self._set = running_set
         self._latest: Sequence | None = None
-        self._blocked_at: int | None = None  # num_changes, when one who waits was found not to fit
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whoever would be the next guest does not fit, and nothing has changed since that was found out."""
-        return self._blocked_at == self._set.num_changes
 
     def current(self) -> Sequence | None:
         """The guest that runs."""
@@ -45,31 +39,32 @@ class GuestTurn:
 
     def next_s(self) -> float | None:
         """When age makes somebody who waits a guest; None: it does not."""
-        if self.is_blocked or self.current() is not None:
+        if self._set.is_guest_blocked or self.current() is not None:
             return None
         since_s = [self._set.waiting.neglected_since_s(lane) for lane in LOWER_LANES]
         return min([time_s + self._set.limits.aging_s for time_s in since_s if time_s is not None], default=None)
 
     def find(self, chunks: list[Sequence], now_s: float) -> Sequence | None:
         """The sequence whose prompt goes before all others in this step because of its age."""
-        if not self._set.gate.is_open_always:
+        running_set = self._set
+        if not running_set.gate.is_open_always:
             return None
         guest = self.current()
         if guest is not None:
             return guest if guest in chunks else None
-        aged_s = now_s - self._set.limits.aging_s
+        aged_s = now_s - running_set.limits.aging_s
         for sequence in chunks:
             if sequence.lane is not Lane.INTERACTIVE and (sequence.admitted_s or 0.0) <= aged_s:
                 # What it has is all that can be promised without taking from others.
                 self._latest, sequence.promised_len = sequence, len(sequence.token_ids)
                 return sequence
-        waiting = self._set.waiting
-        for lane in () if self.is_blocked else LOWER_LANES:
+        waiting = running_set.waiting
+        for lane in () if running_set.is_guest_blocked else LOWER_LANES:
             since_s = waiting.neglected_since_s(lane)
             if since_s is None or since_s > aged_s:
                 continue
             following = waiting.next(lane)
-            if following and not self._set.waits_for_prefix(following):
+            if following and not running_set.waits_for_prefix(following):
                 return following
             # Otherwise somebody who runs is computing for it.
         return None
@@ -81,8 +76,7 @@ class GuestTurn:
         guest.promised_len = min(promised_len, guest.last_to_compute + 1)
         if not running_set.admission.fits(guest, running_set.running):
             guest.promised_len = 0
-            if not running_set.is_retiring:
-                self._blocked_at = running_set.num_changes
+            running_set.is_guest_blocked = not running_set.is_retiring
             return False
         running_set.join(guest, now_s)
         self._latest = guest

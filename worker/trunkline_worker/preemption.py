@@ -22,11 +22,9 @@ class Preemption:
         self._set = running_set
         self._left = MAX_PREEMPTIONS_PER_STEP
 
-    def step_begins(self) -> None:
-        self._left = MAX_PREEMPTIONS_PER_STEP
-
     @property
     def has_happened(self) -> bool:
+        """In this step."""
         return self._left < MAX_PREEMPTIONS_PER_STEP
 
     def can_grow(self, sequence: Sequence) -> bool:
@@ -45,9 +43,10 @@ class Preemption:
                 return False  # it waits, with what it has, until somebody ends
             self._preempt(victim)
 
-    def let_in(self, now_s: float) -> None:
+    def begin_step(self, now_s: float) -> None:
         """Lets in what waits in a higher lane and does not fit because of lower ones. Comes before anything else of a
         step is settled, since whoever is preempted has no part in it."""
+        self._left = MAX_PREEMPTIONS_PER_STEP
         running_set, waiting = self._set, self._set.waiting
         if running_set.is_blocked or not running_set.gate.is_open_always or not len(waiting):
             return

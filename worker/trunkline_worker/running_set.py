@@ -53,8 +53,9 @@ class RunningSet:
         self.starts: dict[int, SequenceStart] = {}  # rows that they have not been told of
         self._admitted: list[int] = []  # since last told
         self.step_id = 0  # of the latest plan
-        self.num_changes = 0  # that may let in somebody who did not fit before
-        self._blocked_at: int | None = None  # num_changes, when nobody who waits was found to fit
+        # Nothing that waits fits (and would be the next guest), and nothing has changed since that was found out.
+        self.is_blocked = False
+        self.is_guest_blocked = False
         self.running_kv_tokens = 0  # context lengths of those that run, summed, as of the latest plan
         self.last_commit_s = float("nan")  # equal to nothing before the first one
 
@@ -66,11 +67,6 @@ class RunningSet:
     def is_retiring(self) -> bool:
         """Whether blocks are on their way: those that a step in flight still writes for nobody."""
         return bool(self._retiring)
-
-    @property
-    def is_blocked(self) -> bool:
-        """Nothing that waits fits, and nothing has changed since that was found out."""
-        return self._blocked_at == self.num_changes
 
     @property
     def next_in_flight(self) -> StepPlan:
@@ -277,7 +273,7 @@ class RunningSet:
 
     def something_changed(self) -> None:
         """What waits is looked at again."""
-        self.num_changes += 1
+        self.is_blocked = self.is_guest_blocked = False
 
     def take_admitted(self) -> list[int]:
         """Sequences admitted for the first time since the last call."""

@@ -65,12 +65,11 @@ class Scheduler(RunningSet):
 
     def schedule(self, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
-        self._preemption.step_begins()
         self._guest_turn.end_if_over()
         self.gate.open(self.waiting, busy=bool(self.running or self._retiring), now_s=now_s)
         budget = StepBudget(self.limits, self.cost)
         steps: list[SequenceStep] = []
-        self._preemption.let_in(now_s)
+        self._preemption.begin_step(now_s)
         preemptions_before = self.stats.preemptions
         chunks = self._schedule_decodes(steps, budget)
         may_admit = self.stats.preemptions == preemptions_before
@@ -149,7 +148,7 @@ class Scheduler(RunningSet):
         threshold = self.limits.long_prefill_threshold
         most = threshold if threshold and len(chunks) + len(self.waiting) > 1 else self.limits.max_step_tokens
         guest = self._guest_turn.find(chunks, now_s)
-        guest_waits = self._guest_turn.is_blocked
+        guest_waits = self.is_guest_blocked
         if guest is not None:
             share = max(1, self.limits.max_step_tokens // GUEST_SHARE)
             if may_admit and guest in self.waiting:
@@ -172,7 +171,7 @@ class Scheduler(RunningSet):
                 blocked &= stopped is not Stopped.STEP_FULL
                 may_admit = stopped is not Stopped.BY_ROOM_NOW and not guest_waits
         if blocked and len(self.waiting) and not (self._retiring or self._preemption.has_happened):
-            self._blocked_at = self.num_changes
+            self.is_blocked = True
         self._count_backlog(budget, has_prompts=bool(chunks or self.starts))
 
     def _count_backlog(self, budget: StepBudget, *, has_prompts: bool) -> None:
