@@ -23,6 +23,7 @@ from typing import Any
 import grpc
 
 from trunkline.errors import error_of
+from trunkline.metadata import TENANT_KEY
 from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
@@ -127,7 +128,7 @@ async def ask(stub: Any, tenant: str, outcomes: Outcomes, *, model: str, output:
     request = GenerateRequest(model=model, token_ids=TokenIds(ids=PROMPT), sampling=sampling)
     sent_s = time.monotonic()
     try:
-        call = stub.Generate(request, metadata=(("x-trunkline-tenant", tenant),), timeout=TIMEOUT_S)
+        call = stub.Generate(request, metadata=((TENANT_KEY, tenant),), timeout=TIMEOUT_S)
         usage = None
         async for response in call:
             usage = response.usage

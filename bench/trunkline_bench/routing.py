@@ -25,11 +25,11 @@ from trunkline.v1.worker_pb2 import (
     WatchCacheResponse,
 )
 from trunkline_bench.simulation import report
-from trunkline_router.index import WorkerBlocks
-from trunkline_router.policies import RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.route import chains_of, route_chains
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.routing_policy import RoutingPolicy
+from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_router.worker_state import WorkerState
 
 RESULTS = Path(__file__).parents[1] / "results"

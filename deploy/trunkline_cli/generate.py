@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout-s", type=float, help="deadline")
     parser.add_argument("--lane", choices=tuple(LANES), help="priority (default: standard)")
     parser.add_argument("--tenant", default="", help="on whose account the request runs")
+    parser.add_argument("--session", default="", help="what requests of one conversation have in common")
     parser.add_argument(
         "--stop-token-id", type=int, action="append", default=[], metavar="ID",
         help="token that ends the output; may be given several times",
@@ -83,6 +84,7 @@ async def _generate(arguments: argparse.Namespace) -> None:
     options: dict[str, Any] = {name: getattr(arguments, name) for name in SAMPLING}
     options = {name: value for name, value in options.items() if value is not None}
     options |= {"n": arguments.n, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos, "lane": arguments.lane}
+    options |= {"session": arguments.session}
     options |= {"stop_token_ids": arguments.stop_token_id, "logit_bias": dict(arguments.logit_bias)}
     async with Client(arguments.server, model=arguments.model, tenant=arguments.tenant) as client:
         if arguments.json:

@@ -17,10 +17,13 @@ from typing import Any, Self
 import grpc
 from google.protobuf.message import Message
 
+from trunkline.channel import KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from trunkline.direct import DirectPath
 from trunkline.errors import DeadlineExceeded, error_of
 from trunkline.grant_call import NotOffered
-from trunkline.v1.generation_pb2 import FinishReason, Lane, SamplingParams, TokenLogprobs
+from trunkline.metadata import SESSION_KEY, TENANT_KEY
+from trunkline.names import finish_name
+from trunkline.v1.generation_pb2 import Lane, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
     ChatMessages,
@@ -35,13 +38,11 @@ from trunkline.v1.inference_pb2 import (
     Usage,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
-from trunkline.validation import LANES, MAX_TENANT_BYTES
+from trunkline.validation import LANES, session_problem, tenant_problem
 
 # Text, token ids, or a conversation as (role, content) pairs or {"role": …, "content": …} mappings.
 Prompt = str | Sequence[int] | Sequence[tuple[str, str]] | Sequence[Mapping[str, str]]
 
-MAX_MESSAGE_BYTES = 64 << 20
-KEEPALIVE_MS = 10_000
 RECONNECT_FIRST_MS, RECONNECT_MOST_MS = 200, 2_000  # a router that restarts is found again within seconds
 
 # grpc.health.v1 as it travels, for ready(): two messages of one field each are not worth every client a dependency.
@@ -114,11 +115,11 @@ class Client:
     ) -> None:
         if connections < 1:
             raise ValueError(f"connections={connections} is out of range; allowed: 1 or more")
-        if len(tenant) > MAX_TENANT_BYTES or not (tenant.isascii() and tenant.isprintable()):
-            raise ValueError(f"tenant {tenant!r} is not at most {MAX_TENANT_BYTES} bytes of printable ASCII")
+        if problem := tenant_problem(tenant):
+            raise ValueError(f"tenant {tenant!r} {problem}")
         self._model = model
         self._address = address
-        self._metadata = (("x-trunkline-tenant", tenant),) if tenant else ()
+        self._metadata = ((TENANT_KEY, tenant),) if tenant else ()
         self._channels = [_open_channel(address) for _ in range(connections)]
         # grpc.aio's stub type exists in the stub file only
         self._stubs: Iterator[Any] = cycle([InferenceServiceStub(channel) for channel in self._channels])
@@ -146,13 +147,18 @@ class Client:
         request_id: str = "",
         timeout_s: float | None = None,
         lane: str | None = None,
+        session: str = "",
         **sampling: Any,
     ) -> AsyncIterator[Piece]:
         """Streams the output as it comes; leaving the loop cancels the request.
 
-        `lane`: "interactive", "standard" (where it is not said) or "batch". Raises ValueError for any other.
+        `lane`: "interactive", "standard" (where it is not said) or "batch". `session`: what this tenant's requests
+        belong together by, such as a conversation's id, at most 256 bytes of printable ASCII: under --policy
+        session-affinity they go where the last one went. Raises ValueError for any other lane, and for a bad session.
         `sampling`: the fields of SamplingParams, such as max_tokens=64, temperature=0.0, stop=["\\n"].
         """
+        if problem := session_problem(session):
+            raise ValueError(f"session {session!r} {problem}")
         request = GenerateRequest(
             model=self._model if model is None else model,
             sampling=SamplingParams(**sampling),
@@ -161,7 +167,7 @@ class Client:
             lane=_lane(lane),
         )
         _set_prompt(request, prompt)
-        async with aclosing(self._responses(request, timeout_s)) as responses:
+        async with aclosing(self._responses(request, timeout_s, session)) as responses:
             async for response in responses:
                 for chunk in response.chunks:
                     yield Piece(
@@ -169,15 +175,17 @@ class Client:
                         chunk.text,
                         list(chunk.token_ids),
                         list(chunk.logprobs),
-                        _finish_name(chunk.finish_reason),
+                        finish_name(chunk.finish_reason) if chunk.finish_reason else None,
                         response,
                     )
 
     async def _responses(
-        self, request: GenerateRequest, timeout_s: float | None
+        self, request: GenerateRequest, timeout_s: float | None, session: str
     ) -> AsyncGenerator[GenerateResponse, None]:
         """Raises TrunklineError."""
         router, metadata = next(self._stubs), (*_trace_metadata(), *self._metadata)
+        if session:
+            metadata += ((SESSION_KEY, session),)
         if self._direct is not None:
             try:
                 direct = self._direct.responses(router, request, timeout_s=timeout_s, metadata=metadata)
@@ -268,10 +276,8 @@ def _open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(
         address,
         options=(
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-            ("grpc.keepalive_permit_without_calls", 1),
+            *MESSAGE_OPTIONS,
+            *KEEPALIVE_OPTIONS,
             ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
             ("grpc.max_reconnect_backoff_ms", RECONNECT_MOST_MS),
             ("grpc.use_local_subchannel_pool", 1),  # or all channels to one address are one connection
@@ -316,10 +322,6 @@ def _lane(name: str | None) -> "Lane.ValueType":
     if name not in LANES:
         raise ValueError(f"{name!r} is not a lane; allowed: {', '.join(LANES)}")
     return LANES[name]
-
-
-def _finish_name(reason: "FinishReason.ValueType") -> str | None:
-    return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() if reason else None
 
 
 def _trace_metadata() -> tuple[tuple[str, str], ...]:

@@ -7,9 +7,9 @@ the key itself is never told.
 import hmac
 from collections.abc import Iterable
 
+from trunkline.metadata import PROOF_KEY
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 
-PROOF_KEY = "x-trunkline-proof"
 WINDOW_S = 10.0  # by which a proof may be old, and by which clocks may differ
 
 _DOMAIN = b"trunkline.v1.WorkerService proof"

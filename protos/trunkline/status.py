@@ -8,7 +8,6 @@ from trunkline.v1.generation_pb2 import RequestError
 ERROR_DOMAIN = "trunkline.dev"  # the domain of google.rpc.ErrorInfo
 
 # Numbers of google.rpc.Code
-CODE_CANCELLED = 1
 CODE_INVALID_ARGUMENT = 3
 CODE_DEADLINE_EXCEEDED = 4
 CODE_NOT_FOUND = 5

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from trunkline.names import lane_name
 from trunkline.status import context_exceeded, invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 
@@ -13,8 +14,8 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_PROMPT_LOGPROBS = 1 << 20  # entries of one prompt, about 14 bytes each: they travel in one message
 
-LANES = {name.removeprefix("LANE_").lower(): lane for name, lane in Lane.items() if lane}  # in files and flags
-MAX_TENANT_BYTES = 128
+LANES = {lane_name(lane): lane for lane in Lane.values() if lane}  # in files and flags
+MAX_TENANT_BYTES, MAX_SESSION_BYTES = 128, 256
 LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT = 0.001, 1000.0
 
 # name → (least, most, least itself allowed); as in the comments of SamplingParams
@@ -28,12 +29,28 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 }
 
 
+def tenant_problem(tenant: str) -> str | None:
+    """Why a tenant cannot be called this; None: it can. An empty name is that of whoever names none."""
+    return _name_problem(tenant, MAX_TENANT_BYTES)
+
+
+def session_problem(session: str) -> str | None:
+    """Why a session cannot be called this; None: it can."""
+    return _name_problem(session, MAX_SESSION_BYTES)
+
+
+def _name_problem(name: str, most_bytes: int) -> str | None:
+    if len(name) <= most_bytes and name.isascii() and name.isprintable():
+        return None
+    return f"must be at most {most_bytes} bytes of printable ASCII"
+
+
 def validate_scheduling(lane: int, tenant: str, weight: float) -> None:
     """Raises RequestRefused (INVALID_REQUEST) naming what makes no sense. A weight of 0 is an absent one."""
     if lane not in Lane.values():
         raise invalid("lane", f"{lane} is not a lane; allowed: {', '.join(Lane.keys()[1:])}")
-    if len(tenant) > MAX_TENANT_BYTES or not (tenant.isascii() and tenant.isprintable()):
-        raise invalid("tenant", f"must be at most {MAX_TENANT_BYTES} bytes of printable ASCII")
+    if problem := tenant_problem(tenant):
+        raise invalid("tenant", problem)
     if weight and not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
         raise invalid("tenant_weight", f"{weight} is out of range [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
 

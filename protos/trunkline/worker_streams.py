@@ -9,15 +9,13 @@ from typing import Any
 
 import grpc
 
+from trunkline.channel import KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from trunkline.errors import TrunklineError, error_of
 from trunkline.status import FORBIDDEN, NO_WORKER, OVERLOADED
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline.v1.worker_pb2 import Grant, WorkerServiceGenerateRequest, WorkerServiceGenerateResponse
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 
-MAX_MESSAGE_BYTES = 64 << 20
-# A worker behind a link that is cut is noticed within the sum of these.
-KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 10_000, 5_000
 CONNECT_MS = 5_000
 MAX_IDLE_CHANNELS = 64  # to workers that nothing runs at
 MAX_WAITING = 64  # responses that wait for the reader; past it the worker is read no further
@@ -46,11 +44,8 @@ class _Connection:
         self.channel = grpc.aio.insecure_channel(
             address,
             options=(
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-                ("grpc.keepalive_permit_without_calls", 1),
+                *MESSAGE_OPTIONS,
+                *KEEPALIVE_OPTIONS,
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
                 ("grpc.use_local_subchannel_pool", 1),

@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from trunkline_runtime.channel import KEEPALIVE_MS, MESSAGE_OPTIONS
+from trunkline.channel import KEEPALIVE_MS, MESSAGE_OPTIONS
 from trunkline_runtime.errors import ErrorInterceptor
 
 LIVENESS = "liveness"

@@ -1,8 +1,8 @@
 """What a worker's WatchCache stream says, applied to the index. Pure."""
 
 from trunkline.v1.worker_pb2 import WatchCacheResponse
-from trunkline_router.index import WorkerBlocks
 from trunkline_router.prefix_index import keys_of
+from trunkline_router.worker_blocks import WorkerBlocks
 
 
 class WatchBroken(Exception):

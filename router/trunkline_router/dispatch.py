@@ -8,8 +8,8 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from trunkline.names import finish_name
 from trunkline.status import OVERLOADED
-from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.backlog import Backlog
 from trunkline_router.edge import Prepared
@@ -138,8 +138,8 @@ class Dispatch:
                 self.suspicion.leave()
         facts["cached_tokens"] = stream.cached_tokens
         facts["completion_tokens"] = stream.completion_tokens
-        reasons = [FinishReason.Name(reason) for _, reason in sorted(stream.finish_reasons.items())]
-        facts["outcome"] = ",".join(dict.fromkeys(r.removeprefix("FINISH_REASON_").lower() for r in reasons))
+        reasons = [finish_name(reason) for _, reason in sorted(stream.finish_reasons.items())]
+        facts["outcome"] = ",".join(dict.fromkeys(reasons))
 
     def _check_quarantine(self) -> None:
         """Raises RequestRefused (QUARANTINED)."""

@@ -8,11 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trunkline.ledger import Ledger
+from trunkline.metadata import SESSION_KEY, only_value
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
-from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
+from trunkline.validation import (
+    check_length,
+    check_prompt_logprobs,
+    session_problem,
+    validate_sampling,
+    validate_token_ids,
+)
 from trunkline_router.live import Live
 from trunkline_router.pool import limits_of
 from trunkline_router.route_request import RouteRequest
@@ -20,8 +27,6 @@ from trunkline_router.tenants import Scheduling
 from trunkline_router.tokenizer import PromptTokenizer
 
 MAX_REQUEST_ID = 128
-SESSION_KEY = "x-trunkline-session"
-MAX_SESSION_BYTES = 256
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
@@ -120,14 +125,10 @@ def session_of(metadata: Iterable[tuple[str, str | bytes]] | None, tenant: str) 
 
     Raises RequestRefused (INVALID_REQUEST).
     """
-    named = [str(value) for key, value in metadata or () if key == SESSION_KEY]
-    if len(named) > 1:
-        raise invalid(SESSION_KEY, "is given more than once")
-    if not named or not named[0]:
-        return ""
-    if len(named[0]) > MAX_SESSION_BYTES or not (named[0].isascii() and named[0].isprintable()):
-        raise invalid(SESSION_KEY, f"must be at most {MAX_SESSION_BYTES} bytes of printable ASCII")
-    return f"{tenant}\0{named[0]}"
+    session = only_value(metadata, SESSION_KEY)
+    if problem := session_problem(session):
+        raise invalid(SESSION_KEY, problem)
+    return f"{tenant}\0{session}" if session else ""
 
 
 async def prepare(

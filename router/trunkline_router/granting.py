@@ -11,6 +11,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from trunkline.channel import MAX_MESSAGE_BYTES
 from trunkline.grant import LIFETIME_S, forbidden, key_id, sign_grant
 from trunkline.ledger import TOKEN_BYTES, Ledger
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
@@ -26,7 +27,6 @@ from trunkline_router.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.route import Route
 from trunkline_router.running import Running
 from trunkline_router.worker_state import InFlight
-from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 

@@ -1,10 +1,10 @@
 """A worker that is connected."""
 
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.breaker import Breaker
-from trunkline_router.index import WorkerBlocks
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import PromptTokenizer
+from trunkline_router.worker_blocks import WorkerBlocks
+from trunkline_router.worker_breaker import WorkerBreaker
 from trunkline_router.worker_state import WorkerState
 from trunkline_runtime.log import get_logger
 
@@ -18,7 +18,7 @@ class Live(WorkerState):
         blocks: WorkerBlocks,
         tokenizer: PromptTokenizer,
         session: WorkerSession,
-        breaker: Breaker,
+        breaker: WorkerBreaker,
         address: str,
     ) -> None:
         super().__init__(model, blocks)

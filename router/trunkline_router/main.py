@@ -19,11 +19,12 @@ from trunkline_router.discovery import Membership, sources_of
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
-from trunkline_router.policies import RoutingPolicy
+from trunkline_router.link_context import LinkContext, LinkLimits
 from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
+from trunkline_router.routing_policy import RoutingPolicy
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
 from trunkline_router.shared_state.convictions import conviction_key
@@ -34,8 +35,7 @@ from trunkline_router.shared_state.state import SharedState
 from trunkline_router.shared_state.store import Store
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.tokenizer_pool import Tokenizers
-from trunkline_router.worker_link import LinkLimits, WorkerLink
-from trunkline_router.worker_names import WorkerNames
+from trunkline_router.worker_link import WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
@@ -127,23 +127,17 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
-    limits = LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s)
     grant_key = settings.grant_key.encode()
-    names = WorkerNames()
-    members = Membership(
-        pools.links,
-        connect=lambda address: WorkerLink(
-            address,
-            settings.name,
-            tokenizers,
-            pools.index,
-            pools.notify,
-            rng,
-            limits=limits,
-            grant_key=grant_key,
-            names=names,
-        ),
+    context = LinkContext(
+        settings.name,
+        tokenizers,
+        pools.index,
+        pools.notify,
+        rng,
+        LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s),
+        grant_key,
     )
+    members = Membership(pools.links, connect=lambda address: WorkerLink(address, context))
     neighbours = PoolFleet(pools)
     shared = share(settings, neighbours, rng)
     quarantine = Quarantine(conviction_key(settings.redis_url, settings.key_prefix, grant_key), shared.convictions)

@@ -11,8 +11,8 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.ttft import FEW_WORKERS, TERM_NAMES, Prediction, predict, queued_before
 from trunkline_router.worker_facts import Column, WorkerTable, hash_53
 

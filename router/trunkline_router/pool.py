@@ -8,10 +8,10 @@ from random import Random
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.live import Live
-from trunkline_router.policies import RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.routing_policy import RoutingPolicy
 from trunkline_router.tries import Look, Tries
 from trunkline_router.worker_link import WorkerLink
 

@@ -12,7 +12,6 @@ KEY_BITS = 60  # an int of two digits in CPython: 32 bytes
 SHIFT = 64 - KEY_BITS
 # Small tables: none takes long to grow or to be swept.
 SHARDS = 1024
-DIGEST_BYTES = 16
 MOST_SHARED_MASKS = 1 << 16
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline.block_hash import prompt_hashes, root_hash
-from trunkline_router.policies import RoutingPolicy
 from trunkline_router.policy import RoutePlan, choose
 from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.routing_policy import RoutingPolicy
 from trunkline_router.ttft import FEW_WORKERS
 from trunkline_router.worker_facts import Column, WorkerTable
 from trunkline_router.worker_state import InFlight, Kind, WorkerState

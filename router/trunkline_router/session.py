@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from trunkline.channel import MAX_MESSAGE_BYTES
 from trunkline.proof import Metadata
 from trunkline.status import no_worker
 from trunkline.v1.worker_pb2 import (
@@ -16,7 +17,6 @@ from trunkline.v1.worker_pb2 import (
     SessionWelcome,
     Submit,
 )
-from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only

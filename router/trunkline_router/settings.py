@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trunkline_router.policies import PolicyName
+from trunkline_router.routing_policy import PolicyName
 from trunkline_router.shared_state.redis_connection import redis_url_problem
 from trunkline_runtime.settings import setting
 

@@ -8,9 +8,9 @@ under suspicion again keeps its cell for more steps.
 
 from collections.abc import Callable, Hashable
 
-# So many steps show that a request is harmless. Workers count them too: see flying() in the worker's front.
-CLEARING_STEPS = 4
-CLEARING_STEPS_AGAIN = 32
+from trunkline.protocol import CLEARING_STEPS
+
+CLEARING_STEPS_AGAIN = 32  # of one that comes under suspicion again
 
 
 class Cells:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trunkline.status import RequestRefused, invalid
+from trunkline.metadata import TENANT_KEY, only_value
+from trunkline.names import lane_name
+from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import Lane
-from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MAX_TENANT_BYTES, MOST_TENANT_WEIGHT, validate_scheduling
+from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem, validate_scheduling
 from trunkline_router.shared_state.quota import QUOTA_NAMES, Quotas
 
-TENANT_KEY = "x-trunkline-tenant"
 EVERYBODY_ELSE = "*"
 CACHE_GROUP = "cache_group"
 TERMS = ("weight", "lane", *QUOTA_NAMES, CACHE_GROUP)
@@ -64,7 +65,7 @@ class Scheduling:
 
     @property
     def lane_name(self) -> str:
-        return Lane.Name(self.lane).removeprefix("LANE_").lower()
+        return lane_name(self.lane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +96,9 @@ class Tenants:
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """The tenant that a call names; "" where it names none. Raises RequestRefused (INVALID_REQUEST)."""
-    named = [str(value) for key, value in metadata or () if key == TENANT_KEY]
-    if len(named) > 1:
-        raise invalid(TENANT_KEY, "is given more than once")
-    tenant = named[0] if named else ""
-    try:
-        validate_scheduling(Lane.LANE_UNSPECIFIED, tenant, 0.0)
-    except RequestRefused as refused:
-        raise invalid(TENANT_KEY, refused.message.removeprefix("tenant: ")) from None
+    tenant = only_value(metadata, TENANT_KEY)
+    if problem := tenant_problem(tenant):
+        raise invalid(TENANT_KEY, problem)
     return tenant
 
 
@@ -131,8 +127,8 @@ def read_tenants(path: str) -> Tenants:
 
 
 def _tenant(where: str, name: str, terms: Any) -> Tenant:
-    if not _is_name(name):
-        raise TenantsError(f"{where}: a name has at most {MAX_TENANT_BYTES} bytes of printable ASCII")
+    if problem := tenant_problem(name):
+        raise TenantsError(f"{where}: the name {problem}")
     if not isinstance(terms, dict):
         raise TenantsError(f"{where}: must be an object; allowed: {', '.join(TERMS)}, all optional")
     unknown = next((key for key in terms if key not in TERMS), None)
@@ -149,16 +145,10 @@ def _tenant(where: str, name: str, terms: Any) -> Tenant:
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_QUOTA:
             raise TenantsError(f"{where}: {quota} {limit!r} is not a whole number in [1, {MOST_QUOTA}]")
     group = terms.get(CACHE_GROUP)
-    if CACHE_GROUP in terms and not (isinstance(group, str) and _is_name(group)):
-        raise TenantsError(
-            f"{where}: {CACHE_GROUP} {group!r} is not a name of at most {MAX_TENANT_BYTES} bytes of ASCII"
-        )
+    if CACHE_GROUP in terms and (problem := tenant_problem(group) if isinstance(group, str) else "must be a name"):
+        raise TenantsError(f"{where}: {CACHE_GROUP} {group!r} {problem}")
     quotas = Quotas(**{name: terms[name] for name in QUOTA_NAMES if name in terms})
     return Tenant(float(weight), LANES[lane], quotas, group)
-
-
-def _is_name(text: str) -> bool:
-    return len(text) <= MAX_TENANT_BYTES and text.isascii() and text.isprintable()
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

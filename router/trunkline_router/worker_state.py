@@ -17,9 +17,9 @@ from math import inf, nan
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline_router.accuracy import Freshness, IndexAccuracy
 from trunkline_router.credit import NO_CREDIT, Credit
-from trunkline_router.index import WorkerBlocks
 from trunkline_router.policy import RoutePlan
 from trunkline_router.route_request import NUM_LANES, RouteRequest
+from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_router.worker_facts import ROW, WorkerFacts, hash_53
 
 Kind = tuple[str, int]  # fingerprint and block size: workers of one kind name blocks alike

@@ -19,17 +19,18 @@ from trunkline_router.backlog import Backlog
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
+from trunkline_router.link_context import LinkContext, LinkLimits
 from trunkline_router.live import Live
-from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
+from trunkline_router.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.service import InferenceService
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants
 from trunkline_router.tokenizer_pool import Tokenizers
-from trunkline_router.worker_link import LinkLimits, WorkerLink
+from trunkline_router.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 
@@ -156,19 +157,9 @@ async def router_before(
         stack.push_async_callback(renderers.close)
         tokenizers = Tokenizers(renderers)
         pools = Pools(rng, RoutingPolicy(policy))
-        links = [
-            WorkerLink(
-                worker.address,
-                "router-1",
-                tokenizers,
-                pools.index,
-                pools.notify,
-                rng,
-                limits=link_limits,
-                grant_key=grant_key,
-            )
-            for worker in workers
-        ]
+        limits = link_limits or LinkLimits()
+        context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, grant_key)
+        links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
         server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
         dispatcher = Dispatcher(pools, clock_s, rng, limits=failover, backlog=backlog)

@@ -5,11 +5,11 @@ from random import Random
 
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample, StepCostModel
-from trunkline_router.index import WorkerBlocks
-from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.route import Route, route
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_router.worker_state import WorkerState
 
 BLOCK_SIZE = 16

@@ -11,12 +11,12 @@ from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.discovery import Membership, Source
 from trunkline_router.dispatch import Dispatcher
+from trunkline_router.link_context import LinkContext
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.service import InferenceService
 from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import WorkerLink
-from trunkline_router.worker_names import WorkerNames
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 
@@ -27,11 +27,9 @@ async def membership(
 ) -> AsyncIterator[Pools]:
     """Pools that follow these sources with real links."""
     rng = Random(0)
-    pools, tokenizers, names = pools or Pools(rng), Tokenizers(renderers), WorkerNames()
-    members = Membership(
-        pools.links,
-        lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, lambda: None, rng, names=names),
-    )
+    pools = pools or Pools(rng)
+    context = LinkContext("router-1", Tokenizers(renderers), pools.index, lambda: None, rng)
+    members = Membership(pools.links, lambda address: WorkerLink(address, context))
     running = asyncio.create_task(members.run(sources, leases))
     try:
         yield pools

@@ -8,6 +8,7 @@ import pytest
 
 from tests.router.cluster import Cluster, cluster, refusal, tokens_of, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
+from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import (
     CODE_INTERNAL,
     CODE_RESOURCE_EXHAUSTED,
@@ -20,10 +21,10 @@ from trunkline.status import (
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.worker_pb2 import StepCostModel
-from trunkline_router.breaker import FAILURES_TO_OPEN
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
-from trunkline_router.suspicion import CLEARING_STEPS
-from trunkline_router.worker_link import LEAST_SHARE, LinkLimits
+from trunkline_router.link_context import LinkLimits
+from trunkline_router.worker_breaker import FAILURES_TO_OPEN
+from trunkline_router.worker_health import LEAST_SHARE
 
 PROMPT = list(range(10, 30))
 LONG = PROMPT * 20  # worth going to its holder for, whatever else waits there

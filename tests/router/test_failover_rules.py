@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import (
     CODE_INVALID_ARGUMENT,
     CODE_RESOURCE_EXHAUSTED,
@@ -18,15 +19,22 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
-from trunkline_router.breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, OPEN_MOST_S, SHORT_LIFE_S, STABLE_S, Breaker
 from trunkline_router.failover import MAX_FULL, MAX_WITHOUT_PROGRESS, FailoverLimits, Recovery
 from trunkline_router.quarantine import NOT_COUNTED, Quarantine, fingerprint_of
 from trunkline_router.retry_budget import LEAST_PER_S, MOST_AT_ONCE, MOST_WAIT_S, RETRY_SHARE, RetryBudget
 from trunkline_router.shared_state.convictions import CONVICTION_MS, Convictions
 from trunkline_router.shared_state.store import MAX_CONVICTIONS
 from trunkline_router.signs_of_life import SignsOfLife
-from trunkline_router.suspicion import CLEARING_STEPS, CLEARING_STEPS_AGAIN, Cells, Suspicion
-from trunkline_router.worker_link import LEAST_SHARE, LONG_STEPS, longest_silence_s, slow_start_share
+from trunkline_router.suspicion import CLEARING_STEPS_AGAIN, Cells, Suspicion
+from trunkline_router.worker_breaker import (
+    FAILURES_TO_OPEN,
+    OPEN_FIRST_S,
+    OPEN_MOST_S,
+    SHORT_LIFE_S,
+    STABLE_S,
+    WorkerBreaker,
+)
+from trunkline_router.worker_health import LEAST_SHARE, LONG_STEPS, longest_silence_s, slow_start_share
 
 LOST = no_worker("lost")
 
@@ -105,12 +113,12 @@ def test_a_request_that_lost_nothing_does_not_wait_and_one_that_did_waits_its_pa
     assert recovery.wait_s(150.0, LOST, has_output=True) == 30.0, "progress earns new patience"
 
 
-def fail(breaker: Breaker, now_s: float) -> None:
+def fail(breaker: WorkerBreaker, now_s: float) -> None:
     breaker.dispatch().refused(NO_WORKER, now_s)
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_a_trial_closes_it() -> None:
-    breaker = Breaker()
+    breaker = WorkerBreaker()
     for _ in range(FAILURES_TO_OPEN - 1):
         fail(breaker, 0.0)
     breaker.dispatch().succeeded(0.0)
@@ -126,7 +134,7 @@ def test_a_breaker_opens_after_failures_in_a_row_and_a_trial_closes_it() -> None
 
 
 def test_a_trial_that_fails_doubles_the_time_up_to_a_bound_and_one_without_outcome_makes_room_for_another() -> None:
-    breaker, now_s = Breaker(), 0.0
+    breaker, now_s = WorkerBreaker(), 0.0
     for _ in range(FAILURES_TO_OPEN):
         fail(breaker, now_s)
     for doubled in range(1, 10):
@@ -140,7 +148,7 @@ def test_a_trial_that_fails_doubles_the_time_up_to_a_bound_and_one_without_outco
 
 
 def test_old_requests_say_nothing_of_a_worker_that_fails_new_ones() -> None:
-    breaker = Breaker()
+    breaker = WorkerBreaker()
     old = breaker.dispatch()
     old.succeeded(0.0)
     for _ in range(FAILURES_TO_OPEN):
@@ -154,7 +162,7 @@ def test_old_requests_say_nothing_of_a_worker_that_fails_new_ones() -> None:
 
 
 def test_a_worker_that_keeps_dying_young_is_left_alone_for_longer_and_an_old_one_is_not() -> None:
-    breaker = Breaker()
+    breaker = WorkerBreaker()
     breaker.on_lost(0.0, lived_s=SHORT_LIFE_S)
     assert breaker.is_closed
     breaker.on_lost(1.0, lived_s=2.0)
@@ -169,7 +177,7 @@ def test_a_worker_that_keeps_dying_young_is_left_alone_for_longer_and_an_old_one
 
 @pytest.mark.parametrize(("reason", "fails"), [(NO_WORKER, True), (INTERNAL, True), (INVALID_REQUEST, False)])
 def test_a_refusal_for_a_good_reason_is_no_failure_of_the_worker(reason: str, fails: bool) -> None:
-    breaker = Breaker()
+    breaker = WorkerBreaker()
     for _ in range(FAILURES_TO_OPEN):
         breaker.dispatch().refused(reason, 0.0)
     assert breaker.is_closed is not fails

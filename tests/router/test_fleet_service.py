@@ -11,7 +11,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ExplainRouteResponse, ListWorkersRequest
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
-from trunkline_router.policies import PolicyName
+from trunkline_router.routing_policy import PolicyName
 
 PROMPT = list(range(64))
 

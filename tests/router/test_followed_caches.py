@@ -13,11 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from trunkline.block_hash import HASH_BYTES
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, WatchCacheResponse
-from trunkline_router import index as worker_blocks
-from trunkline_router import prefix_index
+from trunkline_router import prefix_index, worker_blocks
 from trunkline_router.cache_follower import CacheFollower, WatchBroken
-from trunkline_router.index import WorkerBlocks
 from trunkline_router.prefix_index import PrefixIndex, keys_of
+from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_worker import cache_mirror
 from trunkline_worker.cache_mirror import CacheMirror
 

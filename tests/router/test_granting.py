@@ -12,14 +12,14 @@ from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, DirectStarted, 
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS
 from trunkline_router.grant_charge import CLOCK_MARGIN_S
 from trunkline_router.granting import MAX_GRANTS
+from trunkline_router.link_context import LinkLimits
 from trunkline_router.signs_of_life import SignsOfLife
-from trunkline_router.worker_link import LinkLimits
 
 
 async def test_a_worker_that_has_nothing_to_do_for_those_it_was_granted_to_is_asked_and_not_taken_for_hung(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trunkline_router.worker_link.SignsOfLife", lambda timeout_s: SignsOfLife(0.04))
+    monkeypatch.setattr("trunkline_router.worker_health.SignsOfLife", lambda timeout_s: SignsOfLife(0.04))
     workers = fakes("a")
     async with cluster(*workers, grant_key=KEY) as router:
         call = Call(router)

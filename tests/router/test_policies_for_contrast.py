@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.router.fleet_of_states import Fleet, cache, prompt_of, report
-from trunkline_router.policies import MOST_SESSIONS, PolicyName, RoutingPolicy
+from trunkline_router.routing_policy import MOST_SESSIONS, PolicyName, RoutingPolicy
 
 PROMPT = prompt_of(1024)
 

@@ -17,9 +17,9 @@ from trunkline_router import policy as policy_module
 from trunkline_router import route as route_module
 from trunkline_router import ttft
 from trunkline_router.credit import Credit
-from trunkline_router.policies import PolicyName
 from trunkline_router.prefix_index import keys_of
 from trunkline_router.route_request import BATCH, INTERACTIVE, STANDARD
+from trunkline_router.routing_policy import PolicyName
 from trunkline_router.ttft import FEW_WORKERS, TERM_NAMES
 
 PROMPT = prompt_of(1024)

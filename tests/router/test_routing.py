@@ -17,9 +17,9 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline_router import session
 from trunkline_router.cache_follower import CacheFollower, WatchBroken
-from trunkline_router.index import WorkerBlocks
 from trunkline_router.prefix_index import SHIFT, PrefixIndex
 from trunkline_router.session import split_request
+from trunkline_router.worker_blocks import WorkerBlocks
 
 
 def digest(n: int) -> bytes:

@@ -54,10 +54,10 @@ def test_a_tenants_file_is_read_with_a_rule_for_everybody_else(tmp_path: Path) -
         ('{"a": {"tokens_in_flight": 1000000000001}}', "tokens_in_flight 1000000000001 is not a whole number"),
         ('{"a": {"tokens_per_minute": null}}', "tokens_per_minute None is not a whole number"),
         ('{"a": {}, "a": {"weight": 2}}', "'a' stands there twice"),
-        ('{"\u00fc": {}}', "a name has at most 128 bytes of printable ASCII"),
+        ('{"\u00fc": {}}', "the name must be at most 128 bytes of printable ASCII"),
         ("[" * 100_000, "not JSON"),
-        ('{"a": {"cache_group": null}}', "tenant 'a': cache_group None is not a name of at most 128 bytes"),
-        ('{"a": {"cache_group": "a\\nb"}}', "cache_group 'a\\nb' is not a name"),
+        ('{"a": {"cache_group": null}}', "tenant 'a': cache_group None must be a name"),
+        ('{"a": {"cache_group": "a\\nb"}}', "cache_group 'a\\nb' must be at most 128 bytes of printable ASCII"),
     ],
 )
 def test_a_tenants_file_that_makes_no_sense_is_named_in_one_line(tmp_path: Path, text: str, problem: str) -> None:

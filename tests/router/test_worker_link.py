@@ -174,7 +174,7 @@ async def test_a_request_too_long_for_one_worker_goes_to_the_one_that_has_room()
 
 
 async def test_two_workers_that_call_themselves_the_same_both_get_work() -> None:
-    workers = [FakeWorker("same", answer=None), FakeWorker("same", answer=None)]
+    workers = [FakeWorker("same", answer=None, epoch=epoch) for epoch in (1, 2)]
     async with cluster(*workers) as router:
         calls = [router.generate([token] * 40) for token in range(10, 20)]
         await until(lambda: sum(len(worker.submits) for worker in workers) == 10)

@@ -5,7 +5,7 @@ import pytest
 from tests.router.fleet_of_states import BLOCK_SIZE, Fleet, cache, prompt_of, report
 from trunkline_router.accuracy import KEPT_REQUESTS, STALE_AFTER_S, IndexAccuracy
 from trunkline_router.credit import NO_CREDIT, Credit
-from trunkline_router.index import MOST_RECENT_BLOCKS
+from trunkline_router.worker_blocks import MOST_RECENT_BLOCKS
 from trunkline_router.worker_state import WorkerState
 
 PROMPT = prompt_of(1024)

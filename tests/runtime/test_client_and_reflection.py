@@ -120,6 +120,21 @@ async def test_without_a_tenant_none_is_named_and_a_bad_one_is_refused(served: t
             Client(address, tenant=bad)
 
 
+async def test_a_session_goes_along_with_its_requests_only_and_a_bad_one_is_refused(
+    served: tuple[str, Endless],
+) -> None:
+    address, endless = served
+    async with Client(address) as client:
+        for session in ("chat-7", ""):
+            pieces: Any = client.generate("x", session=session)
+            await anext(pieces)
+            await pieces.aclose()
+            assert endless.metadata.get("x-trunkline-session", "") == session
+        for bad in ("gespräch", "a\nb", "x" * 257):
+            with pytest.raises(ValueError, match=r"session .* must be at most 256 bytes of printable ASCII"):
+                await client.complete("x", session=bad)
+
+
 def server_of(port: int) -> GrpcServer:
     server = GrpcServer("127.0.0.1", port, services=[SERVICE])
     add_InferenceServiceServicer_to_server(Endless(), server.grpc)

@@ -63,8 +63,9 @@ def test_every_flag_reaches_the_router(served: tuple[str, Recorder], capsys: pyt
     assert generate.run(parse("hello", "--server", address)) == 0
     assert capsys.readouterr().out == "hello there\n"
     flags = (
-        "--lane=batch", "--tenant=acme", "--logit-bias=42=-1.5", "--logit-bias=7=100", "--stop-token-id=3",
-        "--stop-token-id=4", "--prompt-logprobs=2", "--seed=5", "--stop=a", "--stop=b", "--ignore-eos", "--n=2",
+        "--lane=batch", "--tenant=acme", "--session=chat-7", "--logit-bias=42=-1.5", "--logit-bias=7=100",
+        "--stop-token-id=3", "--stop-token-id=4", "--prompt-logprobs=2", "--seed=5", "--stop=a", "--stop=b",
+        "--ignore-eos", "--n=2",
     )  # fmt: skip
     assert generate.run(parse("hello", "--server", address, *flags)) == 0
     plain, full = recorder.requests
@@ -77,6 +78,7 @@ def test_every_flag_reaches_the_router(served: tuple[str, Recorder], capsys: pyt
     assert (full.sampling.prompt_logprobs, full.sampling.seed, full.n) == (2, 5, 2)
     assert full.sampling.ignore_eos
     assert recorder.metadata["x-trunkline-tenant"] == "acme"
+    assert recorder.metadata["x-trunkline-session"] == "chat-7"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,7 @@ def test_a_flag_that_makes_no_sense_is_named(flag: str, said: str, capsys: pytes
     assert said in capsys.readouterr().err
 
 
-def test_a_tenant_that_cannot_travel_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate.run(parse("hello", "--tenant=müller")) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize("name", ["tenant", "session"])
+def test_a_name_that_cannot_travel_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.run(parse("hello", f"--{name}=müller")) == 1
+    assert capsys.readouterr().err.startswith(f"trunkline generate: {name} 'müller' must be at most ")

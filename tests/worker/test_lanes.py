@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rig import BLOCK_SIZE, Rig
-from trunkline_worker.admission import cheapest_victim
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule, Batching
-from trunkline_worker.scheduler import MAX_PREEMPTIONS_PER_STEP
+from trunkline_worker.preemption import MAX_PREEMPTIONS_PER_STEP, cheapest_victim
 
 INTERACTIVE, STANDARD, BATCH = Lane
 OPTIMISTIC = AdmissionRule.OPTIMISTIC

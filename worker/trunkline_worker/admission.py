@@ -2,14 +2,9 @@
 
 Part of the slots and of the KV pool is the interactive lane's alone. The lower lanes keep out of it, except that the
 only running sequence of theirs may use all there is: nothing that fits the pool is shut out by the reserve.
-
-Aging: when something has waited in a lower lane for `aging_s`, and nobody of that lane was admitted all that time, the
-next one of it is a guest. A guest goes before every lane, and keeps its blocks until it has got guest_tokens further,
-whoever wants them; there is one at a time. So a sequence that is k-th in the order of its lane and has n output tokens
-needs at most k + ceil(n / guest_tokens) turns, each of aging_s and a guest's time, whatever the lanes above it do.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -33,6 +28,12 @@ class Admission:
         self._blocks = blocks
         self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
         self.output_lengths = [OutputLengths() for _ in LANES]
+
+    def fits(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Whether it may join now. match() must just have been called."""
+        return (
+            self.has_slot(sequence, running) and self.has_time(sequence, running) and self.has_blocks(sequence, running)
+        )
 
     def has_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether the running set has a place for it. There are no more places than tokens in a step: everyone who
@@ -117,10 +118,6 @@ class Admission:
         reserve = self.reserve_for(sequence, running)
         return self._peak_with(sequence, rivals, shared) + reserve <= self._blocks.num_blocks
 
-    def guest_promise(self, sequence: Sequence) -> int:
-        """The length up to which a guest keeps its blocks."""
-        return min(len(sequence.token_ids) + self._limits.guest_tokens, sequence.last_to_compute + 1)
-
     def _is_alone(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether no other sequence of the lower lanes runs."""
         return all(other is sequence or other.lane is Lane.INTERACTIVE for other in running)
@@ -142,35 +139,3 @@ class Admission:
         variance = np.minimum(variance, np.square(most - remaining))
         own = np.array([s.num_own_blocks for s in running] + [self._blocks.num_fresh(sequence)])
         return peak_blocks(own, remaining, variance, shared=shared, block_size=self._blocks.block_size)
-
-
-def cheapest_victim(
-    running: Iterable[Sequence],
-    beyond: tuple[int, int],
-    *,
-    lower_lanes_only: bool,
-    spared: Callable[[Sequence], bool] = lambda _: False,
-) -> Sequence | None:
-    """Who gives its blocks up for one of rank `beyond`: of the lowest lane there is, the one with least to compute
-    again. Only what ranks lower is ever chosen, and ranks never change, so no two sequences evict one another.
-
-    spared: who is not to be chosen
-    """
-    best: Sequence | None = None
-    best_key = (0, 0)
-    for sequence in running:
-        lane = sequence.lane
-        if (lane <= beyond[0]) if lower_lanes_only else (sequence.rank <= beyond):
-            continue
-        if not sequence.num_own_blocks or is_guest(sequence) or spared(sequence):
-            continue
-        redo = sequence.num_scheduled - sequence.num_reused
-        key = (-lane, redo)
-        if best is None or key < best_key:
-            best, best_key = sequence, key
-    return best
-
-
-def is_guest(sequence: Sequence) -> bool:
-    """Whether it is still within what it was promised."""
-    return sequence.num_scheduled < sequence.promised_len

@@ -3,6 +3,8 @@
 from collections import deque
 
 from trunkline_worker.lanes import LANES, Lane
+from trunkline_worker.sequence import Sequence
+from trunkline_worker.waiting import Waiting
 
 KEPT_ADMISSIONS = 4096
 LEAST_RETRY_S = 0.05
@@ -57,6 +59,16 @@ class DrainRate:
         count = min(ahead, len(times_s))
         estimate_s = (self._queued_s[lane] - times_s[-count]) * ahead / count
         return min(max(estimate_s, LEAST_RETRY_S), MOST_RETRY_S)
+
+    def wait_s(self, sequence: Sequence, waiting: Waiting, now_s: float) -> float:
+        """How long a sequence that is submitted now will wait for its admission, as far as the rate of late tells."""
+        if sequence.deadline_s is None or not self.is_queueing(sequence.lane):
+            return 0.0
+        ahead = waiting.num_due_before(sequence.lane, sequence.deadline_s)
+        everyone = sum(waiting.count[: sequence.lane + 1])
+        if not everyone:
+            return 0.0
+        return self.retry_delay_s(sequence.lane, waiting.count, now_s) * ahead / everyone
 
     def _pass_time(self, now_s: float) -> None:
         passed_s = max(0.0, now_s - self._at_s)

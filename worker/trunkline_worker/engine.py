@@ -212,19 +212,19 @@ class Engine:
         """The plan itself, or as many repetitions of it as change nothing but the number of steps."""
         if self._repeating is None:
             return plan
-        most = self.scheduler.repeatable(plan)
+        most = self.scheduler.repeats.most(plan)
         if most <= 1:
             return plan
         wakes_s = self.scheduler.wakes_s()
         until_s = self.next_arrival_s if wakes_s is None else min(self.next_arrival_s, wakes_s)
         repeats = self._repeating.repeats(plan, most, until_s)
-        return self.scheduler.repeat(plan, repeats) if repeats > 1 else plan
+        return self.scheduler.repeats.repeat(plan, repeats) if repeats > 1 else plan
 
     def _collect_repetitions(self) -> StepNews:
         """Of a plan that repeats and is next to be collected, all but the last repetition."""
         plan = self._in_flight[0]
         result = self.executor.collect()
-        news = self.scheduler.commit_run(plan, result, result.repeated_done_s[-1])
+        news = self.scheduler.repeats.commit(plan, result, result.repeated_done_s[-1])
         self._in_flight[0] = self.scheduler.next_in_flight
         self._time_next_plan()
         for device_time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
@@ -315,7 +315,7 @@ class Engine:
             max_total=self.limits.max_total_tokens,
             eos=self.limits.eos_token_ids,
         )
-        wait_s = scheduler.wait_s(sequence, now_s)
+        wait_s = scheduler.drain_rate.wait_s(sequence, waiting, now_s)
         if scheduler.deadlines.out_of_reach(sequence, wait_s, now_s):
             scheduler.stats.lanes[lane].refused += 1
             hopeless = scheduler.deadlines.out_of_reach(sequence, 0.0, now_s)

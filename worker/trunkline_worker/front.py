@@ -13,8 +13,9 @@ from opentelemetry.trace import Span, Status, StatusCode
 from tokenizers import Tokenizer
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
+from trunkline.names import finish_name
+from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, deadline_exceeded, no_worker
-from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import start_span
@@ -28,9 +29,6 @@ from trunkline_worker.submit_validation import max_total_tokens, validate_submit
 
 # What a refused caller is told before the engine has said anything about its queue.
 UNKNOWN_RETRY_DELAY_MS = 1000
-
-# A suspect that was in so many steps here is harmless; of others one step is enough.
-PROVING_STEPS = 4
 
 Deliver = Callable[[SequenceOutput], None]
 
@@ -188,7 +186,7 @@ class Front:
         if result.HasField("error"):
             self._end(choice, result.error.reason)
         elif choice.stream.finished:
-            self._end(choice, FinishReason.Name(choice.stream.finish).removeprefix("FINISH_REASON_").lower())
+            self._end(choice, finish_name(choice.stream.finish))
 
     @staticmethod
     def _internal_error(request_id: str) -> RequestRefused:
@@ -297,5 +295,5 @@ def _request_of(choice: Choice) -> tuple[Deliver, str]:
 
 
 def _is_proven(choice: Choice) -> bool:
-    """Whether it has shown that engines survive it."""
-    return choice.steps >= (PROVING_STEPS if choice.suspect else 1)
+    """Whether it has shown that engines survive it: of one that is no suspect one step is enough."""
+    return choice.steps >= (CLEARING_STEPS if choice.suspect else 1)

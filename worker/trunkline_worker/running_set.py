@@ -5,17 +5,20 @@ and a number of pending ones; a result for a sequence that ended or was preempte
 a step in flight still writes are freed after it.
 """
 
+from bisect import insort
 from collections import deque
 from operator import attrgetter
 
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
-from trunkline_worker.admission import Admission, is_guest
+from trunkline_worker.admission import Admission
+from trunkline_worker.batch_gate import BatchGate
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.deadlines import Deadlines
+from trunkline_worker.drain_rate import DrainRate
 from trunkline_worker.lanes import LANES
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.news import PromptNews, SequenceNews, StepNews
-from trunkline_worker.plan import SequenceStart, SequenceStep, StepPlan, StepResult
+from trunkline_worker.plan import SequenceStart, StepPlan, StepResult
 from trunkline_worker.sequence import Finish, Sequence
 from trunkline_worker.shared_prefixes import ComputingPrefixes
 from trunkline_worker.stats import EngineStats
@@ -38,45 +41,53 @@ class RunningSet:
         self.cost = StepCost()
         self.admission = Admission(limits, blocks, self.cost)
         self.deadlines = Deadlines(self.waiting, blocks, self.cost)
+        self.drain_rate = DrainRate()
+        self.gate = BatchGate(limits)
         self._prefixes = ComputingPrefixes(blocks)
-        self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
-        self._in_flight: deque[StepPlan] = deque()
-        self._loads: dict[int, StepLoad] = {}  # of plans in flight
+        self.sequences: dict[int, Sequence] = {}  # running and waiting, by id
+        self.in_flight: deque[StepPlan] = deque()
+        self.loads: dict[int, StepLoad] = {}  # of plans in flight
         # Block tables of sequences that are gone or preempted, by the step in flight that still writes them.
         self._retiring: dict[int, list[list[int]]] = {}
         self._ended: list[int] = []  # rows that executors still have to forget
-        self._starts: dict[int, SequenceStart] = {}  # rows that they have not been told of
+        self.starts: dict[int, SequenceStart] = {}  # rows that they have not been told of
         self._admitted: list[int] = []  # since last told
-        # Nothing that waits fits, and nothing has changed since that was found out.
-        self._blocked = False
-        self._guest_blocked = False
+        self.step_id = 0  # of the latest plan
+        # Nothing that waits fits (and would be the next guest), and nothing has changed since that was found out.
+        self.is_blocked = False
+        self.is_guest_blocked = False
         self.running_kv_tokens = 0  # context lengths of those that run, summed, as of the latest plan
-        self._last_commit_s = float("nan")  # equal to nothing before the first one
+        self.last_commit_s = float("nan")  # equal to nothing before the first one
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return bool(self.sequences)
+
+    @property
+    def is_retiring(self) -> bool:
+        """Whether blocks are on their way: those that a step in flight still writes for nobody."""
+        return bool(self._retiring)
 
     @property
     def next_in_flight(self) -> StepPlan:
         """The oldest plan that is not committed, or what is left of it."""
-        return self._in_flight[0]
+        return self.in_flight[0]
 
     def expected_s(self, plan: StepPlan) -> float:
         """How long a plan in flight should take on the device; 0 while that is not known."""
-        return self.cost.time_s(self._loads[plan.step_id]) if self.cost.is_known else 0.0
+        return self.cost.time_s(self.loads[plan.step_id]) if self.cost.is_known else 0.0
 
     def submit(self, sequence: Sequence) -> None:
         """Puts a sequence into the queue. Its id must be new, its sampling bounded by the pool."""
-        assert sequence.sequence_id not in self._sequences, "sequence ids are unique"
-        self._sequences[sequence.sequence_id] = sequence
+        assert sequence.sequence_id not in self.sequences, "sequence ids are unique"
+        self.sequences[sequence.sequence_id] = sequence
         self.waiting.put(sequence, self.deadlines.start_by_s(sequence))
         self.stats.lanes[sequence.lane].accepted += 1
-        self._something_changed()
+        self.something_changed()
 
     def abort(self, sequence_id: int, now_s: float) -> bool:
         """Drops a sequence wherever it is; its blocks are free at the next step boundary. False if it is gone."""
-        sequence = self._sequences.get(sequence_id)
+        sequence = self.sequences.get(sequence_id)
         if sequence is None:
             return False
         self._remove(sequence)
@@ -85,32 +96,61 @@ class RunningSet:
 
     def finish(self, sequence_id: int, now_s: float) -> bool:
         """Drops a sequence that has ended by what only others can see, a stop string. False if it is gone."""
-        sequence = self._sequences.get(sequence_id)
+        sequence = self.sequences.get(sequence_id)
         if sequence is None:
             return False
         self._finished(sequence, Finish.STOP, now_s)
         return True
 
-    def _match(self, sequence: Sequence) -> int:
-        """How many leading blocks of a sequence that waits are cached."""
+    def waits_for_prefix(self, sequence: Sequence) -> bool:
+        """Whether somebody who runs is about to compute what a sequence that waits has next. Looks for what of it is
+        cached, as Admission.fits() wants."""
         found = self.blocks.match(sequence)
         self.waiting.has_matched(sequence, found * self.blocks.block_size)
-        return found
+        return self._prefixes.covers_next(sequence, found)
+
+    def join(self, sequence: Sequence, now_s: float) -> None:
+        """Takes a sequence that waits into the running set. It must fit."""
+        self.waiting.remove(sequence)
+        self.waiting.admitted_s[sequence.lane] = now_s
+        self.blocks.admit(sequence)
+        insort(self.running, sequence, key=attrgetter("rank"))
+        self.stats.admitted(sequence, now_s)
+        account = sequence.account
+        account.running += 1
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
+            sequence.admitted_s = now_s
+            account.cached_tokens += sequence.num_computed
+            account.input_tokens += len(sequence.token_ids) - sequence.num_computed
+            self._admitted.append(sequence.sequence_id)
+            self.drain_rate.admitted(sequence.lane, now_s)
+        if sequence.wants_prompt_logprobs:
+            sequence.prompt_logprobs = []
+        self.gate.joined(sequence)
+        self._prefixes.announce(sequence)
+        self.starts[sequence.sequence_id] = SequenceStart(
+            sequence.sequence_id,
+            list(sequence.token_ids),
+            sequence.prompt_len,
+            list(sequence.block_table),
+            sequence.sampling,
+        )
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepNews:
         """Takes in what a step computed. Results for sequences that are gone or were preempted are dropped.
 
         now_s: when the step was done
         """
-        assert plan is self._in_flight[0], "commit in order"
+        assert plan is self.in_flight[0], "commit in order"
         assert result.step_id == plan.step_id, "the result is of another step"
-        assert plan.repeats == 1, "commit_run() is for plans that repeat"
-        self._in_flight.popleft()
-        self.cost.observe(self._loads.pop(plan.step_id), result.device_time_s)
+        assert plan.repeats == 1, "repeats.py is for plans that repeat"
+        self.in_flight.popleft()
+        self.cost.observe(self.loads.pop(plan.step_id), result.device_time_s)
         self._free_retired(plan.step_id)
         news = StepNews()
-        stats, sequences, lanes = self.stats, self._sequences, self.stats.lanes
-        last_commit_s = self._last_commit_s
+        stats, sequences, lanes = self.stats, self.sequences, self.stats.lanes
+        last_commit_s = self.last_commit_s
         regular = [0 for _ in LANES]  # tokens that came one step after the one before
         block_size, token_ids = self.blocks.block_size, result.token_ids
         for index, (sequence_id, generation, _, num_new, _, samples) in enumerate(plan.steps):
@@ -120,7 +160,7 @@ class RunningSet:
                 continue
             computed = sequence.num_computed + num_new
             if computed // block_size > sequence.num_published:
-                self._publish(sequence, computed)
+                self.publish(sequence, computed)
             else:
                 sequence.num_computed = computed
             if not samples:
@@ -156,63 +196,7 @@ class RunningSet:
             if count:
                 lanes[lane].itl.add(now_s - last_commit_s, count)
                 lanes[lane].output_tokens += count
-        self._last_commit_s = now_s
-        return news
-
-    def commit_run(self, plan: StepPlan, result: StepResult, now_s: float) -> StepNews:
-        """Takes in the first repetitions of a plan, as many as the result has, all but the last at most.
-
-        now_s: when the last of these was done. Nothing ends in them: see repeatable().
-        """
-        assert plan is self._in_flight[0], "commit in order"
-        times_s = result.repeated_times_s
-        assert len(times_s) < plan.repeats, "the last repetition is committed as a step of its own"
-        self._in_flight[0] = rest = StepPlan(plan.step_id, [], repeats=plan.repeats - len(times_s))
-        load = self._loads[plan.step_id]
-        for j, time_s in enumerate(times_s):
-            kv_tokens = load.decode_kv_tokens + j * len(plan.steps)
-            self.cost.observe(StepLoad(load.num_tokens, kv_tokens, 0.0), time_s)
-        self.running_kv_tokens += len(times_s) * len(plan.steps)
-        self._loads[plan.step_id] = StepLoad(
-            load.num_tokens, load.decode_kv_tokens + len(times_s) * len(plan.steps), 0.0
-        )
-        news = StepNews()
-        last_commit_s = self._last_commit_s
-        first_s, count, block_size = result.repeated_done_s[0], len(times_s), self.blocks.block_size
-        regular = [0 for _ in LANES]
-        for index, step in enumerate(plan.steps):
-            sequence = self._sequences[step.sequence_id]
-            lane = self.stats.lanes[sequence.lane]
-            if sequence.last_token_s == last_commit_s:
-                regular[sequence.lane] += 1
-            elif sequence.last_token_s is not None:
-                lane.itl.add(first_s - sequence.last_token_s)
-            sequence.last_token_s = now_s
-            sequence.token_ids += result.repeated_token_ids[index]
-            news.handles += [step.sequence_id] * count
-            news.token_ids += result.repeated_token_ids[index]
-            sequence.num_pending -= count
-            computed = sequence.num_computed + count
-            if computed // block_size > sequence.num_published:
-                self._publish(sequence, computed)
-            else:
-                sequence.num_computed = computed
-            sequence.account.output_tokens += count
-            lane.output_tokens += count
-            rest.steps.append(
-                SequenceStep(step.sequence_id, step.generation, step.num_computed + count, 1, (), samples=True)
-            )
-        before_s = last_commit_s
-        everyone = [0 for _ in LANES]
-        for sequence in self.running:
-            everyone[sequence.account.lane] += 1
-        for done_s in result.repeated_done_s:
-            for counts, number in zip(self.stats.lanes, regular, strict=True):
-                if number:
-                    counts.itl.add(done_s - before_s, number)
-            before_s = done_s
-            regular = everyone
-        self._last_commit_s = now_s
+        self.last_commit_s = now_s
         return news
 
     def _take_sample(self, sequence: Sequence, index: int, result: StepResult, now_s: float) -> SequenceNews:
@@ -252,44 +236,44 @@ class RunningSet:
         self._remove(sequence)
         self.stats.ended(sequence, finish, now_s)
 
-    def _publish(self, sequence: Sequence, num_computed: int) -> None:
+    def publish(self, sequence: Sequence, num_computed: int) -> None:
         """Counts computed tokens, and shares the blocks that they filled."""
         self._prefixes.withdraw(sequence, until=num_computed // self.blocks.block_size)
         sequence.num_computed = num_computed
         self.blocks.publish(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: Sequence) -> None:
         """Takes a sequence out of the running set. Its blocks are free once no step in flight writes them."""
         self._prefixes.withdraw(sequence)
         sequence.num_announced = 0
         self.running.remove(sequence)
         sequence.account.running -= 1
-        if self._starts.pop(sequence.sequence_id, None) is None:
+        if self.starts.pop(sequence.sequence_id, None) is None:
             self._ended.append(sequence.sequence_id)
         table = self.blocks.detach(sequence)
-        if self._in_flight and sequence.last_step >= self._in_flight[0].step_id:
+        if self.in_flight and sequence.last_step >= self.in_flight[0].step_id:
             self._retiring.setdefault(sequence.last_step, []).append(table)
         else:
             self.blocks.free(table)
-        self._something_changed()
+        self.something_changed()
 
     def _remove(self, sequence: Sequence) -> None:
         """Takes a finished or aborted sequence out."""
-        del self._sequences[sequence.sequence_id]
+        del self.sequences[sequence.sequence_id]
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-            self._something_changed()
+            self.something_changed()
         else:
-            self._leave(sequence)
+            self.leave(sequence)
 
     def _free_retired(self, step_id: int) -> None:
         for table in self._retiring.pop(step_id, ()):
             self.blocks.free(table)
-            self._something_changed()
+            self.something_changed()
 
-    def _something_changed(self) -> None:
+    def something_changed(self) -> None:
         """What waits is looked at again."""
-        self._blocked = self._guest_blocked = False
+        self.is_blocked = self.is_guest_blocked = False
 
     def take_admitted(self) -> list[int]:
         """Sequences admitted for the first time since the last call."""
@@ -300,12 +284,11 @@ class RunningSet:
         """Asserts that blocks, queues and counters agree; cheap enough for every step of a test. See KVBlocks."""
         retiring = [table for tables in self._retiring.values() for table in tables]
         self.blocks.check_integrity([*(sequence.block_table for sequence in self.running), *retiring])
-        assert {id(s) for s in (*self.running, *self.waiting)} == {id(s) for s in self._sequences.values()}
+        assert {id(s) for s in (*self.running, *self.waiting)} == {id(s) for s in self.sequences.values()}
         assert self.running == sorted(self.running, key=attrgetter("rank")), "the running set is out of order"
         self.waiting.check_integrity()
         self._prefixes.check_integrity(self.running)
         for sequence in self.running:
             known = len(sequence.token_ids) + sequence.num_pending
             assert sequence.num_computed <= sequence.num_scheduled <= known, "counters out of order"
-            assert sequence.num_pending <= sum(plan.repeats for plan in self._in_flight), "a token is lost"
-        assert sum(map(is_guest, self.running)) <= 1, "one guest at a time"
+            assert sequence.num_pending <= sum(plan.repeats for plan in self.in_flight), "a token is lost"

@@ -42,7 +42,7 @@ class Sequence:
     num_matched: int = 0  # leading blocks that were found in the cache at admission
     num_reused: int = 0  # tokens in them
     generation: int = 0  # grows with each preemption
-    promised_len: int = 0  # up to this length it keeps its blocks, whoever else wants them: see admission.py
+    promised_len: int = 0  # up to this length it keeps its blocks, whoever else wants them: see guest.py
 
     # Identity of its blocks: see blocks.py
     packed: list[bytes] = field(default_factory=list)  # tokens of its full blocks, as far as they were asked for
@@ -80,6 +80,11 @@ class Sequence:
         """Precedence where two sequences want one block. It never changes, so of two sequences only ever one can
         evict the other."""
         return (self.account.lane, self.arrival)
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether it is still within what it was promised."""
+        return self.num_scheduled < self.promised_len
 
     @property
     def num_output(self) -> int:

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from trunkline.channel import MAX_MESSAGE_BYTES
 from trunkline.status import (
     CODE_INTERNAL,
     CODE_RESOURCE_EXHAUSTED,
@@ -13,7 +14,6 @@ from trunkline.status import (
     invalid,
 )
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
-from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 from trunkline_runtime.log import get_logger
 from trunkline_worker.front import Choice, Front
 

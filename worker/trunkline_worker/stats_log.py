@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
+from trunkline.names import lane_name
 from trunkline.status import RequestRefused
-from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.worker_pb2 import Distribution, GetStatsResponse
 from trunkline_runtime.log import get_logger
 from trunkline_worker.front import Front
@@ -51,8 +51,7 @@ def summary(stats: GetStatsResponse) -> dict[str, Any]:
         line["cost_per_million"] = round(stats.cost_per_million_output_tokens, 3)
     for lane in stats.lanes:
         if lane.accepted or lane.refused:
-            name = Lane.Name(lane.lane).removeprefix("LANE_").lower()
-            line[name] = (
+            line[lane_name(lane.lane)] = (
                 f"accepted={lane.accepted} refused={lane.refused} waiting={lane.waiting} "
                 f"queue={_quantiles(lane.queue_time_s)} ttft={_quantiles(lane.ttft_s)} itl={_quantiles(lane.itl_s)} "
                 f"tpot={_quantiles(lane.tpot_s)} e2e={_quantiles(lane.e2e_s)}"

@@ -98,7 +98,7 @@ class EngineUnderTest:
 
     def abandon(self) -> None:
         """Drops what is left."""
-        handles = [handle for handle in self.streams if handle in self.engine.scheduler._sequences]
+        handles = [handle for handle in self.streams if handle in self.engine.scheduler.sequences]
         self.engine.accept(EngineRequest(abort_handles=handles))
         self.run()
 

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import uvloop
 
+from trunkline.channel import KEEPALIVE_MS, MESSAGE_OPTIONS
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import (
     CacheSnapshot,
@@ -32,7 +33,6 @@ from trunkline.v1.worker_pb2 import (
     WorkerServiceGenerateResponse,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
-from trunkline_runtime.channel import KEEPALIVE_MS, MESSAGE_OPTIONS
 
 DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 STAMP_DIGITS = 16  # of a monotonic clock's microseconds, the same clock for all processes of a machine

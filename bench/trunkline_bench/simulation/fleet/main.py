@@ -19,7 +19,7 @@ from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summ
 from trunkline_bench.simulation.main import MOST_KV_BLOCKS, ArgumentError, number, setting
 from trunkline_bench.simulation.replay import Worker
 from trunkline_bench.simulation.traces import TraceError, TraceRequest, read_trace
-from trunkline_router.policies import PolicyName
+from trunkline_router.routing_policy import PolicyName
 from trunkline_worker.limits import SchedulerLimits
 
 MOST_WORKERS = 4096

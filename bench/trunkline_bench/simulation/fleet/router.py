@@ -11,11 +11,11 @@ from trunkline.v1.worker_pb2 import CacheEvents, CacheSnapshot, GetModelResponse
 from trunkline_bench.simulation.fleet.baselines import BASELINES, rerouted
 from trunkline_router.cache_follower import CacheFollower
 from trunkline_router.credit import Credit, summed
-from trunkline_router.index import WorkerBlocks
-from trunkline_router.policies import PolicyName, RoutingPolicy
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route_chains
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_router.worker_state import InFlight, WorkerState
 
 EPOCH = 1

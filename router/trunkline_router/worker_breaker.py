@@ -8,7 +8,7 @@ SHORT_LIFE_S = 30.0  # a worker that is lost this soon after it came counts as f
 STABLE_S = 60.0  # after this time closed, the next opening is short again
 
 
-class Breaker:
+class WorkerBreaker:
     """Closed: requests go there. Open: none does for a time, that doubles with each opening. Then one request at a time
     is let through as a trial, and its end decides."""
 
@@ -66,7 +66,7 @@ class Breaker:
 class Trial:
     """One request's word on the worker that it was sent to: the first one counts, and no word is none."""
 
-    def __init__(self, breaker: Breaker, is_trial: bool) -> None:
+    def __init__(self, breaker: WorkerBreaker, is_trial: bool) -> None:
         self._breaker = breaker
         self._is_trial = is_trial
         self._is_decided = False

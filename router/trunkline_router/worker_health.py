@@ -1,0 +1,94 @@
+"""Whether a connected worker is at work, and how much of its share it gets. signs_of_life.py says what silence is."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsRequest, StepCostModel
+from trunkline_router.link_context import LinkContext
+from trunkline_router.live import Live
+from trunkline_router.signs_of_life import SignsOfLife
+from trunkline_runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
+
+LONG_STEPS = 3.0  # steps of the largest size that a worker may be silent for beyond the time-out
+LEAST_SHARE = 0.1  # of a worker that has this moment come
+
+
+class WorkerHealth:
+    """Notices a worker that hangs, and that it is back; lets it start slowly."""
+
+    def __init__(self, live: Live, stub: "WorkerServiceAsyncStub", context: LinkContext) -> None:
+        self._live = live
+        self._stub = stub
+        self._context = context
+        self._signs = self._new_signs()
+        self._granted_signs = self._new_signs()
+        self._news_when_hung = 0
+        self._started_s = context.clock_s()
+        self._log = get_logger()
+
+    async def look_after(self) -> None:
+        """Until it is cancelled."""
+        clock_s, slow_start_s = self._context.clock_s, self._context.limits.slow_start_s
+        while True:
+            self._live.slow_start_share = slow_start_share(clock_s() - self._started_s, slow_start_s)
+            await asyncio.sleep(self._signs.check_interval_s)
+            now_s, news = clock_s(), self._live.num_heard
+            if self._live.is_hung and news != self._news_when_hung:
+                self._is_back(now_s)
+            elif await self._is_silent(now_s, news) and not self._live.is_hung:
+                self._hangs(news)
+
+    async def _is_silent(self, now_s: float, news: int) -> bool:
+        live = self._live
+        allowance_s = longest_silence_s(live.model, live.load.step_cost)
+        has_work = live.session.num_open > 0
+        is_silent = self._signs.is_silent(now_s, news=news, has_work=has_work, allowance_s=allowance_s)
+        # What was granted may never have come to the worker: before it is taken for hung it is asked.
+        if self._granted_signs.is_silent(now_s, news=news, has_work=live.granted_choices > 0):
+            self._granted_signs = self._new_signs()
+            is_silent |= not (live.is_hung or await self._answers() or live.num_heard != news)
+        return is_silent
+
+    async def _answers(self) -> bool:
+        """Whether the worker's engine answers; it does between two steps."""
+        timeout_s, proof = self._context.limits.inter_token_timeout_s, self._context.proof("GetStats", self._live.model)
+        try:
+            await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=proof)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # other trouble is the session's to notice
+        return True
+
+    def _hangs(self, news: int) -> None:
+        live = self._live
+        live.is_hung = True
+        self._news_when_hung = news
+        self._log.error("worker hangs", address=live.address, choices=live.session.num_open)
+        self._context.on_change()
+        live.session.give_up(f"the worker has said nothing for {self._signs.timeout_s:g} s")
+
+    def _is_back(self, now_s: float) -> None:
+        self._live.is_hung = False
+        self._live.comebacks += 1
+        self._started_s = now_s
+        self._log.info("worker is back", address=self._live.address)
+        self._context.on_change()
+
+    def _new_signs(self) -> SignsOfLife:
+        return SignsOfLife(self._context.limits.inter_token_timeout_s)
+
+
+def longest_silence_s(model: GetModelResponse, cost: StepCostModel) -> float:
+    """How long a worker that is well may say nothing: in its largest steps, and while a batch fills."""
+    return LONG_STEPS * (cost.fixed_s + cost.token_s * model.max_step_tokens) + model.batch_window_ms / 1e3
+
+
+def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:
+    """How much of its full share a worker takes; from LEAST_SHARE to 1."""
+    if connected_for_s >= slow_start_s:
+        return 1.0
+    return LEAST_SHARE + (1 - LEAST_SHARE) * connected_for_s / slow_start_s

@@ -1,0 +1,33 @@
+"""What calls say beside their messages, and what people call the contract's values."""
+
+import pytest
+
+from trunkline.metadata import SESSION_KEY, TENANT_KEY, only_value
+from trunkline.names import finish_name, lane_name
+from trunkline.status import INVALID_REQUEST, RequestRefused
+from trunkline.v1.generation_pb2 import FinishReason, Lane
+from trunkline.validation import LANES, MAX_SESSION_BYTES, MAX_TENANT_BYTES, session_problem, tenant_problem
+
+
+def test_a_key_has_one_value_or_none_and_a_second_one_is_refused_by_its_name() -> None:
+    metadata = ((TENANT_KEY, "acme"), ("traceparent", "00-1"), ("traceparent", "00-2"))
+    assert only_value(metadata, TENANT_KEY) == "acme"
+    assert only_value(metadata, SESSION_KEY) == only_value(None, SESSION_KEY) == ""
+    with pytest.raises(RequestRefused, match="x-trunkline-tenant: is given more than once") as refused:
+        only_value((*metadata, (TENANT_KEY, "acme")), TENANT_KEY)
+    assert (refused.value.reason, refused.value.field) == (INVALID_REQUEST, TENANT_KEY)
+
+
+def test_tenants_and_sessions_are_called_what_can_travel_in_metadata() -> None:
+    for problem, most in ((tenant_problem, MAX_TENANT_BYTES), (session_problem, MAX_SESSION_BYTES)):
+        for good in ("", "acme", "a b/c", "x" * most):
+            assert problem(good) is None
+        for bad in ("x" * (most + 1), "müller", "a\nb", "a\0"):
+            assert problem(bad) == f"must be at most {most} bytes of printable ASCII"
+
+
+def test_lanes_and_finish_reasons_have_the_names_that_people_use() -> None:
+    assert {name: lane_name(lane) for name, lane in LANES.items()} == {name: name for name in LANES}
+    assert list(LANES) == ["interactive", "standard", "batch"]
+    assert lane_name(Lane.LANE_BATCH) == "batch"
+    assert finish_name(FinishReason.FINISH_REASON_STOP) == "stop"
