@@ -27,8 +27,9 @@ from trunkline_bench.simulation import report
 from trunkline_bench.simulation.experiments import AZURE, RESULTS
 from trunkline_bench.simulation.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.recording import RecordingExecutor
-from trunkline_bench.simulation.replay import Replayed, Worker, replay
+from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, random_prompt, read_trace
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.engine import Engine
 from trunkline_worker.engine_process import build_engine, scheduler_limits
 from trunkline_worker.limits import SchedulerLimits
@@ -99,8 +100,8 @@ def make_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, Reco
 
 
 def virtual(requests: list[TraceRequest], cost: FittedCost, limits: SchedulerLimits, host_s: float) -> Replayed:
-    worker = Worker(cost, KV_BLOCKS, BLOCK_SIZE, limits, context_length=CONTEXT, run_ahead=0, host_s=host_s)
-    return replay(requests, worker)
+    spec = WorkerSpec(cost, KV_BLOCKS, BLOCK_SIZE, limits, context_length=CONTEXT, run_ahead=0, host_s=host_s)
+    return replay(requests, spec)
 
 
 def main() -> None:

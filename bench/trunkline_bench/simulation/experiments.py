@@ -15,8 +15,9 @@ import numpy as np
 
 from trunkline_bench.simulation import plots, report
 from trunkline_bench.simulation.device_profile import PROFILES
-from trunkline_bench.simulation.replay import Replayed, Worker, replay
+from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.traces import at_once, at_rate, mixed_lengths, poisson, read_trace
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.fair_share import INPUT_COST, OUTPUT_COST
 from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 
@@ -40,8 +41,8 @@ LIMITS = SchedulerLimits(
 )
 
 
-def worker(limits: SchedulerLimits = LIMITS, *, num_blocks: int | None = None) -> Worker:
-    return Worker(PROFILE, num_blocks or PROFILE.kv_blocks(BLOCK_SIZE), BLOCK_SIZE, limits)
+def worker(limits: SchedulerLimits = LIMITS, *, num_blocks: int | None = None) -> WorkerSpec:
+    return WorkerSpec(PROFILE, num_blocks or PROFILE.kv_blocks(BLOCK_SIZE), BLOCK_SIZE, limits)
 
 
 def batching(folder: Path) -> str:
