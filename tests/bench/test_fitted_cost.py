@@ -92,7 +92,7 @@ def test_the_calibration_that_is_written_is_what_simulate_replays(
 
 
 def test_a_cost_with_the_hosts_time_takes_as_long_as_an_engine_that_does_not_run_ahead(trace: Path) -> None:
-    limits = main.worker(main.parse(["--trace", str(trace)]), Batching.CONTINUOUS).limits
+    limits = main.worker(main.make_parser().parse_args(["--trace", str(trace)]), Batching.CONTINUOUS).limits
     apart = replay(read_trace(trace), WorkerSpec(COST, 4096, 16, limits, run_ahead=0, host_s=0.001))
     together = replay(read_trace(trace), WorkerSpec(COST.with_host_s(0.001), 4096, 16, limits, run_ahead=0))
     assert [o.done_s for o in together.outcomes] == pytest.approx([o.done_s for o in apart.outcomes])

@@ -84,9 +84,10 @@ def limits_of(arguments: argparse.Namespace) -> SchedulerLimits:
 def refuse_too_many_blocks(arguments: argparse.Namespace, num_blocks: int, workers: int = 1) -> None:
     """Raises ArgumentError where the pools of so many workers have more blocks than can be simulated."""
     if num_blocks * workers > MOST_KV_BLOCKS:
-        one, many = f"the KV pool of {arguments.profile} has", f"{workers} pools of {arguments.profile} have"
+        profile = arguments.profile
+        pools = f"the KV pool of {profile} has" if workers == 1 else f"{workers} pools of {profile} have"
         raise ArgumentError(
-            f"--block-size {arguments.block_size}: {one if workers == 1 else many} {num_blocks * workers:,} such blocks; "
+            f"--block-size {arguments.block_size}: {pools} {num_blocks * workers:,} such blocks; "
             f"allowed: up to {MOST_KV_BLOCKS:,}"
         )
 
