@@ -26,6 +26,12 @@ def redis_executable() -> str:
     return str(Path(spec.origin).parent / "bin" / "redis-server")
 
 
+def redis_version() -> str:
+    """Of that one."""
+    told = subprocess.run([redis_executable(), "--version"], capture_output=True, text=True, check=True).stdout
+    return next(part.removeprefix("v=") for part in told.split() if part.startswith("v="))
+
+
 class RedisServer:
     """A context. `kill` and `start` restart it on the same port, empty unless it was told to save. `options`
     are more of redis-server's own."""

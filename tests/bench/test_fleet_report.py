@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from trunkline_bench.simulation import report
 from trunkline_bench.simulation.fleet import goals, sweep, sweep_report
 from trunkline_bench.simulation.fleet.sweep import Point
 from trunkline_bench.simulation.fleet.workloads import BASE, BESIDE, OURS
@@ -152,15 +151,6 @@ def test_the_report_can_be_written_again_from_what_it_left_under_the_facts_of_it
 def test_a_report_of_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep.main(["--report-only", "--runs", str(tmp_path), "--output", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"bench-fleet: {tmp_path}: no run's figures are there\n"
-
-
-def test_facts_name_versions_command_and_commit() -> None:
-    found = report.facts("make it", "all cores", ("trunkline", "grpcio"))
-    assert [line.partition(":")[0] for line in found.splitlines()] == [
-        "- date", "- machine", "- versions", "- code", "- command",
-    ]  # fmt: skip
-    assert "grpcio 1." in found
-    assert "`make it`" in found
 
 
 def test_the_point_of_a_run_is_what_goals_read() -> None:

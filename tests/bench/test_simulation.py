@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trunkline_bench.simulation import experiments, main, plots, report
+from trunkline_bench.simulation import main, plots, report
 from trunkline_bench.simulation.device_profile import PROFILES, Profile
 from trunkline_bench.simulation.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.replay import Replayed, replay
@@ -140,8 +140,8 @@ def test_the_command_prints_a_table_and_names_what_is_wrong(tmp_path: Path, caps
 
 
 def test_jains_index() -> None:
-    assert experiments.jain([3.0, 3.0]) == 1.0
-    assert experiments.jain([1.0, 0.0]) == 0.5
+    assert report.jain([3.0, 3.0]) == 1.0
+    assert report.jain([1.0, 0.0, 0.0, 0.0]) == 0.25
 
 
 def test_more_devices_than_kv_heads_keep_copies_of_the_keys_and_values() -> None:

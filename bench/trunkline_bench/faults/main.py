@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from trunkline_bench.engine import DEMO_MODEL
+from trunkline_bench.facts import facts, listed
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.near_ties import contradictions, partings
 from trunkline_bench.faults.poison.sitecustomize import POISON
@@ -30,7 +31,7 @@ from trunkline_bench.faults.scenarios import (
 )
 from trunkline_bench.faults.streams import Order, Record, orders
 from trunkline_bench.redis_server import RedisServer
-from trunkline_bench.simulation.report import facts, table
+from trunkline_bench.simulation.report import table
 
 STREAMS = 50
 TOKENS = (100, 300)
@@ -160,7 +161,7 @@ async def measure() -> tuple[str, bool]:
     """The report, and whether all is as it should be."""
     wanted = orders(STREAMS, tokens=TOKENS)
     # Before the runs, which take minutes: it is the code as it is now that they are of.
-    found = facts("make bench-faults", "shared by workers, routers and clients", PACKAGES)
+    found = listed(facts("make bench-faults", "shared by workers, routers and clients", PACKAGES))
     exact: Rows = {}
     ties: Rows = {}
     clean = await with_accidents(exact, wanted)

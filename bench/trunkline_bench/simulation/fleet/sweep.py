@@ -7,7 +7,6 @@ import argparse
 import gc
 import json
 import multiprocessing
-import shlex
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trunkline_bench.simulation import report
+from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fleet.fleet import Fleet, TtftGoal, simulate
 from trunkline_bench.simulation.fleet.main import copies_per_worker
@@ -169,10 +168,6 @@ def search(point: Point, traces: Path, folder: Path, between: tuple[float, float
     return point, highest_load(point, lambda tried: run_point(tried, traces, folder), between, steps)
 
 
-def command(argv: list[str]) -> str:
-    return "make bench-fleet" + (f" ARGS='{shlex.join(argv)}'" if argv else "")
-
-
 def run_all(arguments: argparse.Namespace) -> None:
     """Leaves the figures of every run in its folder."""
     runs = arguments.runs
@@ -199,13 +194,14 @@ def run_all(arguments: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
+    made = listed(facts(make_command("bench-fleet", argv), "not the simulated device"))
     if not arguments.report_only:
         run_all(arguments)
     from trunkline_bench.simulation.fleet import sweep_report  # matplotlib is wanted here only
 
-    facts = sweep_report.facts_of(arguments.output) if arguments.report_only else None
+    kept = sweep_report.facts_of(arguments.output) if arguments.report_only else None
     try:
-        sweep_report.write(arguments.runs, arguments.output, facts or report.facts(command(argv)))
+        sweep_report.write(arguments.runs, arguments.output, kept or made)
     except sweep_report.NoRuns as error:
         print(f"bench-fleet: {error}", file=sys.stderr)
         return 2
