@@ -150,7 +150,7 @@ def decisions(workers: int, blocks: int, tokens: int) -> list[str]:
 
 
 def asked(pools: Pools, request: RouteRequest) -> Route[Live]:
-    """All that pools are asked for one request without `max_tokens`: see RouterService and Placement."""
+    """All that pools are asked for one request without `max_tokens`: see service.py and placement.py."""
     name, workers = pools.workers(MODEL)
     limits_of(workers)  # to check what the client said
     limits_of(workers)  # what it may come to, for its tenant's quotas
