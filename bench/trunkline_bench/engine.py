@@ -7,17 +7,15 @@ Static batching is given its best batch size, found on a part of the workload fi
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from trunkline_bench.engine_runs import Job, Measured
+from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.random_model import write_random_llama
 from trunkline_bench.workload import BenchRequest, azure_lengths, scaled_requests
 
@@ -102,12 +100,11 @@ def compare(
     return row
 
 
-def markdown(rows: list[Comparison], facts: dict[str, str]) -> str:
+def markdown(rows: list[Comparison], found: dict[str, str]) -> str:
     lines = [
         "# Engine against static batching",
         "",
-        *(f"- {name}: {value}" for name, value in facts.items()),
-        "",
+        listed(found),
         "| model | dtype | at once | requests | engine tok/s | static tok/s (batch size) | ratio | static padding "
         "| peak memory engine / static, MiB |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -122,13 +119,6 @@ def markdown(rows: list[Comparison], facts: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, default=AZURE_TRACE, help="Azure LLM inference trace, CSV")
@@ -140,6 +130,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.trace.is_file():
         raise SystemExit(f"bench-engine: no trace at {arguments.trace}: give --trace")
+    flags = {name: str(getattr(arguments, name)) for name in ("requests", "scale", "repeats", "dtype")}
+    command = make_command("bench-engine", [part for name, value in flags.items() for part in (f"--{name}", value)])
+    found = facts(command, "all of them for each in its turn", ("trunkline", "torch", "transformers"))
     threads = len(os.sched_getaffinity(0))
     lengths = azure_lengths(arguments.trace)
     rows: list[Comparison] = []
@@ -164,23 +157,16 @@ def main() -> None:
             static = best_static_batch_size(model, arguments.dtype, threads, requests[:128])
             rows.append(compare(model, arguments.dtype, threads, requests, CONCURRENCY, static, arguments.repeats))
             rows.append(compare(model, arguments.dtype, threads, requests[:12], 1, 1, arguments.repeats))
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
-    facts = {
-        "date": date,
-        "machine": f"{cpu_name()}, {threads} cores",
-        "versions": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-        + f", Python {platform.python_version()}",
-        "workload": f"{arguments.requests} requests of {arguments.trace.name}, both lengths x {arguments.scale}, "
-        f"random prompts; medians of {arguments.repeats} runs in turns, each in a fresh process",
-        "command": f"make bench-engine ARGS='--requests {arguments.requests} --scale {arguments.scale} "
-        f"--repeats {arguments.repeats} --dtype {arguments.dtype}'",
-    }
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    stem = arguments.output / f"engine-{arguments.dtype}-{date}"
-    stem.with_suffix(".json").write_text(
-        json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    found["workload"] = (
+        f"{arguments.requests} requests of {arguments.trace.name}, both lengths x {arguments.scale}, "
+        f"random prompts; medians of {arguments.repeats} runs in turns, each in a fresh process"
     )
-    stem.with_suffix(".md").write_text(text := markdown(rows, facts))
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    stem = arguments.output / f"engine-{arguments.dtype}-{found['date']}"
+    stem.with_suffix(".json").write_text(
+        json.dumps({"facts": found, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )
+    stem.with_suffix(".md").write_text(text := markdown(rows, found))
     print(text)
 
 

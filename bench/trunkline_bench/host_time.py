@@ -9,13 +9,12 @@ import gc
 import statistics
 import time
 from collections import deque
-from datetime import UTC, datetime
 from pathlib import Path
 
 from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
-from trunkline_bench.engine import cpu_name
+from trunkline_bench.facts import facts, listed, make_command
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.engine import Engine, ModelLimits
 from trunkline_worker.limits import SchedulerLimits
@@ -75,12 +74,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    flags = ["--repeats", str(arguments.repeats)]
+    found = facts(make_command("bench-host", flags), "one thread", ("trunkline", "protobuf"))
     lines = [
         "# Host time of a step, the device taking none\n",
-        f"- date: {date}\n- machine: {cpu_name()}, one thread",
-        f"- {OUTPUT // 2} decode steps; medians of {arguments.repeats}",
-        "- command: `make bench-host`\n",
+        listed(found) + f"- {OUTPUT // 2} decode steps; medians of {arguments.repeats}\n",
         "| running | waiting | run-ahead | steps/s | host time of a step |",
         "|---|---|---|---|---|",
     ]
@@ -90,7 +88,7 @@ def main() -> None:
             lines.append(f"| {running} | {waiting} | {run_ahead} | {rate:,.0f} | {1e6 / rate:,.0f} µs |")
     text = "\n".join(lines) + "\n"
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"host-time-{date}.md").write_text(text)
+    (arguments.output / f"host-time-{found['date']}.md").write_text(text)
     print(text)
 
 

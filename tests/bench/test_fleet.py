@@ -14,15 +14,16 @@ from trunkline_bench.simulation.fleet.fleet import Fleet, FleetRun, TtftGoal, si
 from trunkline_bench.simulation.fleet.ideal import FleetSizedCache, SharedCache, idle_prefill_s
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summary
-from trunkline_bench.simulation.replay import FINGERPRINT, Worker, replay
+from trunkline_bench.simulation.replay import replay
 from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.worker import FINGERPRINT, WorkerSpec
 from trunkline_router.credit import NO_CREDIT
 from trunkline_router.prefix_index import keys_of
 from trunkline_router.shared_state.sync import LEAST_REST_S
 from trunkline_worker.limits import SchedulerLimits
 
 BLOCK = 16
-SPEC = Worker(PROFILES["h200-8b"], 400, BLOCK, SchedulerLimits(max_step_tokens=512, itl_target_s=0.1))
+SPEC = WorkerSpec(PROFILES["h200-8b"], 400, BLOCK, SchedulerLimits(max_step_tokens=512, itl_target_s=0.1))
 
 
 def conversations(count: int, turns: int, *, gap_s: float = 0.4, seed: int = 0) -> list[TraceRequest]:

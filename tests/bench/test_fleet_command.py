@@ -57,6 +57,16 @@ def test_an_argument_without_sense_is_one_line(
     assert not told.out
 
 
+@pytest.mark.parametrize("place", ["trace.jsonl", "trace.jsonl/below", "/proc/nothing"])
+def test_an_output_folder_that_cannot_be_is_noticed_before_the_runs(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    monkeypatch.delattr(main, "simulate")
+    folder = trace.parent / place
+    assert command("--trace", trace, "--copies", 1, "--output", folder) == 2
+    assert capsys.readouterr().err.startswith(f"trunkline bench simulate-fleet: --output {folder}: ")
+
+
 def test_a_trace_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--trace", "/nowhere", "--copies", 1) == 2
     assert capsys.readouterr().err == "trunkline bench simulate-fleet: /nowhere: No such file or directory\n"

@@ -9,8 +9,8 @@ import pytest
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fleet import capacity
 from trunkline_bench.simulation.fleet.overlay import MOST_COPIES, TooManyCopies, lap_of, overlay
-from trunkline_bench.simulation.replay import Worker
 from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.limits import SchedulerLimits
 
 
@@ -83,7 +83,7 @@ def test_more_copies_than_there_are_tokens_for_are_refused() -> None:
 
 
 def test_capacity_grows_as_prompts_shrink() -> None:
-    spec = Worker(PROFILES["h200-8b"], 2000, 16, SchedulerLimits(max_step_tokens=2048))
+    spec = WorkerSpec(PROFILES["h200-8b"], 2000, 16, SchedulerLimits(max_step_tokens=2048))
 
     def of(count: int) -> float:
         requests = [TraceRequest(0.0, count, 20, partial(tokens, number, count)) for number in range(100)]

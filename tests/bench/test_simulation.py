@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trunkline_bench.simulation import experiments, main, plots, report
+from trunkline_bench.simulation import main, plots, report
 from trunkline_bench.simulation.device_profile import PROFILES, Profile
 from trunkline_bench.simulation.fitted_cost import FittedCost, fit
-from trunkline_bench.simulation.replay import Replayed, Worker, replay
+from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.step_work import StepWork
 from trunkline_bench.simulation.traces import TraceRequest, at_once, mixed_lengths, poisson
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
@@ -46,7 +47,7 @@ def test_fast_forwarding_equals_stepping_to_the_last_bit(
     run_ahead: int, rate: float, cost: Profile | FittedCost, rule: AdmissionRule
 ) -> None:
     limits = replace(LIMITS, admission=rule, aging_s=2.0)
-    worker = Worker(cost, 1500, 16, limits, context_length=16_000, run_ahead=run_ahead, host_s=0.0005)
+    worker = WorkerSpec(cost, 1500, 16, limits, context_length=16_000, run_ahead=run_ahead, host_s=0.0005)
     fast, slow = (replay(workload(rate), replace(worker, fast_forward=forward)) for forward in (True, False))
     assert everything(fast) == everything(slow)
     assert all(outcome.output_tokens == outcome.request.output_tokens for outcome in slow.outcomes)
@@ -55,7 +56,7 @@ def test_fast_forwarding_equals_stepping_to_the_last_bit(
 
 def test_fast_forwarding_stops_where_a_guest_has_what_it_was_promised() -> None:
     limits = SchedulerLimits(max_step_tokens=64, max_running_requests=1, aging_s=0.5, guest_tokens=16)
-    worker = Worker(PROFILE, 100, 16, limits, context_length=1600)
+    worker = WorkerSpec(PROFILE, 100, 16, limits, context_length=1600)
     lanes = ("batch", "interactive", "interactive", "standard")
     requests = [
         TraceRequest(0.0, 20 + n, 100, lambda n=n: [n] * (20 + n), lane=lanes[n % 4])  # type: ignore[misc]
@@ -102,7 +103,7 @@ def test_a_fit_finds_the_cost_that_made_the_samples() -> None:
 def test_static_batching_pays_for_its_padding_and_continuous_batching_does_not() -> None:
     requests = at_once(workload(10.0))
     runs = {
-        kind: replay(requests, Worker(PROFILE, 4000, 16, replace(LIMITS, batching=kind, batch_size=8)))
+        kind: replay(requests, WorkerSpec(PROFILE, 4000, 16, replace(LIMITS, batching=kind, batch_size=8)))
         for kind in Batching
     }
     padding = {kind: run.stats.steps.padding_tokens for kind, run in runs.items()}
@@ -112,7 +113,7 @@ def test_static_batching_pays_for_its_padding_and_continuous_batching_does_not()
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
-    run = replay(workload(20.0), Worker(PROFILE, 4000, 16, LIMITS))
+    run = replay(workload(20.0), WorkerSpec(PROFILE, 4000, 16, LIMITS))
     main.draw({"continuous": run}, tmp_path)
     plots.bars({"a": 1.0, "b": 2.0}, "things", tmp_path / "bars.png")
     names = {path.name for path in tmp_path.iterdir()}
@@ -139,8 +140,8 @@ def test_the_command_prints_a_table_and_names_what_is_wrong(tmp_path: Path, caps
 
 
 def test_jains_index() -> None:
-    assert experiments.jain([3.0, 3.0]) == 1.0
-    assert experiments.jain([1.0, 0.0]) == 0.5
+    assert report.jain([3.0, 3.0]) == 1.0
+    assert report.jain([1.0, 0.0, 0.0, 0.0]) == 0.25
 
 
 def test_more_devices_than_kv_heads_keep_copies_of_the_keys_and_values() -> None:

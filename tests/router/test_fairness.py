@@ -2,12 +2,12 @@
 
 import pytest
 
+from trunkline_bench.simulation.report import jain
 from trunkline_router.shared_state.fairness import (
     HALF_LIFE_MS,
     INPUT_COST,
     OUTPUT_COST,
     decayed,
-    jain,
     weight_factor,
 )
 from trunkline_router.shared_state.reservation import Reservation
@@ -64,8 +64,6 @@ def test_a_correction_is_bounded_and_needs_a_rival_and_some_service() -> None:
 def test_service_is_half_forgotten_after_a_half_life() -> None:
     assert decayed(8.0, 60_000, 60_000) == 4.0
     assert decayed(8.0, -5, 60_000) == 8.0
-    assert jain([1, 1, 1]) == 1.0
-    assert jain([1, 0, 0, 0]) == 0.25
 
 
 def test_an_answer_that_is_not_seen_counts_once_as_the_longest_that_it_can_be() -> None:

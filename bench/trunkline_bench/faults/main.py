@@ -18,6 +18,7 @@ from statistics import median
 
 from trunkline.validation import MAX_TOP_LOGPROBS
 from trunkline_bench.engine import DEMO_MODEL
+from trunkline_bench.facts import facts, listed
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.near_ties import NEAR, Parting, contradictions, is_comparable, partings
 from trunkline_bench.faults.poison.sitecustomize import POISON
@@ -33,7 +34,7 @@ from trunkline_bench.faults.scenarios import (
 )
 from trunkline_bench.faults.streams import Order, orders
 from trunkline_bench.redis_server import RedisServer, newest_version
-from trunkline_bench.simulation.report import facts, table
+from trunkline_bench.simulation.report import table
 
 STREAMS = 50
 TOKENS = (100, 300)
@@ -192,7 +193,7 @@ async def measure() -> tuple[str, bool]:
     wanted = orders(STREAMS, tokens=TOKENS)
     # Before the runs, which take minutes: it is the code as it is now that they are of.
     found = facts("make bench-faults", "shared by workers, routers and clients", PACKAGES)
-    found += f"- redis_version: {newest_version()}\n"
+    found["versions"] += f", redis-server {newest_version()}"
     exact: Rows = {}
     ties: dict[str, Rows] = {kernels: {} for kernels in KERNELS}
     clean = await with_accidents(exact, wanted)
@@ -204,7 +205,7 @@ async def measure() -> tuple[str, bool]:
     lines = [
         f"# Accidents, {datetime.now(UTC):%Y-%m-%d}",
         "",
-        found,
+        listed(found),
         __doc__.partition("\n\n")[2].strip() if __doc__ else "",
         "",
         f"Recovery: the longest silence of each stream that was resumed. A worker that says nothing for "

@@ -5,7 +5,7 @@ result, for `trunkline bench simulate --profile FILE`.
 The steps are those of the minute before and of the minute after: a shared machine's speed drifts by some percent.
 Half the capacity, because close to all of it every percent of a step's time is ten of the waiting time.
 
-usage: python -m trunkline_bench.simulation.calibration [--minutes 5] [--load 0.5]
+usage: make bench-calibration ARGS='--minutes 5 --load 0.5'
 """
 
 import argparse
@@ -22,13 +22,15 @@ import torch
 from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
+from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.random_model import write_random_llama
 from trunkline_bench.simulation import report
 from trunkline_bench.simulation.experiments import AZURE, RESULTS
 from trunkline_bench.simulation.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.recording import RecordingExecutor
-from trunkline_bench.simulation.replay import Replayed, Worker, replay
+from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, random_prompt, read_trace
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.engine import Engine
 from trunkline_worker.engine_process import build_engine, scheduler_limits
 from trunkline_worker.limits import SchedulerLimits
@@ -99,8 +101,8 @@ def make_engine(model_dir: Path, settings: EngineSettings) -> tuple[Engine, Reco
 
 
 def virtual(requests: list[TraceRequest], cost: FittedCost, limits: SchedulerLimits, host_s: float) -> Replayed:
-    worker = Worker(cost, KV_BLOCKS, BLOCK_SIZE, limits, context_length=CONTEXT, run_ahead=0, host_s=host_s)
-    return replay(requests, worker)
+    spec = WorkerSpec(cost, KV_BLOCKS, BLOCK_SIZE, limits, context_length=CONTEXT, run_ahead=0, host_s=host_s)
+    return replay(requests, spec)
 
 
 def main() -> None:
@@ -109,6 +111,8 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.5, help="share of the engine's capacity")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    flags = ["--minutes", f"{arguments.minutes:g}", "--load", f"{arguments.load:g}"]
+    found = facts(make_command("bench-calibration", flags), "the engine's", ("trunkline", "numpy", "torch"))
     trace = scaled(read_trace(AZURE))
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = Path(scratch) / "random-22m"
@@ -140,15 +144,16 @@ def main() -> None:
         simulated = virtual(requests, cost, scheduler_limits(settings), host_s)
     rows = {}
     real = [generated / duration_s, *(report.percentile(first, share) * 1e3 for share in (0.5, 0.99))]
-    found = [
+    predictions = [
         report.output_rate(simulated),
         *(report.percentile(report.ttfts(simulated), share) * 1e3 for share in (0.5, 0.99)),
     ]
-    for name, measured, predicted in zip(("output tok/s", "TTFT p50, ms", "TTFT p99, ms"), real, found, strict=True):
+    names = ("output tok/s", "TTFT p50, ms", "TTFT p99, ms")
+    for name, measured, predicted in zip(names, real, predictions, strict=True):
         rows[name] = [f"{measured:,.1f}", f"{predicted:,.1f}", f"{predicted / measured - 1:+.1%}"]
     text = (
         "# The simulator against the engine on this machine's CPU\n\n"
-        + report.facts(f"python -m trunkline_bench.simulation.calibration --minutes {arguments.minutes:g}")
+        + listed(found)
         + f"- workload: {len(requests):,} requests of {AZURE.name}, lengths x {LENGTH_SCALE}, {rate:.2f} requests/s "
         f"({arguments.load:.0%} of capacity), {duration_s:.0f} s; 22 M random Llama, float32\n"
         f"- calibrated on {num_samples:,} steps before and after it\n\n"

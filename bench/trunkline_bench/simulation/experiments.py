@@ -1,4 +1,4 @@
-"""The scheduler's promises, tried in virtual time: `python -m trunkline_bench.simulation.experiments [NAME …]`.
+"""`make bench-scheduler`: the scheduler's promises, tried in virtual time.
 
 Each experiment prints a table, and writes it with its pictures to bench/results/scheduler/.
 """
@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.simulation import plots, report
 from trunkline_bench.simulation.device_profile import PROFILES
-from trunkline_bench.simulation.replay import Replayed, Worker, replay
+from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.traces import at_once, at_rate, mixed_lengths, poisson, read_trace
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.fair_share import INPUT_COST, OUTPUT_COST
 from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 
@@ -29,6 +31,7 @@ MOONCAKE = TRACES / "mooncake_conversation.jsonl"
 PROFILE = PROFILES["h200-8b"]
 BLOCK_SIZE = 64
 UNBOUNDED = 1 << 40
+NOT_THE_DEVICE = "not the simulated device"
 FAIRNESS_S = 100.0
 STATIC_BATCH_SIZES = (16, 32, 64, 128, 256)
 LIMITS = SchedulerLimits(
@@ -40,8 +43,8 @@ LIMITS = SchedulerLimits(
 )
 
 
-def worker(limits: SchedulerLimits = LIMITS, *, num_blocks: int | None = None) -> Worker:
-    return Worker(PROFILE, num_blocks or PROFILE.kv_blocks(BLOCK_SIZE), BLOCK_SIZE, limits)
+def worker(limits: SchedulerLimits = LIMITS, *, num_blocks: int | None = None) -> WorkerSpec:
+    return WorkerSpec(PROFILE, num_blocks or PROFILE.kv_blocks(BLOCK_SIZE), BLOCK_SIZE, limits)
 
 
 def batching(folder: Path) -> str:
@@ -163,7 +166,7 @@ def fairness(folder: Path) -> str:
             for name, weight in names.items()
         }
         rows[f"{weights[0]:g} : {weights[1]:g}"] = [
-            f"{service['few']:,.0f}", f"{service['many']:,.0f}", f"{jain(list(service.values())):.4f}",
+            f"{service['few']:,.0f}", f"{service['many']:,.0f}", f"{report.jain(service.values()):.4f}",
         ]  # fmt: skip
         series[f"{weights[0]:g} : {weights[1]:g}"] = run
     plots.kv_and_queue(series["3 : 1"].series, folder / "fairness-kv-and-queue.png")
@@ -173,11 +176,6 @@ def fairness(folder: Path) -> str:
         + report.table(rows, ("few: service / weight", "many: service / weight", "Jain's index"), "weights few : many")
         + "\nService is counted in cost units: 1 for an input token, 2 for an output token.\n"
     )
-
-
-def jain(values: list[float]) -> float:
-    """Jain's fairness index: 1 where all are equal, 1/n where one has everything."""
-    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
 
 
 def overload(folder: Path) -> str:
@@ -284,11 +282,11 @@ def main() -> None:
     gc.disable()  # see main.py
     for name in arguments.names or EXPERIMENTS:
         started_s = time.perf_counter()
+        found = facts(make_command("bench-scheduler", [name]), NOT_THE_DEVICE)
         text = EXPERIMENTS[name](arguments.output)
-        command = f"python -m trunkline_bench.simulation.experiments {name}"
         promise = (EXPERIMENTS[name].__doc__ or "").replace("\n    ", " ").strip()
         head = f"# {promise}\n\n- simulated device: {PROFILE.name} ({PROFILE.model.name}), not measured: a cost model\n"
-        (arguments.output / f"{name}.md").write_text(head + report.facts(command) + "\n" + text)
+        (arguments.output / f"{name}.md").write_text(head + listed(found) + "\n" + text)
         print(text, f"({name}: {time.perf_counter() - started_s:.0f} s)", flush=True)
 
 

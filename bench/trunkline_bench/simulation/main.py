@@ -3,45 +3,37 @@
 import argparse
 import gc
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import fields, replace
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from trunkline_bench.simulation import report
+from trunkline_bench.simulation.command import (
+    MOST_COUNT,
+    MOST_KV_BLOCKS,
+    ArgumentError,
+    Parser,
+    limits_of,
+    not_written,
+    number,
+    prepare,
+    refuse_too_many_blocks,
+    setting,
+)
 from trunkline_bench.simulation.device_profile import PROFILES, Profile
 from trunkline_bench.simulation.fitted_cost import FittedCost, FittedCostError
-from trunkline_bench.simulation.replay import Replayed, Worker, replay
+from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.traces import TraceError, TraceRequest, at_once, at_rate, read_trace, window
-from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
-from trunkline_worker.settings import EngineSettings
+from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_worker.limits import AdmissionRule, Batching
 
-WORKER_BOUNDS = {setting.name: setting.metadata for setting in fields(EngineSettings)}
-MOST_COUNT = 10**12
-MOST_KV_BLOCKS = 10**7  # the simulator's own lists of so many take 700 MB
 MOST_RATE = 1e9  # requests per second
 MOST_TIME_S = 1e10
 MOST_BATCH_WINDOW_MS = 24 * 3600 * 1e3
 
 
-class ArgumentError(Exception):
-    """An argument makes no sense. One line: the flag, and what is wrong."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """In one line, without the usage."""
-        self.exit(fail(message))
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="trunkline bench simulate", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--trace", type=Path, required=True, help="Mooncake or text JSON lines, or Azure CSV")
+def make_parser() -> Parser:
+    parser = Parser("trunkline bench simulate", __doc__)
     parser.add_argument("--profile", default="h200-8b", metavar="NAME_OR_FILE", help="what steps take: device-model, "
                         f"of {', '.join(PROFILES)}; or a JSON file fitted to measured steps, such as "
                         "trunkline_bench.simulation.calibration writes")  # fmt: skip
@@ -56,51 +48,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--limit", type=number(1, MOST_COUNT), help="first requests of the trace only")
     parser.add_argument("--window-s", type=number(0.0, MOST_TIME_S), nargs=2, metavar=("FROM", "TO"),
                         help="part of the trace")  # fmt: skip
-    parser.add_argument("--block-size", type=setting("block_size"), default=64, help="tokens per KV block")
+    parser.add_worker_arguments()
     parser.add_argument("--kv-blocks", type=setting("kv_blocks", MOST_KV_BLOCKS),
                         help="default: what fits beside the weights, or what was measured")  # fmt: skip
-    parser.add_argument("--max-step-tokens", type=setting("max_step_tokens"), default=4096)
-    parser.add_argument("--max-running-requests", type=setting("max_running_requests"), default=256)
-    parser.add_argument("--max-waiting-requests", type=setting("max_waiting_requests"), default=1 << 30,
-                        help="default: no bound")  # fmt: skip
-    parser.add_argument("--itl-target-ms", type=setting("itl_target_ms"), default=100.0)
-    parser.add_argument("--interactive-reserve", type=setting("interactive_reserve"), default=0.0)
     parser.add_argument("--output", type=Path, help="folder for the plots; default: none are drawn")
-    parser.add_argument(
-        "--no-fast-forward", action="store_true", help="step through every step: the result is the same"
-    )
-    return parser.parse_args(argv)
-
-
-def number(least: float, most: float) -> Callable[[str], float]:
-    """A type for argparse: a number of the kind of `least`, within the bounds."""
-
-    def convert(text: str) -> float:
-        value = type(least)(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is out of range; allowed: {least:g} to {most:g}")
-        return value
-
-    convert.__name__ = "number"
-    return convert
-
-
-def setting(name: str, most: float = MOST_COUNT) -> Callable[[str], float]:
-    """A type for argparse: a number within the bounds that a worker's setting has; `most` where it has no upper one."""
-    bounds = WORKER_BOUNDS[name]
-    return number(bounds["minimum"], bounds.get("maximum", most))
+    return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parse(sys.argv[1:] if argv is None else argv)
+    command = make_parser()
+    arguments = command.parse_args(argv)
     try:
         workers = {kind: worker(arguments, kind) for kind in batchings(arguments.batching)}
         requests = workload(arguments)
         refuse_if_nothing_fits(arguments, next(iter(workers.values())), requests)
         if arguments.output:
-            prepare(arguments.output)
+            prepare(arguments.output, "trunkline_bench.simulation.plots")
     except (ArgumentError, TraceError) as error:
-        return fail(str(error))
+        return command.fail(error)
     runs: dict[str, Replayed] = {}
     rows: dict[str, list[str]] = {}
     for kind, simulated in workers.items():
@@ -117,13 +82,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             draw(runs, arguments.output)
         except OSError as error:
-            return fail(f"--output {arguments.output}: {error.strerror or error}")
+            return command.fail(not_written(arguments.output, error))
     return 0
-
-
-def fail(message: str) -> int:
-    print(f"trunkline bench simulate: {message}", file=sys.stderr)
-    return 2
 
 
 def batchings(names: str) -> list[Batching]:
@@ -163,16 +123,11 @@ def workload(arguments: argparse.Namespace) -> list[TraceRequest]:
     return at_once(requests) if arguments.at_once else requests
 
 
-def worker(arguments: argparse.Namespace, kind: Batching) -> Worker:
+def worker(arguments: argparse.Namespace, kind: Batching) -> WorkerSpec:
     """Raises ArgumentError."""
     cost = cost_of(arguments.profile)
-    limits = SchedulerLimits(
-        max_step_tokens=arguments.max_step_tokens,
-        max_running_requests=arguments.max_running_requests,
-        max_waiting_requests=arguments.max_waiting_requests,
-        max_waiting_tokens=1 << 60,
-        itl_target_s=arguments.itl_target_ms / 1e3,
-        interactive_reserve=arguments.interactive_reserve,
+    limits = replace(
+        limits_of(arguments),
         batching=kind,
         batch_size=arguments.batch_size,
         batch_window_s=arguments.batch_window_ms / 1e3,
@@ -183,15 +138,11 @@ def worker(arguments: argparse.Namespace, kind: Batching) -> Worker:
     num_blocks = arguments.kv_blocks or cost.kv_blocks(arguments.block_size)
     if num_blocks is None:
         raise ArgumentError(f"--kv-blocks is needed: {arguments.profile} does not say what its KV pool held")
-    if num_blocks > MOST_KV_BLOCKS:
-        raise ArgumentError(
-            f"--block-size {arguments.block_size}: the KV pool of {arguments.profile} has {num_blocks:,} such blocks; "
-            f"allowed: up to {MOST_KV_BLOCKS:,}"
-        )
-    return Worker(cost, num_blocks, arguments.block_size, limits, fast_forward=not arguments.no_fast_forward)
+    refuse_too_many_blocks(arguments, num_blocks)
+    return WorkerSpec(cost, num_blocks, arguments.block_size, limits, fast_forward=not arguments.no_fast_forward)
 
 
-def refuse_if_nothing_fits(arguments: argparse.Namespace, simulated: Worker, requests: list[TraceRequest]) -> None:
+def refuse_if_nothing_fits(arguments: argparse.Namespace, simulated: WorkerSpec, requests: list[TraceRequest]) -> None:
     """Raises ArgumentError where the worker would refuse every request."""
     if any(map(simulated.can_hold, requests)):
         return
@@ -204,19 +155,6 @@ def refuse_if_nothing_fits(arguments: argparse.Namespace, simulated: Worker, req
         f"{flag}: every request would be refused; the shortest prompt has {shortest:,} tokens, and prompt and output "
         f"together may have {most:,}"
     )
-
-
-def prepare(folder: Path) -> None:
-    """Finds out, before the runs, whether pictures can be drawn and written. Raises ArgumentError."""
-    try:
-        import_module("trunkline_bench.simulation.plots")
-    except ImportError as error:
-        raise ArgumentError(f"--output needs matplotlib, of the extra trunkline[bench]: {error}") from None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ArgumentError(f"--output {folder}: {error.strerror or error}") from None
 
 
 def draw(runs: dict[str, Replayed], folder: Path) -> None:

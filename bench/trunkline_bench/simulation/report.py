@@ -1,13 +1,7 @@
 """Runs as rows of a table."""
 
 import math
-import os
-import platform
-import subprocess
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Iterable
 
 from trunkline_bench.simulation.replay import Replayed
 from trunkline_bench.simulation.traces import LANES
@@ -18,6 +12,14 @@ def percentile(values: list[float], share: float) -> float:
     """The nearest rank; NaN of nothing."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def jain(values: Iterable[float]) -> float:
+    """Jain's fairness index: 1 where all are equal, 1/n where one has everything.
+
+    Raises ZeroDivisionError on nothing."""
+    kept = list(values)
+    return sum(kept) ** 2 / (len(kept) * sum(value**2 for value in kept))
 
 
 def ttfts(run: Replayed, lane: str | None = None) -> list[float]:
@@ -97,34 +99,3 @@ def table(rows: dict[str, list[str]], columns: tuple[str, ...] = COLUMNS, corner
     lines = [f"| {corner} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
     return "\n".join(lines) + "\n"
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def commit() -> str:
-    """Of the code that runs; "-dirty" where a tracked file differs from it."""
-    command = ("git", "describe", "--always", "--dirty", "--exclude=*")
-    try:
-        told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "not known: there is no git"
-    return told.stdout.strip() if told.returncode == 0 else "not known: not a git checkout"
-
-
-def facts(
-    command: str, machine: str = "not the simulated device", packages: Sequence[str] = ("trunkline", "numpy")
-) -> str:
-    """What a result needs to be repeated; `machine` says what the cores did."""
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    return (
-        f"- date: {datetime.now(UTC):%Y-%m-%d}\n"
-        f"- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores ({machine})\n"
-        f"- versions: {versions}, Python {platform.python_version()}\n"
-        f"- code: commit {commit()}\n"
-        f"- command: `{command}`\n"
-    )

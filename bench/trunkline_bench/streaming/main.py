@@ -7,15 +7,12 @@ the gateway of that name takes its turns too, before a source that speaks what i
 
 import argparse
 import asyncio
-import os
-import platform
-from datetime import UTC, datetime
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from trunkline_bench.simulation.report import cpu_name, table
+from trunkline_bench.facts import facts, listed, make_command
+from trunkline_bench.simulation.report import table
 from trunkline_bench.streaming.client import Load
 from trunkline_bench.streaming.processes import Hop, Run, hops, run
 from trunkline_bench.streaming.smg import NOT_ALIKE, SMG, SMG_DIRECT, smg_version
@@ -224,19 +221,18 @@ def main() -> None:
         parser.error(f"--smg: there is no {arguments.smg}")
     elif find_spec("smg_grpc_proto") is None:
         parser.error("--smg needs the package smg-grpc-proto, which the extra dev brings")
-    flags = f"--rounds {arguments.rounds}" + (" --smg DIR/bin/smg" if arguments.smg else "")
+    flags = ["--rounds", str(arguments.rounds), *(["--smg", "DIR/bin/smg"] if arguments.smg else [])]
     names = ("trunkline", "grpcio", "protobuf", "uvloop")
+    found = facts(make_command("bench-streaming", flags), "shared by source, hop and client", names)
     text = (
         "# Streaming through one router process\n\n"
-        f"- date: {datetime.now(UTC):%Y-%m-%d}\n"
-        f"- machine: {cpu_name()}, {len(os.sched_getaffinity(0))} cores, shared by source, hop and client\n"
-        f"- versions: {', '.join(f'{name} {version(name)}' for name in names)}, Python {platform.python_version()}\n"
-        f"- command: `make bench-streaming ARGS='{flags}'`; medians of the rounds\n\n"
+        + listed(found)
+        + "- medians of the rounds\n\n"
         + asyncio.run(measure(arguments.rounds, arguments.before, arguments.smg))
     )
     print(text)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"streaming-{datetime.now(UTC):%Y-%m-%d}.md").write_text(text)
+    (arguments.output / f"streaming-{found['date']}.md").write_text(text)
 
 
 if __name__ == "__main__":

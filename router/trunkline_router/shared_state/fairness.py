@@ -37,9 +37,3 @@ def weight_factor(tenant: str, served: Mapping[str, float], competing: Iterable[
         return 1.0
     mine = max(served.get(tenant, 0.0), mean / 100)
     return min(MOST_FACTOR, max(LEAST_FACTOR, math.pow(mean / mine, STEEPNESS)))
-
-
-def jain(values: Iterable[float]) -> float:
-    """Jain's index: 1 where all are equal, 1/n where one has everything. Raises ZeroDivisionError on nothing."""
-    kept = list(values)
-    return sum(kept) ** 2 / (len(kept) * sum(value * value for value in kept))

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
-from trunkline_bench.simulation.replay import Worker, replay
+from trunkline_bench.simulation.replay import replay
 from trunkline_bench.simulation.traces import TraceRequest, at_once
+from trunkline_bench.simulation.worker import WorkerSpec
 
 ROOMY_POOL_TOKENS = 1 << 26
 SAMPLE_REQUESTS = 1_500
 
 
-def requests_per_s(spec: Worker, requests: list[TraceRequest]) -> float:
+def requests_per_s(spec: WorkerSpec, requests: list[TraceRequest]) -> float:
     """Of one worker that never waits for requests and never forgets a prefix: with work for as long as it takes, an
     endless pool, and as many requests at once as the real pool holds of mean length.
 

@@ -17,9 +17,9 @@ from trunkline.status import CONTEXT_LENGTH_EXCEEDED
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline_bench.simulation.fleet.ideal import FleetSizedCache, SharedCache, idle_prefill_s
 from trunkline_bench.simulation.fleet.router import EPOCH, FleetRouter, cache_news
-from trunkline_bench.simulation.fleet.worker import FleetWorker
-from trunkline_bench.simulation.replay import FINGERPRINT, Worker, submit_of
+from trunkline_bench.simulation.outcome import Outcome, record
 from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.worker import FINGERPRINT, SimulatedWorker, WorkerSpec, submit_of
 from trunkline_router.prefix_index import keys_of
 from trunkline_router.route_request import RouteRequest
 from trunkline_worker.cache_mirror import LOAD_INTERVAL_S
@@ -34,7 +34,7 @@ class Fleet:
     """What is simulated."""
 
     workers: int
-    spec: Worker
+    spec: WorkerSpec
     policy: str
     routers: int = 1
     network_s: float = 0.002  # one way, between a router and a worker, and between routers
@@ -43,25 +43,14 @@ class Fleet:
 
 
 @dataclass(slots=True)
-class FleetOutcome:
-    """What became of one request. Times in seconds from the run's start, at the router; tokens of its prompt."""
+class FleetOutcome(Outcome):
+    """Of a request, and of where it was sent. Times are those at the router; tokens are of its prompt."""
 
-    arrival_s: float
-    prompt_tokens: int
     worker: int | None = None
-    first_token_s: float | None = None
-    done_s: float | None = None
-    output_tokens: int = 0
-    cached_tokens: int = 0
     predicted_tokens: int = 0  # cached ones, as the router thought when it chose
     ideal_tokens: int = 0  # that a cache of infinite size, shared by all workers, would have had
     fitting_tokens: int = 0  # that one of the fleet's size would have had
     idle_ttft_s: float = 0.0  # what an idle worker with nothing cached would need
-    refused: str = ""  # the reason
-
-    @property
-    def ttft_s(self) -> float | None:
-        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
 
     @property
     def delay_s(self) -> float | None:
@@ -75,7 +64,7 @@ class FleetRun:
 
     fleet: Fleet
     outcomes: list[FleetOutcome]
-    workers: list[FleetWorker]
+    workers: list[SimulatedWorker]
     routers: list[FleetRouter]
     from_s: float  # what arrived earlier is there to fill the caches, and is not counted
     until_s: float  # of the last arrival
@@ -86,7 +75,7 @@ class FleetRun:
     @property
     def counted(self) -> list[FleetOutcome]:
         """The requests that figures are of."""
-        return [outcome for outcome in self.outcomes if outcome.arrival_s >= self.from_s]
+        return [outcome for outcome in self.outcomes if outcome.request.arrival_s >= self.from_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +125,10 @@ class _Simulation:
                              max_running_requests=limits.max_running_requests)
             for number in range(fleet.workers)
         ]  # fmt: skip
-        self.outcomes = [FleetOutcome(request.arrival_s, request.prompt_tokens) for request in requests]
+        self.outcomes = [FleetOutcome(request) for request in requests]
         self.routers = [FleetRouter(models, fleet.policy, Random(self._rng.random())) for _ in range(fleet.routers)]
         self.workers = [
-            FleetWorker(spec, partial(self._on_step, number, count(1)), partial(self._on_load, number),
+            SimulatedWorker(spec, partial(self._on_step, number, count(1)), partial(self._on_load, number),
                         load_phase_s=LOAD_INTERVAL_S * (number + 1) / fleet.workers)
             for number in range(fleet.workers)
         ]  # fmt: skip
@@ -194,7 +183,7 @@ class _Simulation:
     def _send(self, now_s: float, handle: int, request: TraceRequest) -> None:
         outcome, fleet = self.outcomes[handle], self._fleet
         if not fleet.spec.can_hold(request):
-            outcome.refused, outcome.done_s = CONTEXT_LENGTH_EXCEEDED, now_s
+            outcome.refuse(CONTEXT_LENGTH_EXCEEDED, now_s)
             return
         tokens = request.prompt()
         # Hashed once for all: the router and the engine would do the same work again.
@@ -216,7 +205,8 @@ class _Simulation:
             fleet.spec.cost, len(tokens), 0, fleet.spec.limits.max_step_tokens
         )
         self._waiting[handle] = now_s
-        self.workers[place].submit(now_s + fleet.network_s, submit_of(handle, request), prompt, request.output_tokens)
+        submit = submit_of(handle, request)
+        self.workers[place].submit(now_s + fleet.network_s, submit, lambda: prompt, request.output_tokens)
 
     def _syncs(self, end_s: float) -> Iterator[tuple[float, int]]:
         """When each router tells the others its credits: (time, -1 - router). They take turns."""
@@ -234,20 +224,12 @@ class _Simulation:
 
     def _on_step(self, number: int, sequences: "count[int]", now_s: float, step: EngineStep) -> None:
         at_s = now_s + self._fleet.network_s
+        record(step, at_s, self.outcomes)
         for output in step.outputs:
-            outcome = self.outcomes[output.handle]
-            outcome.output_tokens += len(output.token_ids)
             if output.HasField("prompt"):
-                outcome.first_token_s = at_s
-                outcome.cached_tokens = output.prompt.cached_tokens
                 self._has_started(output.handle, at_s)
-            if output.HasField("error"):
-                outcome.refused = output.error.reason
+            elif output.HasField("error"):
                 self._has_started(output.handle, float("inf"))
-            if output.finish_reason or output.HasField("error"):
-                outcome.done_s = at_s
-        for handle in step.token_handles:
-            self.outcomes[handle].output_tokens += 1
         events = cache_news(next(sequences), step) if step.cache_events else None
         for router in self.routers:
             if events is not None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trunkline_bench.simulation.fleet.workloads import BASE, GOAL_S, OURS, WORKLOADS
+from trunkline_bench.simulation.fleet.workloads import BASE, BESIDE, GOAL_S, OURS, WORKLOADS
 
 Run = dict[str, Any]  # a run's figures, as sweep.py writes them
 Border = tuple[float, float]  # the highest load below all that missed the goal; the lowest that missed it; 0: none
@@ -13,11 +13,13 @@ LOADS = (0.5, 0.8, 1.0)  # what the goals are for
 LEAST_HITS = 0.95  # of what fits
 MOST_BUSY_CV, BUSY_LOAD = 0.1, 0.8  # the one is for this load and more
 COLUMNS = ("measured, ours", "verdict")
+Found = tuple[str, bool | None]  # what was measured, and whether it is as it should be; None: it cannot be told
 
 
 def rows(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Goal by goal; in each, workload by workload and fleet by fleet. Runs through several routers are left out."""
-    runs = [run for run in runs if run["routers"] == 1]
+    """Goal by goal; in each, workload by workload and fleet by fleet. Runs through several routers are left out, and
+    those with other draws than the first."""
+    runs = [run for run in runs if run["routers"] == 1 and run["seed"] == 0]
     fleets = sorted({(run["workload"], run["workers"]) for run in runs})
     found = {}
     for rows_of in (_hits, _highest_load, _p99, _p50, _busy):
@@ -62,7 +64,7 @@ def times_text(one: Border, base: Border) -> str:
 
 
 def _hits(workload: str, runs: Sequence[Run]) -> tuple[str, str, str]:
-    def measured(run: Run, _: Sequence[Run]) -> tuple[str, bool]:
+    def measured(run: Run, _: Sequence[Run]) -> Found:
         of_ideal = ratio(run["hit_rate"], run["ideal_hit_rate"]) or 0.0
         of_fitting = ratio(run["hit_rate"], run["fitting_hit_rate"]) or 0.0
         return f"{of_ideal:.1%} of the ideal, {of_fitting:.1%} of what fits", of_fitting >= LEAST_HITS
@@ -87,22 +89,33 @@ def _between(found: Border) -> str:
 
 
 def _p99(workload: str, runs: Sequence[Run]) -> tuple[str, str, str]:
+    def value(run: Run) -> float | None:
+        found = judged_s(run)
+        # What had not begun when it was given up is not in its figures: that it missed the goal is known.
+        return max(found, GOAL_S) if found is not None and run["given_up"] else found
+
     goal = f"best other's {WORKLOADS[workload].judged_by} p99 ≥ ours"
-    return goal, *_at_loads(runs, lambda run, others: _best_other(run, others, judged_s))
+    return goal, *_at_loads(runs, lambda run, others: _best_other(run, others, value))
 
 
 def _p50(workload: str, runs: Sequence[Run]) -> tuple[str, str, str]:
-    goal = "best other's TTFT p50 / ours"
-    measured, _ = _at_loads(runs, lambda run, others: _best_other(run, others, lambda other: other["ttft_s"][0]))
-    return goal, measured, "no goal"
+    goal = "best other's TTFT p50 ≥ ours"
+    return goal, *_at_loads(runs, lambda run, others: _best_other(run, others, lambda other: other["ttft_s"][0]))
 
 
-def _best_other(run: Run, others: Sequence[Run], value: Callable[[Run], float | None]) -> tuple[str, bool] | None:
+def _best_other(run: Run, others: Sequence[Run], value: Callable[[Run], float | None]) -> Found | None:
+    """The one that is ahead of ours, or nearest to it. That none is ahead cannot be told before all of BESIDE have been
+    run there; one that was given up has been."""
     ratios = [(found, other["policy"]) for other in others if (found := ratio(value(other), value(run))) is not None]
     if not ratios:
         return None
     best, policy = min(ratios)
-    return f"{ratio_text(best)} ({policy}, of {len(others)})", best >= 1.0
+    tried = {other["policy"] for other in others}
+    missing = [name for name in BESIDE if name not in tried]
+    without = f"; without {', '.join(missing)}" if missing else ""
+    # Near 1 the verdict hangs on a digit more.
+    told = f"{best:.3f}" if best < 1.1 else ratio_text(best)
+    return f"{told} ({policy}, of {len(tried)}{without})", False if best < 1.0 else None if missing else True
 
 
 def ratio_text(value: float | None) -> str:
@@ -112,7 +125,7 @@ def ratio_text(value: float | None) -> str:
 
 
 def _busy(workload: str, runs: Sequence[Run]) -> tuple[str, str, str]:
-    def measured(run: Run, _: Sequence[Run]) -> tuple[str, bool]:
+    def measured(run: Run, _: Sequence[Run]) -> Found:
         return f"{run['busy_cv']:.3f}", run["busy_cv"] <= MOST_BUSY_CV
 
     goal = f"CV of busy time ≤ {MOST_BUSY_CV:g}"
@@ -121,27 +134,24 @@ def _busy(workload: str, runs: Sequence[Run]) -> tuple[str, str, str]:
 
 def _at_loads(
     runs: Sequence[Run],
-    measured: Callable[[Run, Sequence[Run]], tuple[str, bool] | None],
+    measured: Callable[[Run, Sequence[Run]], Found | None],
     loads: Sequence[float] = LOADS,
 ) -> tuple[str, str]:
     """What `measured` makes of ours and the others at each load, and the verdict over all of them."""
     texts: list[str] = []
-    missed: list[float] = []
-    unknown: list[float] = []
+    verdicts: dict[bool | None, list[float]] = {True: [], False: [], None: []}
     for load in loads:
-        at_load = [run for run in runs if run["load"] == load and not run["is_search"]]
-        ours = next((run for run in at_load if run["policy"] == OURS), None)
-        found = measured(ours, [run for run in at_load if run is not ours]) if ours else None
-        if found is None:
-            unknown.append(load)
-            continue
-        texts.append(f"{load:.0%}: {found[0]}")
-        if not found[1]:
-            missed.append(load)
-    if not texts:
-        return "-", "open"
-    verdict = f"**misses** at {_loads(missed)}" if missed else "holds"
-    return "; ".join(texts), verdict + (f"; open at {_loads(unknown)}" if unknown else "")
+        at_load = [run for run in runs if run["load"] == load]
+        ours = next((run for run in at_load if run["policy"] == OURS and not run["is_search"]), None)
+        found = measured(ours, [run for run in at_load if run["policy"] != OURS]) if ours else None
+        if found is not None:
+            texts.append(f"{load:.0%}: {found[0]}")
+        verdicts[found[1] if found else None].append(load)
+    missed, unknown = verdicts[False], verdicts[None]
+    parts = [f"**misses** at {_loads(missed)}"] if missed else ["holds"] if verdicts[True] else []
+    if unknown:
+        parts.append(f"open at {_loads(unknown)}")
+    return "; ".join(texts) or "-", "; ".join(parts) if texts else "open"
 
 
 def _loads(loads: Sequence[float]) -> str:

@@ -5,41 +5,35 @@ import gc
 import json
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 from trunkline_bench.simulation import report
+from trunkline_bench.simulation.command import (
+    ArgumentError,
+    Parser,
+    limits_of,
+    not_written,
+    number,
+    prepare,
+    refuse_too_many_blocks,
+)
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fleet import capacity
 from trunkline_bench.simulation.fleet.fleet import Fleet, simulate
 from trunkline_bench.simulation.fleet.overlay import TooManyCopies, overlay
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summary
-from trunkline_bench.simulation.main import MOST_KV_BLOCKS, ArgumentError, number, setting
-from trunkline_bench.simulation.replay import Worker
 from trunkline_bench.simulation.traces import TraceError, TraceRequest, read_trace
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_router.routing_policy import PolicyName
-from trunkline_worker.limits import SchedulerLimits
 
 MOST_WORKERS = 4096
 MOST_ROUTERS = 64
 MOST_TIME_S = 86_400.0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """In one line, without the usage."""
-        self.exit(fail(message))
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="trunkline bench simulate-fleet",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--trace", type=Path, required=True, help="Mooncake or text JSON lines, or Azure CSV")
+def make_parser() -> Parser:
+    parser = Parser("trunkline bench simulate-fleet", __doc__)
     parser.add_argument("--workers", type=number(1, MOST_WORKERS), default=8)
     parser.add_argument("--policy", default=PolicyName.PREDICTED_TTFT.value, help="one of, or several separated by "
                         "commas: " + ", ".join(POLICIES))  # fmt: skip
@@ -56,29 +50,23 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--network-ms", type=number(0.0, 1e4), default=2.0, help="one way, router to worker")
     parser.add_argument("--profile", default="h200-8b", choices=PROFILES, metavar="NAME",
                         help=f"what steps take: one of {', '.join(PROFILES)}")  # fmt: skip
-    parser.add_argument("--block-size", type=setting("block_size"), default=64, help="tokens per KV block")
-    parser.add_argument("--max-step-tokens", type=setting("max_step_tokens"), default=4096)
-    parser.add_argument("--max-running-requests", type=setting("max_running_requests"), default=256)
-    parser.add_argument("--max-waiting-requests", type=setting("max_waiting_requests"), default=1 << 20)
-    parser.add_argument("--itl-target-ms", type=setting("itl_target_ms"), default=100.0)
+    parser.add_worker_arguments()
     parser.add_argument("--seed", type=number(0, 1 << 32), default=0)
     parser.add_argument("--output", type=Path, help="folder for the plots and fleet.json; default: none are written")
-    parser.add_argument(
-        "--no-fast-forward", action="store_true", help="step through every step: the result is the same"
-    )
-    return parser.parse_args(argv)
+    return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parse(sys.argv[1:] if argv is None else argv)
+    command = make_parser()
+    arguments = command.parse_args(argv)
     try:
         policies = policies_of(arguments.policy)
         if arguments.output:
-            prepare(arguments.output)
+            prepare(arguments.output, "trunkline_bench.simulation.fleet.plots")
         spec = worker_of(arguments)
         requests = workload(arguments, spec, read_trace(arguments.trace))
     except (ArgumentError, TraceError, TooManyCopies) as error:
-        return fail(str(error))
+        return command.fail(error)
     runs: list[Summary] = []
     for policy in policies:
         fleet = Fleet(
@@ -105,13 +93,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             write(arguments.output, runs, corner)
         except OSError as error:
-            return fail(f"--output {arguments.output}: {error.strerror or error}")
+            return command.fail(not_written(arguments.output, error))
     return 0
-
-
-def fail(message: str) -> int:
-    print(f"trunkline bench simulate-fleet: {message}", file=sys.stderr)
-    return 2
 
 
 def policies_of(names: str) -> list[str]:
@@ -123,26 +106,16 @@ def policies_of(names: str) -> list[str]:
     return policies
 
 
-def worker_of(arguments: argparse.Namespace) -> Worker:
+def worker_of(arguments: argparse.Namespace) -> WorkerSpec:
     """Raises ArgumentError."""
     profile = PROFILES[arguments.profile]
     num_blocks = profile.kv_blocks(arguments.block_size)
-    if num_blocks * arguments.workers > MOST_KV_BLOCKS:
-        raise ArgumentError(
-            f"--block-size {arguments.block_size}: {arguments.workers} pools of {arguments.profile} have "
-            f"{num_blocks * arguments.workers:,} such blocks; allowed: up to {MOST_KV_BLOCKS:,}"
-        )
-    limits = SchedulerLimits(
-        max_step_tokens=arguments.max_step_tokens,
-        max_running_requests=arguments.max_running_requests,
-        max_waiting_requests=arguments.max_waiting_requests,
-        max_waiting_tokens=1 << 60,
-        itl_target_s=arguments.itl_target_ms / 1e3,
-    )
-    return Worker(profile, num_blocks, arguments.block_size, limits, fast_forward=not arguments.no_fast_forward)
+    refuse_too_many_blocks(arguments, num_blocks, arguments.workers)
+    fast_forward = not arguments.no_fast_forward
+    return WorkerSpec(profile, num_blocks, arguments.block_size, limits_of(arguments), fast_forward=fast_forward)
 
 
-def workload(arguments: argparse.Namespace, spec: Worker, trace: list[TraceRequest]) -> list[TraceRequest]:
+def workload(arguments: argparse.Namespace, spec: WorkerSpec, trace: list[TraceRequest]) -> list[TraceRequest]:
     """Raises ArgumentError or TooManyCopies."""
     if (arguments.copies is None) == (arguments.load is None):
         raise ArgumentError("one of --copies and --load is needed")
@@ -155,7 +128,7 @@ def workload(arguments: argparse.Namespace, spec: Worker, trace: list[TraceReque
     return requests
 
 
-def copies_per_worker(spec: Worker, trace: list[TraceRequest]) -> float:
+def copies_per_worker(spec: WorkerSpec, trace: list[TraceRequest]) -> float:
     """How many times the trace's own load one worker could carry at best: see capacity.py. Raises ArgumentError."""
     copies = 1.0
     if len(trace) < capacity.SAMPLE_REQUESTS:
@@ -165,18 +138,6 @@ def copies_per_worker(spec: Worker, trace: list[TraceRequest]) -> float:
         raise ArgumentError("every request of the trace would be refused: none fits into a worker")
     trace_requests_per_s = len(trace) / max(trace[-1].arrival_s, 1.0)
     return capacity.requests_per_s(spec, sample) / trace_requests_per_s
-
-
-def prepare(folder: Path) -> None:
-    """Finds out, before the runs, whether pictures can be drawn and written. Raises ArgumentError."""
-    try:
-        import_module("trunkline_bench.simulation.fleet.plots")
-    except ImportError as error:
-        raise ArgumentError(f"--output needs matplotlib, of the extra trunkline[bench]: {error}") from None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError(f"--output {folder}: {error.strerror or error}") from None
 
 
 def write(folder: Path, runs: list[Summary], title: str) -> None:

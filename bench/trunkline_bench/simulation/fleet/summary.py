@@ -6,11 +6,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from trunkline_bench.simulation.fleet.fleet import FleetOutcome, FleetRun
-from trunkline_bench.simulation.fleet.worker import BUSY_BIN_S
 from trunkline_bench.simulation.report import percentile
 from trunkline_worker.histogram import Histogram
 from trunkline_worker.lanes import Lane
 
+BIN_S = 10.0  # of what is told over time
 COLUMNS = (
     "hit rate", "of the ideal", "of what fits", "TTFT p50 / p90 / p99, s", "delay p99, s", "ITL p50 / p99, ms",
     "output tok/s", "busy", "CV of busy time", "CV of prefill", "refused", "preemptions",
@@ -19,7 +19,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class OverTime:
-    """One entry for each bin of BUSY_BIN_S, from the run's start; of nothing, not a number."""
+    """One entry for each bin of BIN_S, from the run's start; of nothing, not a number."""
 
     time_s: list[float]
     hit_rate: list[float]  # of requests by arrival, as all below
@@ -65,7 +65,7 @@ def summary(run: FleetRun) -> Summary:
     ttfts = [outcome.ttft_s for outcome in counted if outcome.ttft_s is not None]
     delays = [outcome.delay_s for outcome in counted if outcome.delay_s is not None]
     span_s = max(run.until_s - run.from_s, 1e-9)
-    prompts = sum(outcome.prompt_tokens for outcome in counted if not outcome.refused)
+    prompts = sum(outcome.request.prompt_tokens for outcome in counted if not outcome.refused)
     itl = Histogram()
     for worker in run.workers:
         for lane in Lane:
@@ -120,17 +120,18 @@ def variation(values: list[float] | list[int]) -> float:
 
 
 def _over_time(run: FleetRun) -> OverTime:
-    bins: list[list[FleetOutcome]] = [[] for _ in range(int(run.until_s / BUSY_BIN_S) + 1)]
+    bins: list[list[FleetOutcome]] = [[] for _ in range(int(run.until_s / BIN_S) + 1)]
     for outcome in run.outcomes:
         if outcome.worker is not None:
-            bins[int(outcome.arrival_s / BUSY_BIN_S)].append(outcome)
+            bins[int(outcome.request.arrival_s / BIN_S)].append(outcome)
     ttfts = [[o.ttft_s for o in among if o.ttft_s is not None] for among in bins]
+    prompts = [sum(o.request.prompt_tokens for o in among) for among in bins]
+    cached = [sum(o.cached_tokens for o in among) for among in bins]
+    ideal = [sum(o.ideal_tokens for o in among) for among in bins]
     return OverTime(
-        time_s=[number * BUSY_BIN_S for number in range(len(bins))],
-        hit_rate=[_share(sum(o.cached_tokens for o in among), sum(o.prompt_tokens for o in among)) for among in bins],
-        ideal_hit_rate=[
-            _share(sum(o.ideal_tokens for o in among), sum(o.prompt_tokens for o in among)) for among in bins
-        ],
+        time_s=[number * BIN_S for number in range(len(bins))],
+        hit_rate=[_share(found, whole) for found, whole in zip(cached, prompts, strict=True)],
+        ideal_hit_rate=[_share(found, whole) for found, whole in zip(ideal, prompts, strict=True)],
         ttft_p50_s=[percentile(values, 0.5) for values in ttfts],
         ttft_p99_s=[percentile(values, 0.99) for values in ttfts],
         load_cv=[_load_cv(among, run.fleet.workers) for among in bins],
@@ -141,7 +142,7 @@ def _load_cv(among: list[FleetOutcome], workers: int) -> float:
     tokens = [0] * workers
     for outcome in among:
         assert outcome.worker is not None
-        tokens[outcome.worker] += outcome.prompt_tokens - outcome.cached_tokens
+        tokens[outcome.worker] += outcome.request.prompt_tokens - outcome.cached_tokens
     return variation(tokens)
 
 

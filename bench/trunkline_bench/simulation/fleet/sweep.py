@@ -7,7 +7,6 @@ import argparse
 import gc
 import json
 import multiprocessing
-import shlex
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trunkline_bench.simulation import report
+from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fleet.fleet import Fleet, TtftGoal, simulate
 from trunkline_bench.simulation.fleet.main import copies_per_worker
@@ -25,8 +24,8 @@ from trunkline_bench.simulation.fleet.overlay import lap_of, overlay
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import summary
 from trunkline_bench.simulation.fleet.workloads import GOAL_S, WORKLOADS, Workload
-from trunkline_bench.simulation.replay import Worker
 from trunkline_bench.simulation.traces import TraceRequest, read_trace
+from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.limits import SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
@@ -46,12 +45,16 @@ class Point:
     is_search: bool = False  # given up as soon as the goal is missed
     routers: int = 1
     credit_sync_ms: float = 20.0
+    seed: int = 0  # of the routers' draws; the workload has none
 
     @property
     def name(self) -> str:
         kind = "search" if self.is_search else "run"
         routers = f"-r{self.routers}-{self.credit_sync_ms:g}ms" if self.routers > 1 else ""
-        return f"{self.workload}-{self.workers}-{self.policy}-{self.load:.3f}-{self.duration_s:g}s-{kind}{routers}"
+        seed = f"-seed{self.seed}" if self.seed else ""
+        return (
+            f"{self.workload}-{self.workers}-{self.policy}-{self.load:.3f}-{self.duration_s:g}s-{kind}{routers}{seed}"
+        )
 
 
 def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
@@ -66,12 +69,17 @@ def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
     limits = SchedulerLimits(
         max_step_tokens=4096, max_waiting_requests=1 << 20, max_waiting_tokens=1 << 60, itl_target_s=0.1
     )
-    spec = Worker(PROFILE, PROFILE.kv_blocks(workload.block_size), workload.block_size, limits)
+    spec = WorkerSpec(PROFILE, PROFILE.kv_blocks(workload.block_size), workload.block_size, limits)
     trace = read_trace(traces / workload.file)
     copies = point.load * point.workers * _copies_per_worker(workload, spec, trace, folder)
     requests = overlay(trace, copies, workload.ramp_s + point.duration_s, workload.ramp_s)
     fleet = Fleet(
-        point.workers, spec, point.policy, routers=point.routers, credit_sync_s=point.credit_sync_ms / 1e3 or None
+        point.workers,
+        spec,
+        point.policy,
+        routers=point.routers,
+        credit_sync_s=point.credit_sync_ms / 1e3 or None,
+        seed=point.seed,
     )
     goal = TtftGoal(GOAL_S, idle_share=workload.idle_share) if point.is_search else None
     figures = summary(simulate(fleet, requests, from_s=workload.ramp_s, goal=goal))
@@ -95,7 +103,7 @@ def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
     return result
 
 
-def _copies_per_worker(workload: Workload, spec: Worker, trace: list[TraceRequest], folder: Path) -> float:
+def _copies_per_worker(workload: Workload, spec: WorkerSpec, trace: list[TraceRequest], folder: Path) -> float:
     """The same for every run: kept in a file."""
     path = folder / f"capacity-{workload.name}.json"
     if path.exists():
@@ -140,6 +148,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--between", type=float, nargs=2, default=BETWEEN, help="where that load is looked for")
     parser.add_argument("--search-steps", type=int, default=SEARCH_STEPS)
     parser.add_argument("--duration-s", type=float, default=600.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the same runs with other draws; a search "
+                        "takes the first")  # fmt: skip
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--report-only", action="store_true", help="run nothing: write the report of what --runs has, "
                         "under the facts of the report that --output has, which are those of the runs")  # fmt: skip
@@ -150,7 +160,7 @@ def searches(arguments: argparse.Namespace) -> Iterable[Point]:
     for name in arguments.workloads:
         for workers in arguments.workers:
             for policy in arguments.policies:
-                yield Point(name, workers, policy, 0.0, arguments.duration_s)
+                yield Point(name, workers, policy, 0.0, arguments.duration_s, seed=arguments.seeds[0])
 
 
 def search(point: Point, traces: Path, folder: Path, between: tuple[float, float], steps: int) -> tuple[Point, float]:
@@ -158,14 +168,15 @@ def search(point: Point, traces: Path, folder: Path, between: tuple[float, float
     return point, highest_load(point, lambda tried: run_point(tried, traces, folder), between, steps)
 
 
-def command(argv: list[str]) -> str:
-    return "make bench-fleet" + (f" ARGS='{shlex.join(argv)}'" if argv else "")
-
-
 def run_all(arguments: argparse.Namespace) -> None:
     """Leaves the figures of every run in its folder."""
     runs = arguments.runs
-    points = [replace(point, load=load) for load in arguments.loads for point in searches(arguments)]
+    points = [
+        replace(point, load=load, seed=seed)
+        for load in arguments.loads
+        for seed in arguments.seeds
+        for point in searches(arguments)
+    ]
     with ProcessPoolExecutor(
         arguments.processes, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1
     ) as pool:
@@ -183,13 +194,14 @@ def run_all(arguments: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
+    made = listed(facts(make_command("bench-fleet", argv), "not the simulated device"))
     if not arguments.report_only:
         run_all(arguments)
     from trunkline_bench.simulation.fleet import sweep_report  # matplotlib is wanted here only
 
-    facts = sweep_report.facts_of(arguments.output) if arguments.report_only else None
+    kept = sweep_report.facts_of(arguments.output) if arguments.report_only else None
     try:
-        sweep_report.write(arguments.runs, arguments.output, facts or report.facts(command(argv)))
+        sweep_report.write(arguments.runs, arguments.output, kept or made)
     except sweep_report.NoRuns as error:
         print(f"bench-fleet: {error}", file=sys.stderr)
         return 2

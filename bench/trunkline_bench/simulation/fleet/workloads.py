@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 GOAL_S = 2.0  # of the time that a workload is judged by, at the 99th percentile
 OURS, BASE = "predicted-ttft", "round-robin"
+BESIDE = ("session-affinity", BASE, "sglang-cache-aware")  # what ours must have been run beside
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,109 @@
+"""What the simulator's two commands have in common: their arguments for a worker, and one line for what is wrong."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from trunkline_worker.limits import SchedulerLimits
+from trunkline_worker.settings import EngineSettings
+
+WORKER_BOUNDS = {setting.name: setting.metadata for setting in fields(EngineSettings)}
+MOST_COUNT = 10**12
+MOST_KV_BLOCKS = 10**7  # the simulator's own lists of so many take 700 MB
+
+
+class ArgumentError(Exception):
+    """An argument makes no sense. One line: the flag, and what is wrong."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Of a command that takes a trace and has simulated workers."""
+
+    def __init__(self, prog: str, description: str | None) -> None:
+        super().__init__(prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        self.add_argument("--trace", type=Path, required=True, help="Mooncake or text JSON lines, or Azure CSV")
+
+    def error(self, message: str) -> NoReturn:
+        """In one line, without the usage."""
+        self.exit(self.fail(message))
+
+    def fail(self, message: object) -> int:
+        """Says so. The command's status."""
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        return 2
+
+    def add_worker_arguments(self) -> None:
+        """Those that limits_of() reads, and --block-size, --no-fast-forward."""
+        self.add_argument("--block-size", type=setting("block_size"), default=64, help="tokens per KV block")
+        self.add_argument("--max-step-tokens", type=setting("max_step_tokens"), default=4096)
+        self.add_argument("--max-running-requests", type=setting("max_running_requests"), default=256)
+        self.add_argument("--max-waiting-requests", type=setting("max_waiting_requests"), default=1 << 30,
+                          help="default: no bound")  # fmt: skip
+        self.add_argument("--itl-target-ms", type=setting("itl_target_ms"), default=100.0)
+        self.add_argument("--interactive-reserve", type=setting("interactive_reserve"), default=0.0)
+        self.add_argument(
+            "--no-fast-forward", action="store_true", help="step through every step: the result is the same"
+        )
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """A type for argparse: a number of the kind of `least`, within the bounds."""
+
+    def convert(text: str) -> float:
+        value = type(least)(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is out of range; allowed: {least:g} to {most:g}")
+        return value
+
+    convert.__name__ = "number"
+    return convert
+
+
+def setting(name: str, most: float = MOST_COUNT) -> Callable[[str], float]:
+    """A type for argparse: a number within the bounds that a worker's setting has; `most` where it has no upper one."""
+    bounds = WORKER_BOUNDS[name]
+    return number(bounds["minimum"], bounds.get("maximum", most))
+
+
+def limits_of(arguments: argparse.Namespace) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_step_tokens=arguments.max_step_tokens,
+        max_running_requests=arguments.max_running_requests,
+        max_waiting_requests=arguments.max_waiting_requests,
+        max_waiting_tokens=1 << 60,
+        itl_target_s=arguments.itl_target_ms / 1e3,
+        interactive_reserve=arguments.interactive_reserve,
+    )
+
+
+def refuse_too_many_blocks(arguments: argparse.Namespace, num_blocks: int, workers: int = 1) -> None:
+    """Raises ArgumentError where the pools of so many workers have more blocks than can be simulated."""
+    if num_blocks * workers > MOST_KV_BLOCKS:
+        profile = arguments.profile
+        pools = f"the KV pool of {profile} has" if workers == 1 else f"{workers} pools of {profile} have"
+        raise ArgumentError(
+            f"--block-size {arguments.block_size}: {pools} {num_blocks * workers:,} such blocks; "
+            f"allowed: up to {MOST_KV_BLOCKS:,}"
+        )
+
+
+def prepare(folder: Path, plots: str) -> None:
+    """Finds out, before the runs, whether a module's pictures can be drawn, and written. Raises ArgumentError."""
+    try:
+        import_module(plots)
+    except ImportError as error:
+        raise ArgumentError(f"--output needs matplotlib, of the extra trunkline[bench]: {error}") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ArgumentError(not_written(folder, error)) from None
+
+
+def not_written(folder: Path, error: OSError) -> str:
+    return f"--output {folder}: {error.strerror or error}"
