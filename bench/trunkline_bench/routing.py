@@ -26,6 +26,7 @@ from trunkline.v1.worker_pb2 import (
 from trunkline_bench.engine import DEMO_MODEL
 from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.simulation import report
+from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
 from trunkline_router.pool import Pools, limits_of
 from trunkline_router.prefix_index import PrefixIndex, keys_of
@@ -56,7 +57,8 @@ def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Po
     pools = Pools(draw)
     renderers = RenderPool()
     files = {path.name: path.read_bytes() for path in DEMO_MODEL.glob("tokenizer*.json")}
-    tokenizer, tokenizers = PromptTokenizer(files, renderers), Tokenizers(renderers)
+    tokenizer = PromptTokenizer(files, renderers)
+    context = LinkContext("bench", Tokenizers(renderers), pools.index, pools.notify, draw)
     states = []
     for number in range(workers):
         model = GetModelResponse(
@@ -69,7 +71,7 @@ def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Po
             max_step_tokens=4096,
             max_running_requests=256,
         )
-        link = WorkerLink(f"worker-{number}", "bench", tokenizers, pools.index, pools.notify, draw)
+        link = WorkerLink(f"worker-{number}", context)
         live = Live(model, WorkerBlocks(pools.index), tokenizer, WorkerSession(), link.breaker, link.address)
         live.blocks.store(chain[: draw.choice(SHARED) // BLOCK_SIZE])
         live.blocks.store(keys_of(draw.randbytes(16 * (blocks // workers))))
