@@ -89,7 +89,11 @@ def shared_state(
     steady_s: Callable[[], float] = time.monotonic,
 ) -> SharedState:
     """In Redis where there is a URL, else in this process."""
-    store = RedisStore(redis_url, key_prefix) if redis_url else EmbeddedStore(lambda: steady_s() * 1e3)
+    store = (
+        RedisStore(redis_url, key_prefix, patience_s=patience_s)
+        if redis_url
+        else EmbeddedStore(lambda: steady_s() * 1e3)
+    )
     admits_when_down = quota_when_down == "open"
     return SharedState(
         store, router_id, fleet, rng, admits_when_down=admits_when_down, patience_s=patience_s, steady_s=steady_s
