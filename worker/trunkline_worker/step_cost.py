@@ -138,7 +138,8 @@ def _clear_parts(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> N
     matrix: [num_steps, num_parts], over each step's time
     """
     weighted = np.column_stack([matrix, np.ones(len(weights))]) * weights[:, None]
-    triangle = np.linalg.qr(weighted, mode="r")  # has the same least squares as the rows that it was made of
+    # It has the same least squares as the rows that it is made of.
+    triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(weighted, mode="r"))
     parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS]
     solution, error = _least_squares(triangle, parts)
     clear = CLEARLY * max(error / max(len(weights) - len(parts), 1), LEAST_ERROR**2)
