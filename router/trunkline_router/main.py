@@ -27,8 +27,9 @@ from trunkline_router.render_pool import RenderPool
 from trunkline_router.routing_policy import RoutingPolicy
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
-from trunkline_router.shared_state.convictions import conviction_key
+from trunkline_router.shared_state.conviction_key import conviction_key
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
+from trunkline_router.shared_state.fleet import Fleet
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
@@ -96,10 +97,11 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
     return status
 
 
-def share(settings: RouterSettings, fleet: PoolFleet, rng: Random) -> SharedState:
+def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
     """In Redis where there is a URL, else in this process."""
+    patience_s = settings.redis_patience_ms / 1e3
     if settings.redis_url:
-        store: Store = RedisStore(settings.redis_url, settings.key_prefix)
+        store: Store = RedisStore(settings.redis_url, settings.key_prefix, patience_s=patience_s)
     else:
         store = EmbeddedStore(lambda: time.monotonic() * 1e3)
     return SharedState(
@@ -108,7 +110,7 @@ def share(settings: RouterSettings, fleet: PoolFleet, rng: Random) -> SharedStat
         fleet,
         rng,
         admits_when_down=settings.quota_when_down == "open",
-        patience_s=settings.redis_patience_ms / 1e3,
+        patience_s=patience_s,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trunkline_router.address import is_address
 from trunkline_router.routing_policy import PolicyName
 from trunkline_router.shared_state.redis_connection import redis_url_problem
 from trunkline_runtime.settings import setting
@@ -50,7 +51,8 @@ class RouterSettings:
     )
     redis_patience_ms: float = setting(
         5.0,
-        help="how long a request may wait for Redis before its router counts it alone; more where Redis is far away",
+        help="how long a request may wait for Redis before its router counts it alone; where Redis is far away, two "
+        "round trips or more: what is exchanged with it in the background may take four times as long, connecting ten",
         minimum=0.1,
         maximum=1000.0,
     )
@@ -117,9 +119,7 @@ def address_problem(workers: Sequence[str]) -> str | None:
     if not workers:
         return "--workers names nobody; allowed: host:port or dns:name:port, separated by commas"
     for entry in workers:
-        address = entry.removeprefix(DNS_PREFIX)
-        host, _, port = address.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        if not is_address(entry.removeprefix(DNS_PREFIX)):
             return (
                 f"--workers={entry} is not host:port or dns:name:port; "
                 "allowed: host:port or dns:name:port with a port of 1 to 65535"

@@ -1,8 +1,12 @@
 """What a step costs, learned from the steps themselves, and how long a prompt's chunk may be to stay under a time.
 
 time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks. The coefficients are
-fitted to the latest steps by least squares of the relative error, none of them negative. What the steps do not tell
-apart, because they were all alike, counts as fixed.
+fitted to the latest steps by least squares of the relative error, none of them negative. Each has to earn its place:
+the steps must be told clearly better with it than without. Where they do not tell what a token costs, because they were
+all alike, it is a fixed share of a step.
+
+A cost that is too low corrects itself, since prompts come and their steps are learned from; one that is too high sends
+prompts elsewhere, and nothing is learned any more. So what is not known is taken to be cheap.
 """
 
 from collections import deque
@@ -16,12 +20,28 @@ STEPS_PER_FIT = 32
 # Where one choice alone takes a step nearly to its target time, or past it, others may still add this share of that.
 LEAST_ADDED_SHARE = 0.25
 DECODE_SAMPLE_EVERY = 8  # of steps that only decode, which are many and alike
-# A coefficient weighs on the fit (ridge) as this times what it adds to a large step, in multiples of a usual step.
-# A worker's first steps are a few that are slow for being first, and many small ones that are all alike: any split of
-# their time fits them equally well, and without this a prompt of 33 tokens was thought to take 0.8 s instead of 0.016,
-# and was sent elsewhere ever after. Steps that differ outweigh it by far.
-RESTRAINT = 0.01
-LARGE_STEP = np.array([0.0, 512.0, 65536.0, 65536.0])  # in the order of the coefficients
+# A worker's first steps are slow for being first, by any factor. Three of them and many small ones that were all alike
+# once told of prompts fifty times too dear, and no more came.
+FIRST_STEPS = 4  # that are not learned from
+TOKENS_AS_FIXED = 512.0  # what so many tokens add is taken to be the fixed time, until steps tell
+# A pair takes 4·width·layers operations, a token 24·width²·layers and more: even a small model's pairs are cheaper than
+# this share of a token. Without this bound a few short chunks, whose pairs and tokens grow alike, could put their time
+# on pairs, and a long prompt at hundreds of times what it takes.
+MOST_PAIR_SHARE = 1 / 64
+CLEARLY = 10.0  # a coefficient takes away so many times the variance: some three standard deviations
+LEAST_ERROR = 0.01  # of a step's time: what is smaller is no step's fault
+
+# What a fit is a sum of, none of it negative, in the columns: a step; a step with tokens at what is taken for granted;
+# a token; a KV token; a token whose pairs cost the most they can. In the rows: fixed, token, KV token, pair.
+STEP, STEP_AS_ASSUMED, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS = range(5)
+PARTS = np.array(
+    [
+        [1.0, 1.0, 0.0, 0.0, 0.0],
+        [0.0, 1.0 / TOKENS_AS_FIXED, 1.0, 0.0, 1.0],
+        [0.0, 0.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, MOST_PAIR_SHARE],
+    ]
+)
 
 
 class StepLoad(NamedTuple):
@@ -38,6 +58,7 @@ class StepCost:
     def __init__(self) -> None:
         self._decodes: deque[tuple[NDArray[np.float64], float]] = deque(maxlen=KEPT_STEPS)
         self._chunks: deque[tuple[NDArray[np.float64], float]] = deque(maxlen=KEPT_STEPS)
+        self._observed = 0
         self._seen = 0
         self._decode_steps = 0
         self.num_fits = 0
@@ -49,6 +70,7 @@ class StepCost:
 
     def observe(self, load: StepLoad, time_s: float) -> None:
         """A step took this long on the device."""
+        self._observed += 1
         if load.chunk_pairs:
             kept = self._chunks
         else:
@@ -58,8 +80,8 @@ class StepCost:
             kept = self._decodes
         if time_s <= 0:
             return
-        features = np.array([1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs])
-        kept.append((features, time_s))
+        if self._observed > FIRST_STEPS:
+            kept.append((np.array([1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs]), time_s))
         self._seen += 1
         if self._seen % STEPS_PER_FIT == 0:
             self._fit()
@@ -87,34 +109,60 @@ class StepCost:
         return int(time_s / b) if b > 1e-15 else 1 << 30
 
     def _fit(self) -> None:
-        """Non-negative least squares: what comes out negative is left out, and the rest fitted again."""
         self.num_fits += 1
         samples = [*self._decodes, *self._chunks]
         times = np.array([time_s for _, time_s in samples])
         # Each row divided by its time: a relative error of a short step counts as much as one of a long step.
         # The middle of the ratios is what counts, so that a step which was held up by something else does not.
-        rows = np.stack([features for features, _ in samples])
-        scale = np.maximum(rows.max(axis=0), 1.0)
-        matrix = rows / scale / times[:, None]
-        restraint = np.diag(RESTRAINT * LARGE_STEP / scale / np.median(times))
+        rows = np.stack([features for features, _ in samples]) @ PARTS / times[:, None]
+        scale = np.maximum(rows.max(axis=0), 1e-12)
+        matrix = rows / scale
         weights = np.ones(len(samples))
-        used = np.ones(4, bool)
-        solution = np.zeros(4)
         for _ in range(6):
-            solution = np.zeros(4)
-            rows = np.concatenate([matrix * weights[:, None], restraint])[:, used]
-            solution[used] = np.linalg.lstsq(rows, np.append(weights, np.zeros(4)), rcond=1e-6)[0]
-            if (solution < 0).any():
-                used &= solution >= 0
-                continue
+            solution = _clear_parts(matrix, weights)
             residual = np.abs(matrix @ solution - 1)
             before, weights = weights, np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
             if np.array_equal(weights, before):
                 break  # all that follows would be equal
-        solution = np.maximum(solution, 0.0) / scale
-        self.fixed_s, self.token_s, self.kv_token_s, self.pair_s = solution.tolist()
+        self.fixed_s, self.token_s, self.kv_token_s, self.pair_s = (PARTS @ (solution / scale)).tolist()
 
 
 def chunk_pairs(num_tokens: int, num_before: int) -> float:
     """(query, key) pairs of a causal chunk."""
     return num_tokens * (num_before + num_tokens / 2)
+
+
+def _clear_parts(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much of each part the steps tell of; a part that tells them no more clearly is left out.
+
+    matrix: [num_steps, num_parts], over each step's time
+    """
+    weighted = np.column_stack([matrix, np.ones(len(weights))]) * weights[:, None]
+    # It has the same least squares as the rows that it is made of.
+    triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(weighted, mode="r"))
+    parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS]
+    solution, error = _least_squares(triangle, parts)
+    clear = CLEARLY * max(error / max(len(weights) - len(parts), 1), LEAST_ERROR**2)
+    for part in (TOKEN_WITH_PAIRS, KV_TOKEN, TOKEN):
+        fewer = [kept for kept in parts if kept != part]
+        if part == TOKEN:
+            if TOKEN_WITH_PAIRS in parts:
+                break
+            fewer = [STEP_AS_ASSUMED if kept == STEP else kept for kept in fewer]
+        without, more_error = _least_squares(triangle, fewer)
+        if more_error - error < clear:
+            parts, solution, error = fewer, without, more_error
+    return solution
+
+
+def _least_squares(triangle: NDArray[np.float64], parts: list[int]) -> tuple[NDArray[np.float64], float]:
+    """The best sum of some parts, none of them negative, and its squared error."""
+    used, solution = parts, np.zeros(len(PARTS[0]))
+    while used:
+        found = np.linalg.lstsq(triangle[:, used], triangle[:, -1], rcond=1e-9)[0]
+        if (found >= 0).all():
+            solution[used] = found
+            break
+        used = [part for part, amount in zip(used, found, strict=True) if amount > found.min()]
+    error = triangle @ np.append(solution, -1.0)
+    return solution, float(error @ error)

@@ -1,13 +1,8 @@
 """Requests that no router of the fleet admits any more, by fingerprint, each until its end. Pure: time is passed in."""
 
-import hmac
 from collections.abc import Mapping
 
-from redis.asyncio.connection import parse_url
-
 from trunkline_router.shared_state.store import MAX_CONVICTIONS
-
-_KEY_DOMAIN = b"trunkline convictions of "
 
 CONVICTION_MS = 3_600_000  # of one that this router comes to; others' have less left when it hears of them
 
@@ -57,13 +52,3 @@ class Convictions:
             by_end = sorted(self._ends.items(), key=lambda item: item[1], reverse=True)
             self._ends = dict(by_end[:MAX_CONVICTIONS])
         self._last_end_ms = max(self._ends.values(), default=0.0)
-
-
-def conviction_key(redis_url: str, key_prefix: str, grant_key: bytes = b"") -> bytes:
-    """What the fingerprints of convictions are keyed with, equal in all routers of a fleet; empty where this router is
-    alone. It is as secret as the grant key or, without one, the password of their Redis; with neither, no secret at
-    all. Of the URL only the password counts: routers may reach one Redis by several names."""
-    if not redis_url:
-        return b""
-    secret = grant_key or str(parse_url(redis_url).get("password", "")).encode()
-    return hmac.digest(secret, _KEY_DOMAIN + key_prefix.rstrip(":").encode(), "sha256")

@@ -26,7 +26,7 @@ from redis.exceptions import (
 
 from trunkline_router.shared_state.store import StoreDown
 
-CONNECT_TIMEOUT_S = 0.5
+CONNECT_TIMEOUT_S = 0.5  # for name, TCP, TLS, password, and our scripts
 OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 NO_EVICTION = "noeviction"
 SCHEMES = ("redis", "rediss", "unix")
@@ -78,14 +78,16 @@ class _Call:
 class RedisConnection:
     """See the module. Connects only when told to."""
 
-    def __init__(self, url: str, scripts: Sequence[Script]) -> None:
+    def __init__(self, url: str, scripts: Sequence[Script], *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self._place = place_of(url)
+        self._connect_timeout_s = connect_timeout_s
         self._scripts = scripts
         self._pool = ConnectionPool.from_url(
             url,
             protocol=2,
             decode_responses=True,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            encoding_errors="replace",  # anybody may have written anything
+            socket_connect_timeout=connect_timeout_s,
             socket_timeout=None,  # patience is the callers'; with one, a write is a task of its own
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
@@ -107,7 +109,7 @@ class RedisConnection:
         await self.close()
         connection: Connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._connect_timeout_s):
                 await connection.connect()  # type: ignore[no-untyped-call]
                 for script in self._scripts:
                     await connection.send_command("SCRIPT", "LOAD", script.source)
@@ -154,7 +156,7 @@ class RedisConnection:
                 calls, self._to_send = self._to_send, []
                 self._sent.extend(calls)
                 await self._send(connection, calls)
-        except (RedisError, OSError) as error:
+        except Exception as error:  # whatever it is, calls must not wait for a task that has ended
             self._fail(_reason(error))
 
     async def _send(self, connection: Connection, calls: Sequence[_Call]) -> None:
@@ -177,7 +179,7 @@ class RedisConnection:
                     _settle(self._sent.popleft(), StoreDown(f"{self._place}: {_reason(error)}"))
                 else:
                     _settle(self._sent.popleft(), reply)
-        except (RedisError, OSError) as error:
+        except Exception as error:  # as in _write: replies that are none, or to no call
             self._fail(_reason(error))
 
     def _fail(self, reason: str) -> None:

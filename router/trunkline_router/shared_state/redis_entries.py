@@ -9,7 +9,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from trunkline_router.address import is_address
 from trunkline_router.credit import Credit
+from trunkline_router.shared_state.convictions import CONVICTION_MS
 from trunkline_router.shared_state.store import Lease, RouterNews, WorkerKey
 from trunkline_runtime.log import get_logger
 
@@ -19,6 +21,8 @@ FORMAT = 1
 
 MOST = 2**53  # choices or tokens: beyond, numbers are not exact on the way
 MOST_SAID = 1024  # entries that were complained of and are remembered
+LONGEST_NAME = 4096  # of a router, a tenant, a worker with its model
+MOST_EPOCH = 2**64 - 1
 
 # What reading nonsense can raise.
 NONSENSE = (ValueError, TypeError, OverflowError, RecursionError)
@@ -55,34 +59,74 @@ class EntryReader:
     def lease(self, address: str, text: Any) -> Lease | None:
         def entry() -> Lease:
             worker_id, epoch, model, *_ = json.loads(text)
-            return Lease(address, _text(worker_id), int(epoch), _text(model))
+            return Lease(_address(address), _text(worker_id), _epoch(epoch), _text(model))
 
         return self._read(f"lease of {address}", entry)
 
     def conviction(self, name: Any, ttl_ms: Any) -> tuple[bytes, int] | None:
-        return self._read("convictions", lambda: (bytes.fromhex(name), int(ttl_ms)))
+        def entry() -> tuple[bytes, int]:
+            if not 0 < ttl_ms <= CONVICTION_MS:
+                raise ValueError(f"{ttl_ms:g} ms to live")
+            return bytes.fromhex(name), int(ttl_ms)
+
+        return self._read("convictions", entry)
+
+    def served(self, tenant: Any, cost: Any) -> tuple[str, float] | None:
+        def entry() -> tuple[str, float]:
+            if not 0 <= cost <= MOST:
+                raise ValueError(f"{cost:g} cost units")
+            return _text(tenant), float(cost)
+
+        return self._read("served", entry)
+
+    def cleared(self, key: str) -> None:
+        """Says, once of each key, that something lay there which no router writes."""
+        if self._is_new(f"key {key}"):
+            self._log.warning("what no router writes was cleared from the shared state", key=key[:200])
 
     def _read(self, whose: str, entry: Callable[..., Entry], *said: Any) -> Entry | None:
         try:
             return entry(*said)
         except NONSENSE as error:
-            if whose not in self._said:
-                if len(self._said) >= MOST_SAID:
-                    self._said.clear()
-                self._said.add(whose)
-                problem = f"{type(error).__name__}: {error}"
-                self._log.warning("an entry in the shared state cannot be read", entry=whose, problem=problem[:200])
+            if self._is_new(whose):
+                problem = f"{type(error).__name__}: {error}"[:200]
+                self._log.warning("an entry in the shared state cannot be read", entry=whose[:200], problem=problem)
             return None
+
+    def _is_new(self, whose: str) -> bool:
+        if whose in self._said:
+            return False
+        if len(self._said) >= MOST_SAID:
+            self._said.clear()
+        self._said.add(whose)
+        return True
 
 
 def _credit(worker: Any) -> tuple[WorkerKey, Credit]:
     worker_id, epoch, choices, tokens, *_ = worker
     if not 0 <= choices <= MOST or not 0 <= tokens <= MOST:
         raise ValueError(f"{choices} choices with {tokens} tokens")
-    return WorkerKey(_text(worker_id), int(epoch)), Credit(int(choices), int(tokens))
+    return WorkerKey(_text(worker_id), _epoch(epoch)), Credit(int(choices), int(tokens))
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} in the place of text")
+    value.encode()  # half a surrogate pair is no text
+    if len(value) > LONGEST_NAME:
+        raise ValueError(f"{len(value)} characters")
     return value
+
+
+def _epoch(value: Any) -> int:
+    epoch = int(value)
+    if not 0 <= epoch <= MOST_EPOCH:
+        raise ValueError("an epoch out of range")
+    return epoch
+
+
+def _address(value: Any) -> str:
+    address = _text(value)
+    if not is_address(address):
+        raise ValueError(f"{address[:100]!r} is not host:port")
+    return address

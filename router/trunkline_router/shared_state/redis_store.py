@@ -25,6 +25,7 @@ FUNCTION: 6.2 has none), with their text where Redis has forgotten them.
 """
 
 import asyncio
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterable
@@ -32,10 +33,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trunkline_router.shared_state.convictions import CONVICTION_MS
 from trunkline_router.shared_state.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.shared_state.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
-from trunkline_router.shared_state.redis_connection import NO_EVICTION, RedisConnection, Script
-from trunkline_router.shared_state.redis_entries import FORMAT, NONSENSE, EntryReader, written_credits, written_lease
+from trunkline_router.shared_state.redis_connection import CONNECT_TIMEOUT_S, NO_EVICTION, RedisConnection, Script
+from trunkline_router.shared_state.redis_entries import (
+    FORMAT,
+    LONGEST_NAME,
+    NONSENSE,
+    EntryReader,
+    written_credits,
+    written_lease,
+)
 from trunkline_router.shared_state.store import (
     KEEP_MS,
     MAX_CONVICTIONS,
@@ -48,11 +57,14 @@ from trunkline_router.shared_state.store import (
     StoreDown,
     WindowChange,
 )
+from trunkline_router.shared_state.store_link import PATIENCE_S
 from trunkline_runtime.log import get_logger
 
 Entry = TypeVar("Entry")
 
-SYNC_TIMEOUT_S, SYNC_SLICES = 0.25, 5  # nobody's request waits for it
+# Nobody's request waits for a sync. What a request waits says how far away Redis is: these get a multiple of it.
+SYNC_TIMEOUT_S, SYNC_PATIENCES, SYNC_SLICES = 0.25, 4.0, 5
+CONNECT_PATIENCES = 10.0  # some seven round trips, with TLS nine
 UNCHANGED = -1
 
 KEYS_OF_ALL_LIVES = ("life", "convictions")
@@ -61,7 +73,11 @@ SCRIPTS = ("reserve.lua", "sync.lua")
 
 
 class RedisStore:
-    """See the module. `clock_ms` replaces the server's time, for tests."""
+    """See the module.
+
+    patience_s: how long a request waits for an answer
+    clock_ms: replaces the server's time, for tests
+    """
 
     def __init__(
         self,
@@ -70,15 +86,20 @@ class RedisStore:
         *,
         window_ms: int = WINDOW_MS,
         ttl_ms: int = TTL_MS,
+        patience_s: float = PATIENCE_S,
         clock_ms: Callable[[], float] | None = None,
     ) -> None:
         window, *scripts = (Path(__file__).with_name(name).read_text() for name in ("window.lua", *SCRIPTS))
         self._reserve, self._sync = (Script(window + text) for text in scripts)
-        self._redis = RedisConnection(url, (self._reserve, self._sync))
+        self._sync_timeout_s = max(SYNC_TIMEOUT_S, SYNC_PATIENCES * patience_s)
+        connect_timeout_s = max(CONNECT_TIMEOUT_S, CONNECT_PATIENCES * patience_s)
+        self._redis = RedisConnection(url, (self._reserve, self._sync), connect_timeout_s=connect_timeout_s)
         self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
         self._reader = EntryReader()
         self._log = get_logger()
         self._said_eviction = False
+        self._credits = "", ""  # whose, as they were last written for the present life
+        self._credits_are_lost = False
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
         self._clock_ms = clock_ms
@@ -128,10 +149,10 @@ class RedisStore:
         for _ in range(SYNC_SLICES):  # as with a request's patience: a busy loop of ours is not the server's fault
             if reply.done():
                 break
-            await asyncio.wait((reply,), timeout=SYNC_TIMEOUT_S / SYNC_SLICES)
+            await asyncio.wait((reply,), timeout=self._sync_timeout_s / SYNC_SLICES)
         try:
             if not reply.done():
-                raise StoreDown(f"no answer within {SYNC_TIMEOUT_S:g} s")
+                raise StoreDown(f"no answer within {self._sync_timeout_s:g} s")
             return self._news(json.loads(reply.result()))
         except StoreDown:
             # What comes on this connection now comes too late; and a server that says no (a replica now, or full) may
@@ -153,6 +174,8 @@ class RedisStore:
             "half_life_ms": HALF_LIFE_MS,
             "most_tenants": MAX_TENANTS,
             "most_convictions": MAX_CONVICTIONS,
+            "most_conviction_ms": CONVICTION_MS,
+            "longest_name": LONGEST_NAME,
             "tenants": [
                 {
                     "changes": [_written_change(change) for change in report.windows.get(tenant, ())],
@@ -169,6 +192,11 @@ class RedisStore:
         }
         if report.credits is not None:
             said["credits"] = written_credits(report.credits, report.competing)
+            self._credits = report.router, said["credits"]
+        elif self._credits[0] == report.router and self._credits_are_lost:
+            said["credits"] = self._credits[1]
+        elif self._credits[0] == report.router and report.wants_served:
+            said["credits_digest"] = hashlib.sha1(self._credits[1].encode(), usedforsecurity=False).hexdigest()
         if report.leases is not None:
             said["leases"] = [(lease.address, written_lease(lease)) for lease in report.leases]
         return said, tenants
@@ -176,7 +204,11 @@ class RedisStore:
     def _news(self, said: dict[str, Any]) -> News:
         """JSON has one empty thing for Lua's two: where a list may be empty, so may an object be."""
         if "routers" not in said:
+            self._credits = "", ""  # a life that has none of them
             return News(said["life"])
+        self._credits_are_lost = said.get("credits_are_lost", False)
+        for key in said["cleared"] or ():
+            self._reader.cleared(key)
         leases, convictions, served = said.get("leases"), said.get("convictions"), said.get("served")
         read = self._reader
         ends = _known(read.conviction(*pair) for pair in convictions or ())
@@ -189,7 +221,7 @@ class RedisStore:
             leases_version=said["leases_version"],
             convictions=None if convictions is None else dict(ends),
             convictions_version=said["convictions_version"],
-            served=None if served is None else dict(served or ()),
+            served=None if served is None else dict(_known(read.served(*pair) for pair in served or ())),
         )
 
     def _fixed_keys(self, life: str) -> list[str]:

@@ -4,10 +4,11 @@
 --       requests per minute, tokens per minute, tokens in flight (each empty where there is no limit), retry_ms,
 --       tokens that were refused, see Ask.refused (empty: the router asks for no other request of the tenant)
 -- Returns {'lost'}, or {'granted' | the quota's name, retry_ms, requests, tokens, in flight, bucket of time}.
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {'lost'} end
+if text_in(KEYS[1]) ~= ARGV[1] then return {'lost'} end
 local now, length, router = clock(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local wanted, mine = tonumber(ARGV[5]), tonumber(ARGV[6])
 local most_requests, most_tokens, most_in_flight = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+for key = 2, 4 do claim(KEYS[key], 'hash', 2 * length) end
 local window = open_window(KEYS[3], length, now)
 
 -- Beside a router's tokens in flight, so many of them were refused while it asked for others. What it does not know of
@@ -18,11 +19,11 @@ local others = 0
 local entries = redis.call('HGETALL', KEYS[4])
 for i = 1, #entries, 2 do
   if entries[i] == router .. REFUSED then
-    refused = tonumber(entries[i + 1])
+    refused = whole(entries[i + 1])
   elseif entries[i] ~= router then
     local name = string.gsub(entries[i], REFUSED .. '$', '')
     if is_alive(redis.call('HGET', KEYS[2], name), now) then
-      if name == entries[i] then others = others + (tonumber(entries[i + 1]) or 0) end
+      if name == entries[i] then others = others + math.max(0, whole(entries[i + 1]) or 0) end
     else
       redis.call('HDEL', KEYS[4], entries[i])
     end

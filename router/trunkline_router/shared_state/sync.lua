@@ -10,15 +10,18 @@ local keep_ms = report.keep_ms
 -- A life is one of this server's process, too: what another one has left behind (an older snapshot, a replica that was
 -- behind) is not the whole truth, and nobody can tell what is missing. Its keys are not used any more, and expire.
 local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or ''
-local life = redis.call('GET', LIFE)
-if not life or string.match(life, '@(%x*)$') ~= run_id then life = report.new_life .. '@' .. run_id end
+local life = text_in(LIFE)
+if not life or #life > 128 or string.match(life, '^%x+@(%x*)$') ~= run_id then life = report.new_life .. '@' .. run_id end
 -- First of all writes, because a full Redis refuses it: after one of another kind it would let all of them pass.
 redis.call('SET', LIFE, life, 'PX', keep_ms)
 if life ~= report.life then return cjson.encode({life = life}) end
+claim(CONVICTIONS, 'zset', report.most_conviction_ms)
+for _, key in ipairs({ROUTERS, CREDITS, VERSIONS, LEASES, SERVED}) do claim(key, 'hash', keep_ms) end
+for key = 8, #KEYS do claim(KEYS[key], 'hash', 2 * report.window_ms) end
 
 -- This router is alive, and so many of its reports have been counted.
 local mine = redis.call('HGET', ROUTERS, report.router)
-local counted = mine and tonumber(string.match(mine, ':(%d+)$')) or 0
+local counted = mine and whole(string.match(mine, ':(%d+)$')) or 0
 local is_new = report.number > counted
 local entry = string.format('%.0f:%.0f', now + report.ttl_ms, math.max(counted, report.number))
 redis.call('HSET', ROUTERS, report.router, entry)
@@ -41,21 +44,38 @@ for index, tenant in ipairs(report.tenants) do
   end
 end
 
+local function bump(name)
+  if not whole_until(redis.call('HGET', VERSIONS, name) or '0', 1e14) then
+    redis.call('HSET', VERSIONS, name, string.format('%.0f', now))  -- no version that anybody knows
+  end
+  redis.call('HINCRBY', VERSIONS, name, 1)
+end
+
 -- Credits: each router's own, under a version of its own; others read those that they do not know.
 if report.credits then
   redis.call('HSET', CREDITS, report.router, string.format('%.0f|', report.number) .. report.credits)
 end
 redis.call('PEXPIRE', CREDITS, keep_ms)
-local answer = {life = life, routers = {}, changed = {}}
+local answer = {life = life, routers = {}, changed = {}, cleared = cleared}
+if report.credits_digest then
+  local said = redis.call('HGET', CREDITS, report.router)
+  said = said and string.match(said, '^%d+|(.*)$')
+  answer.credits_are_lost = not said or redis.sha1hex(said) ~= report.credits_digest
+end
 local routers = redis.call('HGETALL', ROUTERS)
+if redis.call('HLEN', CREDITS) > #routers / 2 then
+  for _, name in ipairs(redis.call('HKEYS', CREDITS)) do
+    if redis.call('HEXISTS', ROUTERS, name) == 0 then redis.call('HDEL', CREDITS, name) end
+  end
+end
 for i = 1, #routers, 2 do
   local name = routers[i]
-  if is_alive(routers[i + 1], now) then
+  if is_alive(routers[i + 1], now) and #name <= report.longest_name then
     if name ~= report.router then
       answer.routers[#answer.routers + 1] = name
-      local said = redis.call('HGET', CREDITS, name)
+      local said = redis.call('HSTRLEN', CREDITS, name) <= LONGEST and redis.call('HGET', CREDITS, name)
       if said then
-        local version = tonumber(string.match(said, '^(%d+)|'))
+        local version = whole(string.match(said, '^(%d+)|'))
         if version and report.known[name] ~= version then
           answer.changed[#answer.changed + 1] = {name, version, (string.gsub(said, '^%d+|', ''))}
         end
@@ -63,8 +83,7 @@ for i = 1, #routers, 2 do
     end
   else
     redis.call('HDEL', CREDITS, name)
-    local expires = tonumber(string.match(routers[i + 1], '^(%d+):')) or 0
-    if expires + keep_ms < now then redis.call('HDEL', ROUTERS, name) end
+    if expires_at(routers[i + 1], now) + keep_ms < now then redis.call('HDEL', ROUTERS, name) end
   end
 end
 
@@ -79,23 +98,28 @@ if report.leases then
   end
   local leases = redis.call('HGETALL', LEASES)
   for i = 1, #leases, 2 do
-    if (tonumber(string.match(leases[i + 1], '^(%d+)|')) or 0) <= now then
+    if not is_alive(leases[i + 1], now) or #leases[i] + #leases[i + 1] > report.longest_name then
       redis.call('HDEL', LEASES, leases[i])
       changed = true
     end
   end
-  if changed then redis.call('HINCRBY', VERSIONS, 'leases', 1) end
+  if changed then bump('leases') end
   redis.call('PEXPIRE', LEASES, keep_ms)
 end
 
--- Convictions, by when they expire.
+-- Convictions, by when they expire. Twice the most, because the clock may have been set back since they were written.
+local last_ms = now + 2 * report.most_conviction_ms
+if redis.call('ZREMRANGEBYSCORE', CONVICTIONS, string.format('(%.0f', last_ms), '+inf') > 0 then
+  cleared[#cleared + 1] = CONVICTIONS
+end
 if #report.convictions > 0 then
   for _, conviction in ipairs(report.convictions) do
-    redis.call('ZADD', CONVICTIONS, string.format('%.0f', now + conviction[2]), conviction[1])
+    local ttl_ms = math.min(conviction[2], report.most_conviction_ms)
+    redis.call('ZADD', CONVICTIONS, string.format('%.0f', now + ttl_ms), conviction[1])
   end
   local extra = redis.call('ZCARD', CONVICTIONS) - report.most_convictions
   if extra > 0 then redis.call('ZREMRANGEBYRANK', CONVICTIONS, 0, extra - 1) end
-  redis.call('HINCRBY', VERSIONS, 'convictions', 1)
+  bump('convictions')
   -- As long as the last of them lives.
   local last = tonumber(redis.call('ZRANGE', CONVICTIONS, -1, -1, 'WITHSCORES')[2])
   redis.call('PEXPIRE', CONVICTIONS, string.format('%.0f', math.max(1, last - now)))
@@ -104,7 +128,7 @@ end
 -- Beyond any content that it speaks of: a version that began again at 0 could be taken for an old one.
 redis.call('PEXPIRE', VERSIONS, 100 * keep_ms)
 local versions = redis.call('HMGET', VERSIONS, 'leases', 'convictions')
-answer.leases_version, answer.convictions_version = tonumber(versions[1]) or 0, tonumber(versions[2]) or 0
+answer.leases_version, answer.convictions_version = whole(versions[1]) or 0, whole(versions[2]) or 0
 if answer.leases_version ~= report.known_leases then
   answer.leases = {}
   local leases = redis.call('HGETALL', LEASES)
@@ -117,15 +141,21 @@ if answer.convictions_version ~= report.known_convictions then
   answer.convictions = {}
   local convictions = redis.call('ZRANGE', CONVICTIONS, 0, -1, 'WITHSCORES')
   for i = 1, #convictions, 2 do
-    answer.convictions[#answer.convictions + 1] = {convictions[i], tonumber(convictions[i + 1]) - now}
+    local name, ttl_ms = convictions[i], tonumber(convictions[i + 1]) - now
+    if #name <= report.longest_name then
+      answer.convictions[#answer.convictions + 1] = {name, math.min(ttl_ms, report.most_conviction_ms)}
+    else
+      redis.call('ZREM', CONVICTIONS, name)
+    end
   end
 end
 
 -- Service by tenant, decayed: 'value@when'.
 local function decayed(text)
-  local value, at = string.match(text, '^(.-)@(%d+)$')
-  if not tonumber(value) then return 0 end
-  return tonumber(value) * 0.5 ^ (math.max(0, now - tonumber(at)) / report.half_life_ms)
+  local value, at = string.match(text, '^(%d+%.?%d*)@(%d+)$')
+  at = whole_until(at, now + MOST_TTL_MS)
+  if not at or #value > 18 then return 0 end
+  return tonumber(value) * 0.5 ^ (math.max(0, now - at) / report.half_life_ms)
 end
 if is_new then
   for tenant, amount in pairs(report.served) do
@@ -141,7 +171,7 @@ if report.wants_served then
   local all = {}
   for i = 1, #served, 2 do
     local value = decayed(served[i + 1])
-    if value < 1 then redis.call('HDEL', SERVED, served[i]) else all[#all + 1] = {served[i], value} end
+    if value < 1 or #served[i] > report.longest_name then redis.call('HDEL', SERVED, served[i]) else all[#all + 1] = {served[i], value} end
   end
   if #all > report.most_tenants then
     table.sort(all, function(a, b) return a[2] > b[2] end)
