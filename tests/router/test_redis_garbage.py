@@ -60,7 +60,7 @@ class Fleet:
             if router.is_reachable:
                 await router.beat()
             else:
-                await router._link.probe(router._beat)
+                await router._link.probe(router._sync.beat)
             with contextlib.suppress(RequestRefused):
                 use(await router.admit(QUOTAS), 10, 10)
 
@@ -126,7 +126,7 @@ class Fleet:
         for router in self.routers:
             assert len(router.convictions._ends) <= 4096
             assert all(end <= self.clock.ms + CONVICTION_MS for end in router.convictions._ends.values())
-            assert len(router._neighbours) < 50
+            assert len(router._sync.neighbours) < 50
             assert len(router.fleet.known) < 50
             assert len(router._book._tenants) < 50
 
@@ -276,10 +276,10 @@ async def test_routers_that_nobody_is_are_forgotten_with_all_they_said(redis: Re
             await both.client.hset(await both.key("credits"), f"n/{number}", f'{number}|[[["w", "1", 5, 5]], []]')
         await both.client.hset(await both.key("credits"), "n/7", "1|[[], []]")
         await both.turn()
-        assert len(both.routers[0]._neighbours) == 2, "the one whose time is possible, and the other router"
+        assert len(both.routers[0]._sync.neighbours) == 2, "the one whose time is possible, and the other router"
         await both.turn()
         await both.turn()
-        assert len(both.routers[0]._neighbours) == 1
+        assert len(both.routers[0]._sync.neighbours) == 1
         assert len(await both.client.hkeys(await both.key("credits"))) == 2
 
 
