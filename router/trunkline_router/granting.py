@@ -25,6 +25,7 @@ from trunkline_router.placement import Placement, TimeLeft
 from trunkline_router.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.route import Route
 from trunkline_router.running import Running
+from trunkline_router.signs_of_life import Silence
 from trunkline_router.worker_state import InFlight
 from trunkline_runtime.channel import MAX_MESSAGE_BYTES
 from trunkline_runtime.log import get_logger
@@ -184,13 +185,15 @@ class _Granting:
             while True:
                 route = await self.placement.place()
                 worker = route.worker
-                heard = worker.num_heard
+                silence = Silence(worker.watched_s, news=worker.num_heard)
                 with route.in_flight(is_granted=True) as flight:
                     yield self._grants(route, charge, flight)
                     while (lost := await self._next(flight)) is not None:
-                        if lost.WhichOneof("news") == "lost" or worker.num_heard == heard or worker.is_hung:
+                        silent_s = silence.lasts_s(worker.watched_s, news=worker.num_heard)
+                        is_left = worker.is_hung or silent_s >= worker.may_be_silent_s
+                        if is_left or lost.WhichOneof("news") == "lost":
                             break
-                        heard = worker.num_heard  # it does something, so the request waits for its turn
+                        # It does something for others, or may be in a long step: the request waits for its turn.
                         yield GrantResponse(request_id=prepared.request_id, wait=True)
                 if lost is None:
                     return

@@ -193,11 +193,15 @@ class WorkerLink:
         signs = SignsOfLife(self._limits.inter_token_timeout_s)
         granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
         news_when_hung = 0
-        started_s = self._clock_s()
+        started_s = checked_s = self._clock_s()
         while True:
             live.slow_start_share = slow_start_share(self._clock_s() - started_s, self._limits.slow_start_s)
             await asyncio.sleep(signs.check_interval_s)
             now_s = self._clock_s()
+            live.watched_s += min(now_s - checked_s, 2 * signs.check_interval_s)
+            checked_s = now_s
+            allowance_s = longest_silence_s(live.model, live.load.step_cost)
+            live.may_be_silent_s = signs.timeout_s + allowance_s
             news = live.num_heard
             if live.is_hung and news != news_when_hung:
                 live.is_hung = False
@@ -206,11 +210,11 @@ class WorkerLink:
                 self._log.info("worker is back", address=self.address)
                 self._on_change()
                 continue
-            allowance_s = longest_silence_s(live.model, live.load.step_cost)
             has_work = live.session.num_open > 0
             is_silent = signs.is_silent(now_s, news=news, has_work=has_work, allowance_s=allowance_s)
             # What was granted may never have come to the worker: before it is taken for hung it is asked.
-            if granted_signs.is_silent(now_s, news=news, has_work=live.granted_choices > 0):
+            is_granted = live.granted_choices > 0
+            if granted_signs.is_silent(now_s, news=news, has_work=is_granted, allowance_s=allowance_s):
                 granted_signs = SignsOfLife(self._limits.inter_token_timeout_s)
                 is_silent |= not (live.is_hung or await self._answers(stub, live.model) or live.num_heard != news)
             if is_silent and not live.is_hung:
