@@ -146,9 +146,9 @@ async def test_the_account_of_a_worker_that_was_left_is_settled_as_soon_as_that_
             except RequestRefused:
                 return False
 
-        for number, worker in enumerate(workers):
+        for worker in workers:
             worker.send_load(running=1, step_cost=StepCostModel(fixed_s=100.0))
-            await until(lambda live=router.live(number): live.may_be_silent_s > 300.0)  # type: ignore[misc]
+        await until(lambda: all(router.live(number).may_be_silent_s >= 300.0 for number in range(2)))
         stream = Stream(client, max_tokens=50)
         left = await arrival(workers)
         assert await is_settled(), "of one grant"
