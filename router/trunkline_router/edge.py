@@ -181,9 +181,11 @@ async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, li
 
 
 def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
-    """The client's parameters with the model's defaults in the places it left open, and a seed."""
+    """The client's parameters with the model's defaults in the places it left open, and a seed. Fields that this
+    version does not know were checked by nobody: no worker gets them."""
     resolved = SamplingParams()
     resolved.CopyFrom(params)
+    resolved.DiscardUnknownFields()
     for name in DEFAULTED:
         if not params.HasField(name) and defaults.HasField(name):  # type: ignore[arg-type]
             setattr(resolved, name, getattr(defaults, name))
