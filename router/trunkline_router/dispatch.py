@@ -12,7 +12,7 @@ from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.backlog import Backlog
-from trunkline_router.edge import Prepared
+from trunkline_router.edge import PreparedRequest
 from trunkline_router.failover import FailoverLimits, Recovery
 from trunkline_router.fanout import Fanout
 from trunkline_router.live import Live
@@ -53,14 +53,14 @@ class Dispatcher:
         self.fanout = Fanout(clock_s)
         self.backlog = backlog or Backlog()
 
-    def dispatch(self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]) -> "Dispatch":
+    def dispatch(self, prepared: PreparedRequest, time_left: TimeLeft, span: Span, facts: dict[str, Any]) -> "Dispatch":
         """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
         Iterating raises RequestRefused."""
         return Dispatch(self, prepared, time_left, span, facts)
 
     def placement(
         self,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         time_left: TimeLeft,
         progress: Progress,
         *,
@@ -89,7 +89,7 @@ class Dispatch:
     """One request: its responses, to be closed whichever way they end. `stream` is what workers have come to."""
 
     shared: Dispatcher
-    prepared: Prepared
+    prepared: PreparedRequest
     time_left: TimeLeft
     span: Span
     facts: dict[str, Any]

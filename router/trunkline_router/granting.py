@@ -15,10 +15,9 @@ from trunkline.grant import LIFETIME_S, forbidden, key_id, sign_grant
 from trunkline.ledger import TOKEN_BYTES, Ledger
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
-from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher, trace_route
-from trunkline_router.edge import Prepared
+from trunkline_router.edge import PreparedRequest
 from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.live import Live
 from trunkline_router.placement import Placement, TimeLeft
@@ -78,8 +77,7 @@ class Granter:
 
     def answers(
         self,
-        prepared: Prepared,
-        limits: GetModelResponse,
+        prepared: PreparedRequest,
         news: AsyncIterator[GrantRequest],
         time_left: TimeLeft,
         reserve: Reserve,
@@ -87,7 +85,7 @@ class Granter:
         facts: dict[str, Any],
     ) -> AsyncGenerator[GrantResponse, None]:
         """Grants, as often as the client has reason to ask; until it ends its side. Raises RequestRefused."""
-        claims = Claims(prepared, limits)
+        claims = Claims(prepared)
         placement = self.dispatcher.placement(
             prepared, time_left, claims, is_usable=self.takes_grants, is_quiet=self.dispatcher.cells.is_free
         )
@@ -97,11 +95,9 @@ class Granter:
 class Claims:
     """What a client says that it has of its answer. See placement.Progress."""
 
-    def __init__(self, prepared: Prepared, limits: GetModelResponse) -> None:
-        sampling = prepared.sampling
-        room = min(limits.context_length, limits.kv_token_capacity) - len(prepared.prompt)
-        self._most_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else room
-        self._vocab_size = limits.vocab_size
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._most_tokens = prepared.most_output_tokens
+        self._vocab_size = prepared.vocab_size
         self._ledgers = [Ledger() for _ in range(prepared.choices)]
         self.prompt_known = False
 
@@ -162,7 +158,7 @@ class _Granting:
     """One request."""
 
     granter: Granter
-    prepared: Prepared
+    prepared: PreparedRequest
     claims: Claims
     placement: Placement
     news: AsyncIterator[GrantRequest]

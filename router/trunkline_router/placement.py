@@ -12,7 +12,7 @@ from random import Random
 from typing import Protocol
 
 from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
-from trunkline_router.edge import Prepared
+from trunkline_router.edge import PreparedRequest
 from trunkline_router.failover import MAX_JITTER_S, Recovery
 from trunkline_router.live import Live
 from trunkline_router.pool import Pools
@@ -61,7 +61,7 @@ class Placement:
     clock_s: Callable[[], float]
     rng: Random
     recovery: Recovery
-    prepared: Prepared
+    prepared: PreparedRequest
     time_left: TimeLeft
     progress: Progress
     is_usable: Callable[[Live], bool]
