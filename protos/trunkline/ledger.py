@@ -1,6 +1,7 @@
 """What is known of a choice's output: all that another worker needs to go on with it."""
 
 from array import array
+from collections.abc import Sequence
 
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.worker_pb2 import Resume
@@ -22,6 +23,14 @@ class Ledger:
         self.num_tokens = 0
         self.text_bytes = 0  # of UTF-8
         self.finished = False
+
+    @classmethod
+    def claimed(cls, token_ids: Sequence[int], text_bytes: int, *, finished: bool) -> "Ledger":
+        """What somebody says that it has of a choice."""
+        ledger = cls()
+        ledger.tokens = None if finished else array("i", token_ids)
+        ledger.num_tokens, ledger.text_bytes, ledger.finished = len(token_ids), text_bytes, finished
+        return ledger
 
     def add(self, chunk: OutputChunk) -> int:
         """The choice's next chunk; returns its tokens. Raises OutOfOrder where it is not, and takes nothing of it."""

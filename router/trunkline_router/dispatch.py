@@ -8,6 +8,7 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from trunkline.answer_ledger import AnswerLedger
 from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import GenerateResponse
@@ -16,7 +17,7 @@ from trunkline_router.edge import PreparedRequest
 from trunkline_router.failover import FailoverLimits, Recovery
 from trunkline_router.fanout import Fanout
 from trunkline_router.live import Live
-from trunkline_router.placement import Placement, Progress, TimeLeft
+from trunkline_router.placement import Placement, TimeLeft
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
 from trunkline_router.request_stream import BrokenOff, RequestStream
@@ -62,7 +63,7 @@ class Dispatcher:
         self,
         prepared: PreparedRequest,
         time_left: TimeLeft,
-        progress: Progress,
+        progress: AnswerLedger,
         *,
         is_usable: Callable[[Live], bool] = lambda live: True,
         is_free: Callable[[Live], bool] = lambda live: True,
@@ -105,7 +106,7 @@ class Dispatch:
             prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout, self.shared.backlog
         )
         self.placement = self.shared.placement(
-            self.prepared, self.time_left, self.stream, is_free=self._is_free, is_quiet=self._is_quiet
+            self.prepared, self.time_left, self.stream.answer, is_free=self._is_free, is_quiet=self._is_quiet
         )
         self._responses = self.responses()
 
@@ -161,16 +162,16 @@ class Dispatch:
         BrokenOff where the worker gives up."""
         worker, stream, prepared, shared = route.worker, self.stream, self.prepared, self.shared
         submits = prepared.submits(
-            stream.unfinished(),
+            stream.answer.unfinished(),
             timeout_ns=self.placement.timeout_ns(),
             trace=current_trace_context(),
-            prompt_known=stream.prompt_known,
+            prompt_known=stream.answer.prompt_known,
             suspect=self.suspicion.is_suspect,
         )
         self.facts["worker"] = worker.model.worker_id
         trace_route(self.span, route)
         stream.begin(worker.model.worker_id)
-        is_told_cached = not stream.prompt_known
+        is_told_cached = not stream.answer.prompt_known
         has_started = False
         handles: list[int] = []
         trial = worker.breaker.dispatch()
@@ -212,7 +213,7 @@ class Dispatch:
             get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant)
             raise quarantined()
         self.placement.on_lost(worker, refused)
-        if not stream.has_output:
+        if not stream.answer.has_output:
             problem = "trying another worker"
         else:
             problem = "going on at another worker"

@@ -10,13 +10,13 @@ on from there.
 
 import asyncio
 import sys
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
-from trunkline.ledger import TOKEN_BYTES, Ledger, OutOfOrder
+from trunkline.answer_ledger import AnswerLedger
+from trunkline.ledger import OutOfOrder
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, OVERLOADED, RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
-from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
+from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.backlog import Backlog
 from trunkline_router.fanout import Fanout
@@ -100,7 +100,6 @@ class RequestStream:
         max_ledger_bytes: int = MAX_LEDGER_BYTES,
     ) -> None:
         self._request_id = request_id
-        self._running = choices
         self._prompt = prompt
         self._prompt_sent = False
         self._chunks: dict[int, _Unsent] = {}  # by choice
@@ -112,18 +111,14 @@ class RequestStream:
         self._fanout = fanout or Fanout()
         self._backlog = backlog or Backlog()
         self._due = asyncio.Event()  # what is there may be taken
-        self._ledgers = [Ledger() for _ in range(choices)]
-        self._most_ledger_tokens = max_ledger_bytes // TOKEN_BYTES
+        self.answer = AnswerLedger(choices, max_ledger_bytes)
         self._attempt_tokens = 0  # of the present attempt
         self._attempt_choices = choices
         self._is_at_worker = False  # an attempt is, which was not lost or refused
-        self.prompt_known = False
-        self.can_resume = True
         self.resumptions = 0
         self.on_overflow: Callable[[], None] = lambda: None
         self.on_break: Callable[[], None] = lambda: None
         self.on_progress: Callable[[int], None] | None = None
-        self.completion_tokens = 0
         self._bound_tokens = sys.maxsize
         self._tell_past: Callable[[], None] = lambda: None
         self.finish_reasons: dict[int, FinishReason.ValueType] = {}
@@ -133,25 +128,20 @@ class RequestStream:
         return self._prompt.cached_tokens
 
     @property
-    def has_output(self) -> bool:
-        """Whether any news has come: from then on only an equal worker may go on."""
-        return self.prompt_known or any(ledger.num_tokens or ledger.finished for ledger in self._ledgers)
-
-    @property
-    def num_output(self) -> int:
-        """Tokens of the longest unfinished choice: what a worker must have room for beside the prompt."""
-        return max((ledger.num_tokens for ledger in self._ledgers if not ledger.finished), default=0)
+    def completion_tokens(self) -> int:
+        """Of all choices, whether the client has taken them or not."""
+        return self.answer.completion_tokens
 
     @property
     def is_owed(self) -> bool:
         """Whether a worker computes or has computed anything of it, prompt included, as far as is known here. What all
         workers have lost or refused before its first token is nobody's to pay; what the client gave up is."""
-        return self._is_at_worker or self.has_output
+        return self._is_at_worker or self.answer.has_output
 
     @property
     def has_ended(self) -> bool:
         """Whether every choice came to its end."""
-        return not self._running
+        return not self.answer.num_unfinished
 
     def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
         """Has it told, once, when there are more output tokens than that; now, where there are already."""
@@ -163,11 +153,6 @@ class RequestStream:
             self._bound_tokens = sys.maxsize
             self._tell_past()
 
-    def longest_output(self) -> "array[int] | None":
-        """The longest unfinished choice; None where there is nothing yet."""
-        longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
-        return longest.tokens or None
-
     def begin(self, worker_id: str) -> None:
         """Another attempt begins, at this worker."""
         if not self._prompt_sent:
@@ -175,11 +160,7 @@ class RequestStream:
         self._broken = None
         self._is_at_worker = True
         self._attempt_tokens = 0
-        self._attempt_choices = self._running
-
-    def unfinished(self) -> Iterator[tuple[int, Ledger]]:
-        """The choices that an attempt has to bring to their end."""
-        return ((choice, ledger) for choice, ledger in enumerate(self._ledgers) if not ledger.finished)
+        self._attempt_choices = self.answer.num_unfinished
 
     def put(self, output: SequenceOutput) -> None:
         """News of one choice."""
@@ -193,13 +174,13 @@ class RequestStream:
         chunk = output.chunk
         index = chunk.index
         try:
-            num_tokens = self._ledgers[index].add(chunk)
-        except (OutOfOrder, IndexError) as error:
+            num_tokens = self.answer.add(chunk)
+        except OutOfOrder as error:
             self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
             return
-        if index == 0 and not self.prompt_known:
+        if index == 0 and not self.answer.prompt_known:
             self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
-        self._take_chunk(index, chunk, num_tokens)
+        self._take_chunk(index, chunk)
         if self.on_progress is not None:
             self._attempt_tokens += num_tokens
             self.on_progress(self._attempt_tokens // self._attempt_choices)
@@ -207,7 +188,7 @@ class RequestStream:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._chunks or self._full) and self.prompt_known
+        return bool(self._chunks or self._full) and self.answer.prompt_known
 
     async def take(self) -> GenerateResponse | None:
         """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
@@ -218,7 +199,7 @@ class RequestStream:
                     raise self._refused
                 if self._broken is not None:
                     raise self._broken
-                if not (self._running or self._chunks or self._full):
+                if not (self.answer.num_unfinished or self._chunks or self._full):
                     return None
             self._due.clear()
             await self._due.wait()
@@ -232,15 +213,8 @@ class RequestStream:
         if self._chunks or self._full:
             return response
         self._due.clear()
-        if not self._running:
-            response.usage.CopyFrom(
-                Usage(
-                    prompt_tokens=self._prompt.prompt_tokens,
-                    cached_tokens=self._prompt.cached_tokens,
-                    completion_tokens=self.completion_tokens,
-                    resumptions=self.resumptions,
-                )
-            )
+        if not self.answer.num_unfinished:
+            response.usage.CopyFrom(self.answer.usage(self._prompt, self.resumptions))
         return response
 
     def _next_chunks(self) -> Iterable[_Unsent]:
@@ -268,26 +242,20 @@ class RequestStream:
     def _announce(self) -> None:
         if self._due.is_set():
             return
-        if self._prompt_sent and self._running:
+        if self._prompt_sent and self.answer.num_unfinished:
             self._fanout.has_news(self._due)
         else:  # somebody waits for the first response, and nothing more merges with the last
             self._due.set()
 
     def _take_prompt(self, report: PromptReport) -> None:
-        self.prompt_known = True
+        self.answer.prompt_known = True
         self._prompt.cached_tokens = report.cached_tokens
         self._prompt.logprobs.extend(report.logprobs)
 
-    def _take_chunk(self, index: int, chunk: OutputChunk, num_tokens: int) -> None:
-        self.completion_tokens += num_tokens
-        if self.completion_tokens > self._bound_tokens:
+    def _take_chunk(self, index: int, chunk: OutputChunk) -> None:
+        if self.answer.completion_tokens > self._bound_tokens:
             self._check_bound()
-        if self.can_resume and self.completion_tokens > self._most_ledger_tokens:
-            self.can_resume = False
-            for ledger in self._ledgers:
-                ledger.forget()
-        if self._ledgers[index].finished:
-            self._running -= 1
+        if chunk.finish_reason:
             self.finish_reasons[index] = chunk.finish_reason
         waiting = self._chunks.get(index)
         if waiting is None:

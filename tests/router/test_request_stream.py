@@ -143,7 +143,7 @@ async def test_the_next_attempt_goes_on_where_the_ledger_ends() -> None:
     news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
     await news.take()
     news.begin("other")
-    ((choice, ledger),) = news.unfinished()
+    ((choice, ledger),) = news.answer.unfinished()
     resume = ledger.resume()
     assert resume is not None
     assert (choice, list(resume.output_token_ids), resume.text_bytes_sent) == (0, [100, 101], 2)
@@ -169,9 +169,9 @@ async def test_a_worker_that_repeats_or_leaves_out_output_is_broken_off_and_noth
 async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
     news = RequestStream("r", 1, PromptInfo(), max_ledger_bytes=12)
     news.put(output())
-    assert news.can_resume
+    assert news.answer.can_resume
     news.put(output(first=2, text="cd", offset=2))
-    assert not news.can_resume
+    assert not news.answer.can_resume
     response = await news.take()
     assert response is not None
     assert len(response.chunks[0].token_ids) == 4, "which does not touch the answer"
@@ -229,7 +229,7 @@ async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_take
     with pytest.raises(RequestRefused, match="reads too slowly") as caught:
         await news.take()
     assert caught.value.reason == "OVERLOADED"
-    assert news.has_output, "and so it is not tried elsewhere"
+    assert news.answer.has_output, "and so it is not tried elsewhere"
     put(52, size=2000)
     assert gave_up == [True]
 
