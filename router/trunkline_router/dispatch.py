@@ -24,6 +24,7 @@ from trunkline_router.request_stream import BrokenOff, RequestStream
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
 from trunkline_router.suspicion import Cells, Suspicion
+from trunkline_router.worker_state import InFlight
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 
@@ -124,10 +125,8 @@ class Dispatch:
             self._check_quarantine()
             route = await self.placement.place()
             self._check_quarantine()  # another copy of it may have been convicted meanwhile
-            stream.on_progress = None
             if self.suspicion.is_suspect:
                 self.suspicion.enter(shared.cells.enter(route.worker))
-                stream.on_progress = self.suspicion.on_progress
             try:
                 async with aclosing(self._attempt(route)) as responses:
                     async for response in responses:
@@ -170,24 +169,13 @@ class Dispatch:
         )
         self.facts["worker"] = worker.model.worker_id
         trace_route(self.span, route)
-        stream.begin(worker.model.worker_id)
         is_told_cached = not stream.answer.prompt_known
         has_started = False
-        handles: list[int] = []
         trial = worker.breaker.dispatch()
         with route.in_flight() as flight:
-            # This generator stands still until the client reads on; should it never do so, nothing waits for that.
-            def let_go() -> None:
-                worker.session.abort(handles)
-                flight.end()
-                self.suspicion.broke_off()
-
-            def give_up() -> None:
-                let_go()
-                self.facts["outcome"] = OVERLOADED
-
-            stream.on_overflow, stream.on_break = give_up, let_go
-            handles += worker.session.submit(submits, [stream.put] * len(submits))
+            attempt = _Attempt(worker, flight, self.suspicion, self.facts)
+            stream.begin(worker.model.worker_id, attempt)
+            attempt.handles += worker.session.submit(submits, [stream.put] * len(submits))
             try:
                 while (response := await stream.take()) is not None:
                     if not has_started:
@@ -202,7 +190,7 @@ class Dispatch:
                 raise
             finally:
                 trial.end()
-                worker.session.abort(handles)
+                worker.session.abort(attempt.handles)
 
     def _note(self, worker: Live, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused where it was the last one."""
@@ -225,6 +213,29 @@ class Dispatch:
         }
         self.span.add_event(problem, facts)
         get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)
+
+
+class _Attempt:
+    """At one worker; see request_stream.Attempt. The generator of responses stands still until the client reads on:
+    should it never do so, nothing waits for that."""
+
+    def __init__(self, worker: Live, flight: InFlight, suspicion: Suspicion, facts: dict[str, Any]) -> None:
+        self.handles: list[int] = []  # of its submits
+        self.is_watched = suspicion.is_suspect
+        self.progressed = suspicion.on_progress
+        self._worker = worker
+        self._flight = flight
+        self._suspicion = suspicion
+        self._facts = facts
+
+    def gave_up(self) -> None:
+        self.broke_off()
+        self._facts["outcome"] = OVERLOADED
+
+    def broke_off(self) -> None:
+        self._worker.session.abort(self.handles)
+        self._flight.end()
+        self._suspicion.broke_off()
 
 
 def trace_route(span: Span, route: Route[Live]) -> None:
