@@ -162,8 +162,8 @@ class GrantCharge:
         if self.is_owed:
             self._reservation.took(GenerateResponse(prompt=self._prompt))
         self._reservation.follow(self)
-        self._reservation.__exit__(None, None, None)
+        self._reservation.settle()
 
     def _settle_in_full(self) -> None:
         self._reservation.charge_in_full(self._prompt_tokens, self._most_output_tokens)
-        self._reservation.__exit__(None, None, None)
+        self._reservation.settle()

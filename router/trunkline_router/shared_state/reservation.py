@@ -100,6 +100,10 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """It has ended; once."""
         self._serve_rest()
         self._settle(self)
 
