@@ -17,6 +17,7 @@ from trunkline_router.edge import PreparedRequest
 from trunkline_router.failover import FailoverLimits, Recovery
 from trunkline_router.fanout import Fanout
 from trunkline_router.live import Live
+from trunkline_router.meter import OutputMeter
 from trunkline_router.placement import Placement, TimeLeft
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
@@ -55,10 +56,12 @@ class Dispatcher:
         self.fanout = Fanout(clock_s)
         self.backlog = backlog or Backlog()
 
-    def dispatch(self, prepared: PreparedRequest, time_left: TimeLeft, span: Span, facts: dict[str, Any]) -> "Dispatch":
+    def dispatch(
+        self, prepared: PreparedRequest, time_left: TimeLeft, span: Span, facts: dict[str, Any], meter: OutputMeter
+    ) -> "Dispatch":
         """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
         Iterating raises RequestRefused."""
-        return Dispatch(self, prepared, time_left, span, facts)
+        return Dispatch(self, prepared, time_left, span, facts, meter)
 
     def placement(
         self,
@@ -95,6 +98,7 @@ class Dispatch:
     time_left: TimeLeft
     span: Span
     facts: dict[str, Any]
+    meter: OutputMeter
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
     placement: Placement = field(init=False)
@@ -102,9 +106,14 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         self.suspicion = Suspicion()
-        prepared = self.prepared
+        prepared, shared = self.prepared, self.shared
         self.stream = RequestStream(
-            prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout, self.shared.backlog
+            prepared.request_id,
+            prepared.choices,
+            prepared.prompt_info(),
+            shared.fanout,
+            shared.backlog,
+            self.meter,
         )
         self.placement = self.shared.placement(
             self.prepared, self.time_left, self.stream.answer, is_free=self._is_free, is_quiet=self._is_quiet
@@ -137,7 +146,7 @@ class Dispatch:
             finally:
                 self.suspicion.leave()
         facts["cached_tokens"] = stream.cached_tokens
-        facts["completion_tokens"] = stream.completion_tokens
+        facts["completion_tokens"] = stream.answer.completion_tokens
         reasons = [FinishReason.Name(reason) for _, reason in sorted(stream.finish_reasons.items())]
         facts["outcome"] = ",".join(dict.fromkeys(r.removeprefix("FINISH_REASON_").lower() for r in reasons))
 
@@ -209,7 +218,7 @@ class Dispatch:
         facts: dict[str, str | int] = {
             "worker": worker.model.worker_id,
             "problem": refused.message,
-            "tokens": stream.completion_tokens,
+            "tokens": stream.answer.completion_tokens,
         }
         self.span.add_event(problem, facts)
         get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)

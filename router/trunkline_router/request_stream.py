@@ -9,8 +9,6 @@ on from there.
 """
 
 import asyncio
-import sys
-from collections.abc import Callable
 from typing import Protocol
 
 from trunkline.answer_ledger import AnswerLedger
@@ -21,6 +19,7 @@ from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.backlog import Backlog
 from trunkline_router.fanout import Fanout
+from trunkline_router.meter import OutputMeter
 from trunkline_router.unread import Unread
 
 MAX_PROMPT_BYTES = 512 << 10  # of a prompt's report that goes with output: a larger one is a response by itself
@@ -70,6 +69,7 @@ class RequestStream:
         prompt: PromptInfo,
         fanout: Fanout | None = None,
         backlog: Backlog | None = None,
+        meter: OutputMeter | None = None,
         *,
         max_ledger_bytes: int = MAX_LEDGER_BYTES,
     ) -> None:
@@ -80,6 +80,7 @@ class RequestStream:
         self._refused: RequestRefused | None = None
         self._broken: BrokenOff | None = None
         self._fanout = fanout or Fanout()
+        self._meter = meter or OutputMeter()
         self._due = asyncio.Event()  # what is there may be taken
         self.answer = AnswerLedger(choices, max_ledger_bytes)
         self._attempt: Attempt | None = None  # the present one, or the last
@@ -88,18 +89,11 @@ class RequestStream:
         self._attempt_choices = choices
         self._is_at_worker = False  # an attempt is, which was not lost or refused
         self.resumptions = 0
-        self._bound_tokens = sys.maxsize
-        self._tell_past: Callable[[], None] = lambda: None
         self.finish_reasons: dict[int, FinishReason.ValueType] = {}
 
     @property
     def cached_tokens(self) -> int:
         return self._prompt.cached_tokens
-
-    @property
-    def completion_tokens(self) -> int:
-        """Of all choices, whether the client has taken them or not."""
-        return self.answer.completion_tokens
 
     @property
     def is_owed(self) -> bool:
@@ -111,16 +105,6 @@ class RequestStream:
     def has_ended(self) -> bool:
         """Whether every choice came to its end."""
         return not self.answer.num_unfinished
-
-    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
-        """Has it told, once, when there are more output tokens than that; now, where there are already."""
-        self._bound_tokens, self._tell_past = tokens, tell
-        self._check_bound()
-
-    def _check_bound(self) -> None:
-        if self.completion_tokens > self._bound_tokens:
-            self._bound_tokens = sys.maxsize
-            self._tell_past()
 
     def begin(self, worker_id: str, attempt: Attempt) -> None:
         """Another attempt begins, at this worker."""
@@ -150,8 +134,7 @@ class RequestStream:
             return
         if index == 0 and not self.answer.prompt_known:
             self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
-        if self.answer.completion_tokens > self._bound_tokens:
-            self._check_bound()
+        self._meter.add(num_tokens)
         if chunk.finish_reason:
             self.finish_reasons[index] = chunk.finish_reason
         self._unread.add(index, chunk)

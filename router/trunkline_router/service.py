@@ -80,7 +80,7 @@ class InferenceService(InferenceServiceServicer):
             prepared = await self._prepare(request, request_id, context, facts)
             with await self._reserve(prepared) as reservation:
                 async with aclosing(
-                    self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
+                    self._dispatcher.dispatch(prepared, context.time_remaining, span, facts, reservation.meter)
                 ) as responses:
                     reservation.follow(responses.stream)
                     async for response in responses:

@@ -11,6 +11,7 @@ from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router import unread
 from trunkline_router.backlog import Backlog
+from trunkline_router.meter import OutputMeter
 from trunkline_router.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
@@ -179,7 +180,7 @@ async def test_a_worker_that_repeats_or_leaves_out_output_is_broken_off_and_noth
     news.put(output(first=first, offset=offset))
     with pytest.raises(BrokenOff, match="lost its place"):
         await news.take()
-    assert news.completion_tokens == 2
+    assert news.answer.completion_tokens == 2
 
 
 async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
@@ -193,19 +194,15 @@ async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
     assert len(response.chunks[0].token_ids) == 4, "which does not touch the answer"
 
 
-async def test_it_tells_once_when_there_are_more_tokens_than_it_was_asked_about_taken_or_not() -> None:
-    news, told = stream(choices=2), list[int]()
-    news.when_past(4, lambda: told.append(news.completion_tokens))
+async def test_what_workers_bring_is_metered_taken_or_not_and_over_all_choices() -> None:
+    meter, told = OutputMeter(), list[int]()
+    news = RequestStream("r", 2, PromptInfo(), meter=meter)
+    meter.when_past(4, lambda: told.append(meter.tokens))
     news.put(output())
     news.put(output(index=1))
     assert told == [], "not more"
     news.put(output(first=2, offset=2))
-    news.put(output(index=1, first=2, offset=2))
-    assert told == [6], "of all choices"
-    news.when_past(7, lambda: told.append(-1))
-    assert told == [6, -1]
-    news.put(output(first=4, offset=4))
-    assert told == [6, -1]
+    assert (told, news.answer.completion_tokens) == ([6], 6)
 
 
 async def test_progress_is_told_by_attempt_and_choice() -> None:
