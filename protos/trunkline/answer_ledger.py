@@ -43,10 +43,10 @@ class AnswerLedger:
 
     def add(self, chunk: OutputChunk) -> int:
         """News of one choice; returns its tokens. Raises OutOfOrder, and takes nothing, where it does not follow."""
-        index = chunk.index
-        if index >= len(self.ledgers):
-            raise OutOfOrder(f"output came for choice {index} of {len(self.ledgers)}")
-        ledger = self.ledgers[index]
+        try:
+            ledger = self.ledgers[chunk.index]
+        except IndexError:
+            raise OutOfOrder(f"output came for choice {chunk.index} of {len(self.ledgers)}") from None
         num_tokens = ledger.add(chunk)
         self.completion_tokens += num_tokens
         if ledger.finished:

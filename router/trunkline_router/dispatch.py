@@ -147,7 +147,7 @@ class Dispatch:
                 self.suspicion.leave()
         facts["cached_tokens"] = stream.cached_tokens
         facts["completion_tokens"] = stream.answer.completion_tokens
-        reasons = [FinishReason.Name(reason) for _, reason in sorted(stream.finish_reasons.items())]
+        reasons = [FinishReason.Name(ledger.finish_reason) for ledger in stream.answer.ledgers]
         facts["outcome"] = ",".join(dict.fromkeys(r.removeprefix("FINISH_REASON_").lower() for r in reasons))
 
     def _check_quarantine(self) -> None:

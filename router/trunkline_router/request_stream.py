@@ -14,7 +14,7 @@ from typing import Protocol
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.ledger import OutOfOrder
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, OVERLOADED, RequestRefused, no_worker
-from trunkline.v1.generation_pb2 import FinishReason, PromptReport
+from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.backlog import Backlog
@@ -89,7 +89,6 @@ class RequestStream:
         self._attempt_choices = choices
         self._is_at_worker = False  # an attempt is, which was not lost or refused
         self.resumptions = 0
-        self.finish_reasons: dict[int, FinishReason.ValueType] = {}
 
     @property
     def cached_tokens(self) -> int:
@@ -127,51 +126,48 @@ class RequestStream:
             return  # of a choice whose sibling broke off: the next attempt computes it again
         chunk = output.chunk
         index = chunk.index
+        answer = self.answer
         try:
-            num_tokens = self.answer.add(chunk)
+            num_tokens = answer.add(chunk)
         except OutOfOrder as error:
             self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
             return
-        if index == 0 and not self.answer.prompt_known:
+        if not answer.prompt_known and index == 0:
             self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
         self._meter.add(num_tokens)
-        if chunk.finish_reason:
-            self.finish_reasons[index] = chunk.finish_reason
         self._unread.add(index, chunk)
         if self._is_watched and self._attempt is not None:
             self._attempt_tokens += num_tokens
             self._attempt.progressed(self._attempt_tokens // self._attempt_choices)
-        self._announce()
-
-    @property
-    def _has_news(self) -> bool:
-        return self.answer.prompt_known and bool(self._unread)
+        if not self._due.is_set():
+            self._announce()
 
     async def take(self) -> GenerateResponse | None:
         """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
         gave up, when all that it had said is taken; RequestRefused where the request is over."""
-        while not (self._has_news and self._due.is_set()):
-            if not self._has_news:
+        answer, unread, due = self.answer, self._unread, self._due
+        while not ((has_news := answer.prompt_known and unread.holds_any) and due.is_set()):
+            if not has_news:
                 if self._refused is not None:
                     raise self._refused
                 if self._broken is not None:
                     raise self._broken
-                if not (self.answer.num_unfinished or self._unread):
+                if not (answer.num_unfinished or unread.holds_any):
                     return None
-            self._due.clear()
-            await self._due.wait()
+            due.clear()
+            await due.wait()
         response = GenerateResponse(request_id=self._request_id)
         if not self._prompt_sent:
             self._prompt_sent = True
             response.prompt.CopyFrom(self._prompt)
             if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
                 return response
-        response.chunks.extend(self._unread.take())
-        if self._unread:
+        response.chunks.extend(unread.take())
+        if unread.holds_any:
             return response
-        self._due.clear()
-        if not self.answer.num_unfinished:
-            response.usage.CopyFrom(self.answer.usage(self._prompt, self.resumptions))
+        due.clear()
+        if not answer.num_unfinished:
+            response.usage.CopyFrom(answer.usage(self._prompt, self.resumptions))
         return response
 
     def _break_off(self, refused: RequestRefused, output: SequenceOutput) -> None:
@@ -186,8 +182,6 @@ class RequestStream:
         self._announce()
 
     def _announce(self) -> None:
-        if self._due.is_set():
-            return
         if self._prompt_sent and self.answer.num_unfinished:
             self._fanout.has_news(self._due)
         else:  # somebody waits for the first response, and nothing more merges with the last

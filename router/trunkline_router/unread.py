@@ -52,7 +52,7 @@ class _Unsent:
 class Unread:
     """`fall_behind` is called with the reason where the client has let too much wait, here or beside all others."""
 
-    __slots__ = ("_backlog", "_chunks", "_chunks_bytes", "_full", "_waiting_bytes", "fall_behind")
+    __slots__ = ("_backlog", "_chunks", "_chunks_bytes", "_full", "_waiting_bytes", "fall_behind", "holds_any")
 
     def __init__(self, backlog: Backlog, fall_behind: Callable[[str], None]) -> None:
         self._backlog = backlog
@@ -61,15 +61,14 @@ class Unread:
         self._chunks_bytes = 0
         self._full: list[tuple[dict[int, _Unsent], int]] = []  # what comes before them, by response; with its bytes
         self._waiting_bytes = 0  # of all that has merged
-
-    def __bool__(self) -> bool:
-        return bool(self._chunks or self._full)
+        self.holds_any = False  # anything at all
 
     def add(self, index: int, chunk: OutputChunk) -> None:
         """A choice's next chunk."""
         waiting = self._chunks.get(index)
         if waiting is None:
             self._chunks[index] = _Unsent(chunk)
+            self.holds_any = True
             return
         more_bytes = waiting.extend(chunk)
         self._chunks_bytes += more_bytes
@@ -89,6 +88,7 @@ class Unread:
         else:
             chunks, num_bytes = self._chunks, self._chunks_bytes
             self._chunks, self._chunks_bytes = {}, 0
+        self.holds_any = bool(self._chunks or self._full)
         if num_bytes:
             self._waiting_bytes -= num_bytes
             self._backlog.shrink(self, num_bytes)
@@ -98,5 +98,6 @@ class Unread:
         """Nobody takes anything any more."""
         self._chunks = {}
         self._full.clear()
+        self.holds_any = False
         self._chunks_bytes = self._waiting_bytes = 0
         self._backlog.clear(self)
