@@ -39,6 +39,7 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.validation import LANES, session_problem, tenant_problem
+from trunkline.worker_streams import time_left_s
 
 # Text, token ids, or a conversation as (role, content) pairs or {"role": …, "content": …} mappings.
 Prompt = str | Sequence[int] | Sequence[tuple[str, str]] | Sequence[Mapping[str, str]]
@@ -186,16 +187,20 @@ class Client:
         router, metadata = next(self._stubs), (*_trace_metadata(), *self._metadata)
         if session:
             metadata += ((SESSION_KEY, session),)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         if self._direct is not None:
             try:
-                direct = self._direct.responses(router, request, timeout_s=timeout_s, metadata=metadata)
+                direct = self._direct.responses(router, request, deadline_s=deadline_s, metadata=metadata)
                 async with aclosing(direct) as responses:
                     async for response in responses:
                         yield response
                 return
             except NotOffered as not_offered:
                 self._direct.warn(not_offered)
-        call = router.Generate(request, timeout=timeout_s, metadata=metadata)
+        left_s = time_left_s(deadline_s)
+        if left_s == 0.0:  # a call would be made all the same, and may even be answered
+            raise DeadlineExceeded(f"no answer within {timeout_s:g} s")
+        call = router.Generate(request, timeout=left_s, metadata=metadata)
         try:
             async for response in call:
                 yield response

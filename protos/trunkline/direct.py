@@ -7,7 +7,6 @@ is lost the router is not needed: an answer that has begun survives the router's
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +15,7 @@ from trunkline.direct_answer import DirectAnswer
 from trunkline.grant_call import GrantCall, NotOffered
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, GrantResponse
 from trunkline.v1.worker_pb2 import WorkerServiceGenerateResponse
-from trunkline.worker_streams import Arrived, Lost, Workers, streams
+from trunkline.worker_streams import Arrived, Lost, Workers, streams, time_left_s
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +44,10 @@ class DirectPath:
             _log.warning("not direct, through the router: %s", not_offered)
 
     async def responses(
-        self, router: Any, request: GenerateRequest, *, timeout_s: float | None, metadata: Metadata
+        self, router: Any, request: GenerateRequest, *, deadline_s: float | None, metadata: Metadata
     ) -> AsyncGenerator[GenerateResponse, None]:
         """The answer as the router would stream it. Raises TrunklineError, and NotOffered before anything else."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        router_call = GrantCall(router.Grant(timeout=timeout_s, metadata=metadata))
+        router_call = GrantCall(router.Grant(timeout=time_left_s(deadline_s), metadata=metadata))
         try:
             granted = await router_call.first(request)
             answer = DirectAnswer(request.n if request.HasField("n") else 1)

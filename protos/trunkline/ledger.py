@@ -1,8 +1,9 @@
 """What is known of a choice's output: all that another worker needs to go on with it."""
 
 from array import array
+from collections.abc import Sequence
 
-from trunkline.v1.generation_pb2 import OutputChunk
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.worker_pb2 import Resume
 
 TOKEN_BYTES = array("i").itemsize
@@ -15,13 +16,22 @@ class OutOfOrder(Exception):
 class Ledger:
     """One choice: four bytes per token."""
 
-    __slots__ = ("finished", "num_tokens", "text_bytes", "tokens")
+    __slots__ = ("finish_reason", "finished", "num_tokens", "text_bytes", "tokens")
 
     def __init__(self) -> None:
         self.tokens: array[int] | None = array("i")  # None once forgotten
         self.num_tokens = 0
         self.text_bytes = 0  # of UTF-8
         self.finished = False
+        self.finish_reason = FinishReason.FINISH_REASON_UNSPECIFIED  # as its worker says
+
+    @classmethod
+    def claimed(cls, token_ids: Sequence[int], text_bytes: int, *, finished: bool) -> "Ledger":
+        """What somebody says that it has of a choice."""
+        ledger = cls()
+        ledger.tokens = None if finished else array("i", token_ids)
+        ledger.num_tokens, ledger.text_bytes, ledger.finished = len(token_ids), text_bytes, finished
+        return ledger
 
     def add(self, chunk: OutputChunk) -> int:
         """The choice's next chunk; returns its tokens. Raises OutOfOrder where it is not, and takes nothing of it."""
@@ -34,8 +44,9 @@ class Ledger:
         num_tokens = len(token_ids)
         self.num_tokens += num_tokens
         self.text_bytes += len(chunk.text.encode())
-        if chunk.finish_reason:
+        if finish_reason := chunk.finish_reason:
             self.finished = True
+            self.finish_reason = finish_reason
             self.tokens = None  # nobody will go on with it
         elif self.tokens is not None:
             self.tokens.fromlist(token_ids[:])  # three times as fast as extend(token_ids)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from trunkline.names import lane_name
 from trunkline.status import context_exceeded, invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
+from trunkline.v1.worker_pb2 import GetModelResponse
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -85,6 +86,11 @@ def validate_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str)
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise invalid(field, f"token id {token_id} at index {index} is not in [0, {vocab_size})")
+
+
+def max_total_tokens(model: GetModelResponse) -> int:
+    """Most tokens of prompt and output together."""
+    return min(model.context_length, model.kv_token_capacity)
 
 
 def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:

@@ -91,10 +91,15 @@ class Workers:
         await asyncio.gather(*(connection.channel.close() for connection in gone))
 
 
+def time_left_s(deadline_s: float | None) -> float | None:
+    """Until a deadline on the monotonic clock, for a call's timeout; None: there is none."""
+    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+
+
 @asynccontextmanager
 async def streams(stub: Any, grants: Sequence[Grant], deadline_s: float | None) -> AsyncIterator[Arrived]:
     """What the choices' streams bring, in the order in which it comes; an exception where one of them broke."""
-    left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+    left_s = time_left_s(deadline_s)
     arrived: Arrived = asyncio.Queue(MAX_WAITING)
     calls = [stub.Generate(WorkerServiceGenerateRequest(grant=grant), timeout=left_s) for grant in grants]
     readers = [asyncio.create_task(_read(call, arrived)) for call in calls]

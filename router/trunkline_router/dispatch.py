@@ -8,21 +8,24 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from trunkline.answer_ledger import AnswerLedger
 from trunkline.names import finish_name
 from trunkline.status import OVERLOADED
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.backlog import Backlog
-from trunkline_router.edge import Prepared
+from trunkline_router.edge import PreparedRequest
 from trunkline_router.failover import FailoverLimits, Recovery
 from trunkline_router.fanout import Fanout
 from trunkline_router.live import Live
-from trunkline_router.placement import Placement, Progress, TimeLeft
+from trunkline_router.meter import OutputMeter
+from trunkline_router.placement import Placement, TimeLeft
 from trunkline_router.pool import Pools
 from trunkline_router.quarantine import Quarantine, quarantined
 from trunkline_router.request_stream import BrokenOff, RequestStream
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
 from trunkline_router.suspicion import Cells, Suspicion
+from trunkline_router.worker_state import InFlight
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 
@@ -53,16 +56,18 @@ class Dispatcher:
         self.fanout = Fanout(clock_s)
         self.backlog = backlog or Backlog()
 
-    def dispatch(self, prepared: Prepared, time_left: TimeLeft, span: Span, facts: dict[str, Any]) -> "Dispatch":
+    def dispatch(
+        self, prepared: PreparedRequest, time_left: TimeLeft, span: Span, facts: dict[str, Any], meter: OutputMeter
+    ) -> "Dispatch":
         """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
         Iterating raises RequestRefused."""
-        return Dispatch(self, prepared, time_left, span, facts)
+        return Dispatch(self, prepared, time_left, span, facts, meter)
 
     def placement(
         self,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         time_left: TimeLeft,
-        progress: Progress,
+        progress: AnswerLedger,
         *,
         is_usable: Callable[[Live], bool] = lambda live: True,
         is_free: Callable[[Live], bool] = lambda live: True,
@@ -89,10 +94,11 @@ class Dispatch:
     """One request: its responses, to be closed whichever way they end. `stream` is what workers have come to."""
 
     shared: Dispatcher
-    prepared: Prepared
+    prepared: PreparedRequest
     time_left: TimeLeft
     span: Span
     facts: dict[str, Any]
+    meter: OutputMeter
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
     placement: Placement = field(init=False)
@@ -100,12 +106,17 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         self.suspicion = Suspicion()
-        prepared = self.prepared
+        prepared, shared = self.prepared, self.shared
         self.stream = RequestStream(
-            prepared.request_id, prepared.choices, prepared.prompt_info(), self.shared.fanout, self.shared.backlog
+            prepared.request_id,
+            prepared.choices,
+            prepared.prompt_info(),
+            shared.fanout,
+            shared.backlog,
+            self.meter,
         )
         self.placement = self.shared.placement(
-            self.prepared, self.time_left, self.stream, is_free=self._is_free, is_quiet=self._is_quiet
+            self.prepared, self.time_left, self.stream.answer, is_free=self._is_free, is_quiet=self._is_quiet
         )
         self._responses = self.responses()
 
@@ -123,10 +134,8 @@ class Dispatch:
             self._check_quarantine()
             route = await self.placement.place()
             self._check_quarantine()  # another copy of it may have been convicted meanwhile
-            stream.on_progress = None
             if self.suspicion.is_suspect:
                 self.suspicion.enter(shared.cells.enter(route.worker))
-                stream.on_progress = self.suspicion.on_progress
             try:
                 async with aclosing(self._attempt(route)) as responses:
                     async for response in responses:
@@ -137,8 +146,8 @@ class Dispatch:
             finally:
                 self.suspicion.leave()
         facts["cached_tokens"] = stream.cached_tokens
-        facts["completion_tokens"] = stream.completion_tokens
-        reasons = [finish_name(reason) for _, reason in sorted(stream.finish_reasons.items())]
+        facts["completion_tokens"] = stream.answer.completion_tokens
+        reasons = [finish_name(ledger.finish_reason) for ledger in stream.answer.ledgers]
         facts["outcome"] = ",".join(dict.fromkeys(reasons))
 
     def _check_quarantine(self) -> None:
@@ -161,32 +170,21 @@ class Dispatch:
         BrokenOff where the worker gives up."""
         worker, stream, prepared, shared = route.worker, self.stream, self.prepared, self.shared
         submits = prepared.submits(
-            stream.unfinished(),
+            stream.answer.unfinished(),
             timeout_ns=self.placement.timeout_ns(),
             trace=current_trace_context(),
-            prompt_known=stream.prompt_known,
+            prompt_known=stream.answer.prompt_known,
             suspect=self.suspicion.is_suspect,
         )
         self.facts["worker"] = worker.model.worker_id
         trace_route(self.span, route)
-        stream.begin(worker.model.worker_id)
-        is_told_cached = not stream.prompt_known
+        is_told_cached = not stream.answer.prompt_known
         has_started = False
-        handles: list[int] = []
         trial = worker.breaker.dispatch()
         with route.in_flight() as flight:
-            # This generator stands still until the client reads on; should it never do so, nothing waits for that.
-            def let_go() -> None:
-                worker.session.abort(handles)
-                flight.end()
-                self.suspicion.broke_off()
-
-            def give_up() -> None:
-                let_go()
-                self.facts["outcome"] = OVERLOADED
-
-            stream.on_overflow, stream.on_break = give_up, let_go
-            handles += worker.session.submit(submits, [stream.put] * len(submits))
+            attempt = _Attempt(worker, flight, self.suspicion, self.facts)
+            stream.begin(worker.model.worker_id, attempt)
+            attempt.handles += worker.session.submit(submits, [stream.put] * len(submits))
             try:
                 while (response := await stream.take()) is not None:
                     if not has_started:
@@ -201,7 +199,7 @@ class Dispatch:
                 raise
             finally:
                 trial.end()
-                worker.session.abort(handles)
+                worker.session.abort(attempt.handles)
 
     def _note(self, worker: Live, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused where it was the last one."""
@@ -212,7 +210,7 @@ class Dispatch:
             get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant)
             raise quarantined()
         self.placement.on_lost(worker, refused)
-        if not stream.has_output:
+        if not stream.answer.has_output:
             problem = "trying another worker"
         else:
             problem = "going on at another worker"
@@ -220,10 +218,33 @@ class Dispatch:
         facts: dict[str, str | int] = {
             "worker": worker.model.worker_id,
             "problem": refused.message,
-            "tokens": stream.completion_tokens,
+            "tokens": stream.answer.completion_tokens,
         }
         self.span.add_event(problem, facts)
         get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)
+
+
+class _Attempt:
+    """At one worker; see request_stream.Attempt. The generator of responses stands still until the client reads on:
+    should it never do so, nothing waits for that."""
+
+    def __init__(self, worker: Live, flight: InFlight, suspicion: Suspicion, facts: dict[str, Any]) -> None:
+        self.handles: list[int] = []  # of its submits
+        self.is_watched = suspicion.is_suspect
+        self.progressed = suspicion.on_progress
+        self._worker = worker
+        self._flight = flight
+        self._suspicion = suspicion
+        self._facts = facts
+
+    def gave_up(self) -> None:
+        self.broke_off()
+        self._facts["outcome"] = OVERLOADED
+
+    def broke_off(self) -> None:
+        self._worker.session.abort(self.handles)
+        self._flight.end()
+        self._suspicion.broke_off()
 
 
 def trace_route(span: Span, route: Route[Live]) -> None:

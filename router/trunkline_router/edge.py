@@ -16,6 +16,7 @@ from trunkline.v1.worker_pb2 import GetModelResponse, Submit
 from trunkline.validation import (
     check_length,
     check_prompt_logprobs,
+    max_total_tokens,
     session_problem,
     validate_sampling,
     validate_token_ids,
@@ -32,7 +33,7 @@ REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request that can be sent to any worker of its model."""
 
     request_id: str
@@ -41,6 +42,8 @@ class Prepared:
     sampling: SamplingParams  # every default filled in, seed included
     choices: int
     scheduling: Scheduling
+    most_output_tokens: int  # of a choice: max_tokens, or the room that the most capable worker has beside the prompt
+    vocab_size: int
     session: str = ""  # requests with an equal one belong together
 
     @property
@@ -140,7 +143,7 @@ async def prepare(
     max_choices: int,
     scheduling: Scheduling,
     session: str = "",
-) -> Prepared:
+) -> PreparedRequest:
     """Checks everything the client said; the cheap things first. Raises RequestRefused."""
     limits = limits_of(workers)
     validate_sampling(request.sampling, vocab_size=limits.vocab_size)
@@ -156,7 +159,18 @@ async def prepare(
     )
     check_prompt_logprobs(request.sampling, len(prompt))
     sampling = resolve_sampling(request.sampling, limits.default_sampling)
-    return Prepared(request_id, model, array("i", prompt), sampling, choices, scheduling, session)
+    room = max_total_tokens(limits) - len(prompt)
+    return PreparedRequest(
+        request_id,
+        model,
+        array("i", prompt),
+        sampling,
+        choices,
+        scheduling,
+        most_output_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else room,
+        vocab_size=limits.vocab_size,
+        session=session,
+    )
 
 
 async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse) -> list[int]:
@@ -164,7 +178,7 @@ async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, li
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise invalid("prompt", "one of text, token_ids and chat must be set")
-    most_tokens = min(limits.context_length, limits.kv_token_capacity)
+    most_tokens = max_total_tokens(limits)
     if kind == "token_ids":
         prompt = list(request.token_ids.ids)
         if len(prompt) < most_tokens:  # others are refused for their length, and need not be read through
@@ -182,9 +196,11 @@ async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, li
 
 
 def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
-    """The client's parameters with the model's defaults in the places it left open, and a seed."""
+    """The client's parameters with the model's defaults in the places it left open, and a seed. Fields that this
+    version does not know were checked by nobody: no worker gets them."""
     resolved = SamplingParams()
     resolved.CopyFrom(params)
+    resolved.DiscardUnknownFields()
     for name in DEFAULTED:
         if not params.HasField(name) and defaults.HasField(name):  # type: ignore[arg-type]
             setattr(resolved, name, getattr(defaults, name))

@@ -55,10 +55,6 @@ class GrantCharge:
         self._on_over: Callable[[], None] = lambda: None
 
     @property
-    def completion_tokens(self) -> int:
-        return sum(self._output_tokens.values())
-
-    @property
     def is_owed(self) -> bool:
         return self._prompt.prompt_tokens > 0
 
@@ -70,9 +66,6 @@ class GrantCharge:
     def is_limited(self) -> bool:
         """Whether its tenant has quotas."""
         return self._reservation.tokens > 0
-
-    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
-        """Never: it counts as all that it can come to."""
 
     def grant(
         self, session: WorkerSession, submits: Sequence[Submit], timeout_ns: int | None, on_over: Callable[[], None]
@@ -162,8 +155,9 @@ class GrantCharge:
         if self.is_owed:
             self._reservation.took(GenerateResponse(prompt=self._prompt))
         self._reservation.follow(self)
-        self._reservation.__exit__(None, None, None)
+        self._reservation.meter.add(sum(self._output_tokens.values()))
+        self._reservation.settle()
 
     def _settle_in_full(self) -> None:
         self._reservation.charge_in_full(self._prompt_tokens, self._most_output_tokens)
-        self._reservation.__exit__(None, None, None)
+        self._reservation.settle()

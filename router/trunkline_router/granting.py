@@ -4,28 +4,28 @@ The client's word moves its own request and nothing else. It opens no breaker, c
 raises no suspicion: all of that a client could say of a worker that is well. How often it may ask is bounded.
 """
 
-from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.trace import Span
 
+from trunkline.answer_ledger import AnswerLedger
 from trunkline.channel import MAX_MESSAGE_BYTES
 from trunkline.grant import LIFETIME_S, forbidden, key_id, sign_grant
-from trunkline.ledger import TOKEN_BYTES, Ledger
+from trunkline.ledger import Ledger
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
-from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher, trace_route
-from trunkline_router.edge import Prepared
+from trunkline_router.edge import PreparedRequest
 from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.live import Live
 from trunkline_router.placement import Placement, TimeLeft
 from trunkline_router.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.route import Route
 from trunkline_router.running import Running
+from trunkline_router.signs_of_life import Silence
 from trunkline_router.worker_state import InFlight
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
@@ -77,8 +77,7 @@ class Granter:
 
     def answers(
         self,
-        prepared: Prepared,
-        limits: GetModelResponse,
+        prepared: PreparedRequest,
         news: AsyncIterator[GrantRequest],
         time_left: TimeLeft,
         reserve: Reserve,
@@ -86,63 +85,32 @@ class Granter:
         facts: dict[str, Any],
     ) -> AsyncGenerator[GrantResponse, None]:
         """Grants, as often as the client has reason to ask; until it ends its side. Raises RequestRefused."""
-        claims = Claims(prepared, limits)
+        claims = Claims(prepared)
         placement = self.dispatcher.placement(
-            prepared, time_left, claims, is_usable=self.takes_grants, is_quiet=self.dispatcher.cells.is_free
+            prepared, time_left, claims.answer, is_usable=self.takes_grants, is_quiet=self.dispatcher.cells.is_free
         )
         return _Granting(self, prepared, claims, placement, news, reserve, span, facts).answers()
 
 
 class Claims:
-    """What a client says that it has of its answer. See placement.Progress."""
+    """What a client says that it has of its answer, as far as that can be."""
 
-    def __init__(self, prepared: Prepared, limits: GetModelResponse) -> None:
-        sampling = prepared.sampling
-        room = min(limits.context_length, limits.kv_token_capacity) - len(prepared.prompt)
-        self._most_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else room
-        self._vocab_size = limits.vocab_size
-        self._ledgers = [Ledger() for _ in range(prepared.choices)]
-        self.prompt_known = False
-
-    @property
-    def has_output(self) -> bool:
-        return self.prompt_known or any(ledger.num_tokens or ledger.finished for ledger in self._ledgers)
-
-    @property
-    def num_output(self) -> int:
-        return max((ledger.num_tokens for _, ledger in self.unfinished()), default=0)
-
-    @property
-    def can_resume(self) -> bool:
-        return sum(ledger.num_tokens for _, ledger in self.unfinished()) * TOKEN_BYTES <= MAX_LEDGER_BYTES
-
-    @property
-    def completion_tokens(self) -> int:
-        return sum(ledger.num_tokens for ledger in self._ledgers)
-
-    def longest_output(self) -> "array[int] | None":
-        longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
-        return longest.tokens or None
-
-    def unfinished(self) -> Iterator[tuple[int, Ledger]]:
-        """The choices that another worker has to bring to their end."""
-        return ((choice, ledger) for choice, ledger in enumerate(self._ledgers) if not ledger.finished)
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._most_tokens = prepared.most_output_tokens
+        self._vocab_size = prepared.vocab_size
+        self.answer = AnswerLedger(prepared.choices, MAX_LEDGER_BYTES)
 
     def take(self, lost: DirectLost) -> None:
         """The client's ledgers. What it once had it still has. Raises RequestRefused (INVALID_REQUEST)."""
+        answer = self.answer
         for claimed in lost.ledgers:
-            if claimed.choice >= len(self._ledgers):
-                raise invalid("ledgers.choice", f"{claimed.choice} is not in [0, {len(self._ledgers)})")
-            known = self._ledgers[claimed.choice]
-            self._check(claimed, known)
-            ledger = self._ledgers[claimed.choice] = Ledger()
-            output = claimed.output
-            ledger.finished, ledger.num_tokens, ledger.text_bytes = (
-                claimed.finished, max(known.num_tokens, len(output.output_token_ids)), output.text_bytes_sent,
-            )  # fmt: skip
-            ledger.tokens = None if claimed.finished else array("i", output.output_token_ids)
-        self.prompt_known |= lost.prompt_known
-        if all(ledger.finished for ledger in self._ledgers):
+            choice, output = claimed.choice, claimed.output
+            if choice >= len(answer.ledgers):
+                raise invalid("ledgers.choice", f"{choice} is not in [0, {len(answer.ledgers)})")
+            self._check(claimed, answer.ledgers[choice])
+            answer.claim(choice, output.output_token_ids, output.text_bytes_sent, finished=claimed.finished)
+        answer.prompt_known |= lost.prompt_known
+        if not answer.num_unfinished:
             raise invalid("ledgers", "every choice is finished: there is nothing to go on with")
 
     def _check(self, claimed: ChoiceLedger, known: Ledger) -> None:
@@ -161,7 +129,7 @@ class _Granting:
     """One request."""
 
     granter: Granter
-    prepared: Prepared
+    prepared: PreparedRequest
     claims: Claims
     placement: Placement
     news: AsyncIterator[GrantRequest]
@@ -184,13 +152,15 @@ class _Granting:
             while True:
                 route = await self.placement.place()
                 worker = route.worker
-                heard = worker.num_heard
+                silence = Silence(worker.watched_s, news=worker.num_heard)
                 with route.in_flight(is_granted=True) as flight:
                     yield self._grants(route, charge, flight)
                     while (lost := await self._next(flight)) is not None:
-                        if lost.WhichOneof("news") == "lost" or worker.num_heard == heard or worker.is_hung:
+                        silent_s = silence.lasts_s(worker.watched_s, news=worker.num_heard)
+                        is_left = worker.is_hung or silent_s >= worker.may_be_silent_s
+                        if is_left or lost.WhichOneof("news") == "lost":
                             break
-                        heard = worker.num_heard  # it does something, so the request waits for its turn
+                        # It does something for others, or may be in a long step: the request waits for its turn.
                         yield GrantResponse(request_id=prepared.request_id, wait=True)
                 if lost is None:
                     return
@@ -208,7 +178,7 @@ class _Granting:
         try:
             further = await self.reserve()
         except RequestRefused:
-            if not self.claims.has_output:
+            if not self.claims.answer.has_output:
                 raise
             # In the middle of an answer it is worth waiting for: the worker's link may only take its time to break.
             is_told = await charge.is_excused(MID_ANSWER_WAIT_S, hangs=False)
@@ -243,10 +213,10 @@ class _Granting:
         granter, prepared, worker, claims = self.granter, self.prepared, route.worker, self.claims
         timeout_ns = self.placement.timeout_ns()
         submits = prepared.submits(
-            claims.unfinished(),
+            claims.answer.unfinished(),
             timeout_ns=timeout_ns,
             trace=current_trace_context(),
-            prompt_known=claims.prompt_known,
+            prompt_known=claims.answer.prompt_known,
             # Convicts nobody. But should this be what killed that worker, no innocent one beside it is convicted.
             suspect=self.has_lost,
         )
@@ -288,7 +258,7 @@ class _Granting:
         facts: dict[str, str | int] = {
             "worker": worker.model.worker_id,
             "problem": kind or "",
-            "tokens": self.claims.completion_tokens,
+            "tokens": self.claims.answer.completion_tokens,
         }
         self.span.add_event(problem, facts)
         get_logger().warning(problem, request_id=self.prepared.request_id, **facts)

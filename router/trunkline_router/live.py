@@ -1,5 +1,7 @@
 """A worker that is connected."""
 
+from math import inf
+
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import PromptTokenizer
@@ -29,6 +31,8 @@ class Live(WorkerState):
         self.is_hung = False
         self.comebacks = 0  # how often it was there again after it had hung
         self.num_watched = 0  # items of its watch stream
+        self.watched_s = 0.0  # for how long its link has looked after it: a router that stands still does not
+        self.may_be_silent_s = inf  # over work, before it is left: longer than its longest step, as its link knows it
 
     @property
     def num_heard(self) -> int:

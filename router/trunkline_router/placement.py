@@ -5,14 +5,13 @@ The same whether the router streams the answer or grants it to the client.
 
 import asyncio
 import contextlib
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
 
+from trunkline.answer_ledger import AnswerLedger
 from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
-from trunkline_router.edge import Prepared
+from trunkline_router.edge import PreparedRequest
 from trunkline_router.failover import MAX_JITTER_S, Recovery
 from trunkline_router.live import Live
 from trunkline_router.pool import Pools
@@ -24,34 +23,6 @@ FULL_FOR_MS = 500  # a worker that is full, and does not say for how long
 TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
 
 
-class Progress(Protocol):
-    """How far an answer has come."""
-
-    @property
-    def has_output(self) -> bool:
-        """Whether any news has come: from then on only an equal worker may go on."""
-        ...
-
-    @property
-    def num_output(self) -> int:
-        """Tokens of the longest unfinished choice: what a worker must have room for beside the prompt."""
-        ...
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether all that another worker needs is there."""
-        ...
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all choices."""
-        ...
-
-    def longest_output(self) -> "array[int] | None":
-        """The longest unfinished choice; None where there is nothing yet."""
-        ...
-
-
 @dataclass(slots=True)
 class Placement:
     """One request. `is_usable` is what else a worker must be; `is_free` what it may have to wait for a worker to be."""
@@ -61,9 +32,9 @@ class Placement:
     clock_s: Callable[[], float]
     rng: Random
     recovery: Recovery
-    prepared: Prepared
+    prepared: PreparedRequest
     time_left: TimeLeft
-    progress: Progress
+    progress: AnswerLedger
     is_usable: Callable[[Live], bool]
     is_free: Callable[[Live], bool]
     is_quiet: Callable[[Live], bool]  # whether it has no suspect: preferred

@@ -7,6 +7,7 @@ from random import Random
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline.validation import max_total_tokens
 from trunkline_router.live import Live
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route
@@ -136,4 +137,4 @@ class Pools:
 
 def limits_of(workers: Sequence[Live]) -> GetModelResponse:
     """The model's description; limits that differ among its workers are those of the most capable one."""
-    return max((live.model for live in workers), key=lambda model: min(model.context_length, model.kv_token_capacity))
+    return max((live.model for live in workers), key=max_total_tokens)

@@ -29,6 +29,8 @@ NOT_COUNTED = (
     "include_stop",
     "keep_special_tokens",
 )
+# What does nothing is as good as absent; so is a bias of 0. (logprobs=0 is not: it asks for the chosen token's.)
+NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def fingerprint_of(key: bytes, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams) -> bytes:
@@ -37,12 +39,19 @@ def fingerprint_of(key: bytes, tenant: str, model: str, prompt: "array[int]", sa
 
     What only sizes or randomises the answer does not count: a client that tries again is given another seed or gives
     another max_tokens, and if that made it another request, it would cost two more workers each time. So an innocent
-    request can be refused: one with the prompt, the model and the tenant of the convicted one.
+    request can be refused: one with the prompt, the model and the tenant of the convicted one. Nor does it count what
+    is only said, and changes nothing.
     """
     same = SamplingParams()
     same.CopyFrom(sampling)
     for name in NOT_COUNTED:
         same.ClearField(name)  # type: ignore[arg-type]
+    for name, neutral in NEUTRAL.items():
+        if getattr(same, name) == neutral:
+            same.ClearField(name)  # type: ignore[arg-type]
+    for token_id in [token_id for token_id, bias in same.logit_bias.items() if not bias]:
+        del same.logit_bias[token_id]
+    same.DiscardUnknownFields()
     named = blake2b(key=key, digest_size=FINGERPRINT_BYTES)
     for part in (tenant.encode(), model.encode(), same.SerializeToString(deterministic=True), prompt.tobytes()):
         named.update(len(part).to_bytes(8, "little"))

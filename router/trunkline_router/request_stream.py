@@ -9,21 +9,19 @@ on from there.
 """
 
 import asyncio
-import sys
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
-from trunkline.ledger import TOKEN_BYTES, Ledger, OutOfOrder
+from trunkline.answer_ledger import AnswerLedger
+from trunkline.ledger import OutOfOrder
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, OVERLOADED, RequestRefused, no_worker
-from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
-from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
+from trunkline.v1.generation_pb2 import PromptReport
+from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.backlog import Backlog
 from trunkline_router.fanout import Fanout
+from trunkline_router.meter import OutputMeter
+from trunkline_router.unread import Unread
 
-MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
-# Of one response, but for the last chunk that joined it: clients that set nothing receive messages of 4 MiB.
-MAX_RESPONSE_BYTES = 3 << 20
 MAX_PROMPT_BYTES = 512 << 10  # of a prompt's report that goes with output: a larger one is a response by itself
 MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.
 COME_BACK_MS = 1000
@@ -42,52 +40,27 @@ class BrokenOff(Exception):
         self.sole_suspect = sole_suspect
 
 
-class _Unsent:
-    """What one choice has produced since the client last took something.
+class Attempt(Protocol):
+    """A worker's try at an answer, as far as its stream tells it."""
 
-    The first chunk is passed on as it came. Once a second one joins it, they are kept as they travel: serialized chunks
-    one after the other are one chunk, but for its text and where it starts. By then the client is slow, and the step's
-    whole message, of which a chunk is a part, should not be kept in memory for it.
-    """
+    is_watched: bool  # it is told how far it has come
 
-    __slots__ = ("_first", "_text", "_wire")
+    def gave_up(self) -> None:
+        """The client has let too much wait: the request ends now, and the worker should know at once, not only when the
+        client reads on."""
+        ...
 
-    def __init__(self, chunk: OutputChunk) -> None:
-        self._first = chunk
-        self._wire: bytearray | None = None
-        self._text = bytearray()
+    def broke_off(self) -> None:
+        """The worker has given it up: likewise."""
+        ...
 
-    def extend(self, chunk: OutputChunk) -> int:
-        """The choice's next chunk, contiguous with what is there. Returns by how many bytes more is waiting now."""
-        wire = chunk.SerializeToString()
-        more_bytes = len(wire)
-        if self._wire is None:
-            first = self._first
-            self._first = OutputChunk(first_token_index=first.first_token_index, text_offset=first.text_offset)
-            self._wire = bytearray(first.SerializeToString())
-            self._text += first.text.encode()
-            more_bytes += len(self._wire)  # not counted before: most chunks leave before another one comes
-        self._wire += wire
-        self._text += chunk.text.encode()
-        return more_bytes
-
-    def merged(self) -> OutputChunk:
-        if self._wire is None:
-            return self._first
-        chunk = OutputChunk.FromString(bytes(self._wire))
-        chunk.first_token_index = self._first.first_token_index
-        chunk.text_offset = self._first.text_offset
-        chunk.text = self._text.decode()
-        return chunk
+    def progressed(self, steps: int) -> None:
+        """So many tokens it has brought each choice, on average."""
+        ...
 
 
 class RequestStream:
-    """`prompt` is filled in by the first choice's report; until it is there, nothing goes out.
-
-    `on_overflow` is called when the client has let too much wait: the request ends then, and the worker should know
-    at once, not only when the client reads on. `on_break` likewise, when a worker gives an attempt up. `on_progress`,
-    where it is set, is called with the tokens that the present attempt has brought each choice, on average.
-    """
+    """`prompt` is filled in by the first choice's report; until it is there, nothing goes out."""
 
     def __init__(
         self,
@@ -96,90 +69,51 @@ class RequestStream:
         prompt: PromptInfo,
         fanout: Fanout | None = None,
         backlog: Backlog | None = None,
+        meter: OutputMeter | None = None,
         *,
         max_ledger_bytes: int = MAX_LEDGER_BYTES,
     ) -> None:
         self._request_id = request_id
-        self._running = choices
         self._prompt = prompt
         self._prompt_sent = False
-        self._chunks: dict[int, _Unsent] = {}  # by choice
-        self._chunks_bytes = 0
-        self._full: list[tuple[dict[int, _Unsent], int]] = []  # what comes before them, by response; with its bytes
-        self._waiting_bytes = 0  # of all that has merged
+        self._unread = Unread(backlog or Backlog(), self.fall_behind)
         self._refused: RequestRefused | None = None
         self._broken: BrokenOff | None = None
         self._fanout = fanout or Fanout()
-        self._backlog = backlog or Backlog()
+        self._meter = meter or OutputMeter()
         self._due = asyncio.Event()  # what is there may be taken
-        self._ledgers = [Ledger() for _ in range(choices)]
-        self._most_ledger_tokens = max_ledger_bytes // TOKEN_BYTES
-        self._attempt_tokens = 0  # of the present attempt
+        self.answer = AnswerLedger(choices, max_ledger_bytes)
+        self._attempt: Attempt | None = None  # the present one, or the last
+        self._is_watched = False
+        self._attempt_tokens = 0  # of a watched one
         self._attempt_choices = choices
         self._is_at_worker = False  # an attempt is, which was not lost or refused
-        self.prompt_known = False
-        self.can_resume = True
         self.resumptions = 0
-        self.on_overflow: Callable[[], None] = lambda: None
-        self.on_break: Callable[[], None] = lambda: None
-        self.on_progress: Callable[[int], None] | None = None
-        self.completion_tokens = 0
-        self._bound_tokens = sys.maxsize
-        self._tell_past: Callable[[], None] = lambda: None
-        self.finish_reasons: dict[int, FinishReason.ValueType] = {}
 
     @property
     def cached_tokens(self) -> int:
         return self._prompt.cached_tokens
 
     @property
-    def has_output(self) -> bool:
-        """Whether any news has come: from then on only an equal worker may go on."""
-        return self.prompt_known or any(ledger.num_tokens or ledger.finished for ledger in self._ledgers)
-
-    @property
-    def num_output(self) -> int:
-        """Tokens of the longest unfinished choice: what a worker must have room for beside the prompt."""
-        return max((ledger.num_tokens for ledger in self._ledgers if not ledger.finished), default=0)
-
-    @property
     def is_owed(self) -> bool:
         """Whether a worker computes or has computed anything of it, prompt included, as far as is known here. What all
         workers have lost or refused before its first token is nobody's to pay; what the client gave up is."""
-        return self._is_at_worker or self.has_output
+        return self._is_at_worker or self.answer.has_output
 
     @property
     def has_ended(self) -> bool:
         """Whether every choice came to its end."""
-        return not self._running
+        return not self.answer.num_unfinished
 
-    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
-        """Has it told, once, when there are more output tokens than that; now, where there are already."""
-        self._bound_tokens, self._tell_past = tokens, tell
-        self._check_bound()
-
-    def _check_bound(self) -> None:
-        if self.completion_tokens > self._bound_tokens:
-            self._bound_tokens = sys.maxsize
-            self._tell_past()
-
-    def longest_output(self) -> "array[int] | None":
-        """The longest unfinished choice; None where there is nothing yet."""
-        longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
-        return longest.tokens or None
-
-    def begin(self, worker_id: str) -> None:
+    def begin(self, worker_id: str, attempt: Attempt) -> None:
         """Another attempt begins, at this worker."""
+        self._attempt, self._is_watched = attempt, attempt.is_watched
         if not self._prompt_sent:
             self._prompt.worker_id = worker_id
         self._broken = None
         self._is_at_worker = True
         self._attempt_tokens = 0
-        self._attempt_choices = self._running
-
-    def unfinished(self) -> Iterator[tuple[int, Ledger]]:
-        """The choices that an attempt has to bring to their end."""
-        return ((choice, ledger) for choice, ledger in enumerate(self._ledgers) if not ledger.finished)
+        self._attempt_choices = self.answer.num_unfinished
 
     def put(self, output: SequenceOutput) -> None:
         """News of one choice."""
@@ -192,117 +126,71 @@ class RequestStream:
             return  # of a choice whose sibling broke off: the next attempt computes it again
         chunk = output.chunk
         index = chunk.index
+        answer = self.answer
         try:
-            num_tokens = self._ledgers[index].add(chunk)
-        except (OutOfOrder, IndexError) as error:
+            num_tokens = answer.add(chunk)
+        except OutOfOrder as error:
             self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
             return
-        if index == 0 and not self.prompt_known:
+        if not answer.prompt_known and index == 0:
             self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
-        self._take_chunk(index, chunk, num_tokens)
-        if self.on_progress is not None:
+        self._meter.add(num_tokens)
+        self._unread.add(index, chunk)
+        if self._is_watched and self._attempt is not None:
             self._attempt_tokens += num_tokens
-            self.on_progress(self._attempt_tokens // self._attempt_choices)
-        self._announce()
-
-    @property
-    def _has_news(self) -> bool:
-        return bool(self._chunks or self._full) and self.prompt_known
+            self._attempt.progressed(self._attempt_tokens // self._attempt_choices)
+        if not self._due.is_set():
+            self._announce()
 
     async def take(self) -> GenerateResponse | None:
         """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
         gave up, when all that it had said is taken; RequestRefused where the request is over."""
-        while not (self._has_news and self._due.is_set()):
-            if not self._has_news:
+        answer, unread, due = self.answer, self._unread, self._due
+        while not ((has_news := answer.prompt_known and unread.holds_any) and due.is_set()):
+            if not has_news:
                 if self._refused is not None:
                     raise self._refused
                 if self._broken is not None:
                     raise self._broken
-                if not (self._running or self._chunks or self._full):
+                if not (answer.num_unfinished or unread.holds_any):
                     return None
-            self._due.clear()
-            await self._due.wait()
+            due.clear()
+            await due.wait()
         response = GenerateResponse(request_id=self._request_id)
         if not self._prompt_sent:
             self._prompt_sent = True
             response.prompt.CopyFrom(self._prompt)
             if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
                 return response
-        response.chunks.extend([unsent.merged() for unsent in self._next_chunks()])
-        if self._chunks or self._full:
+        response.chunks.extend(unread.take())
+        if unread.holds_any:
             return response
-        self._due.clear()
-        if not self._running:
-            response.usage.CopyFrom(
-                Usage(
-                    prompt_tokens=self._prompt.prompt_tokens,
-                    cached_tokens=self._prompt.cached_tokens,
-                    completion_tokens=self.completion_tokens,
-                    resumptions=self.resumptions,
-                )
-            )
+        due.clear()
+        if not answer.num_unfinished:
+            response.usage.CopyFrom(answer.usage(self._prompt, self.resumptions))
         return response
-
-    def _next_chunks(self) -> Iterable[_Unsent]:
-        """Takes out what goes into the next response."""
-        if self._full:
-            chunks, num_bytes = self._full.pop(0)
-        else:
-            chunks, num_bytes = self._chunks, self._chunks_bytes
-            self._chunks, self._chunks_bytes = {}, 0
-        if num_bytes:
-            self._waiting_bytes -= num_bytes
-            self._backlog.shrink(self, num_bytes)
-        return chunks.values()
 
     def _break_off(self, refused: RequestRefused, output: SequenceOutput) -> None:
         """The attempt is over. Of several choices' errors the first is told; any of them may be under suspicion."""
         if self._broken is None:
             self._broken = BrokenOff(refused)
             self._is_at_worker = output.begun and refused.reason == DEADLINE_EXCEEDED  # the client's
-            self.on_break()
+            if self._attempt is not None:
+                self._attempt.broke_off()
         self._broken.suspect |= output.suspect
         self._broken.sole_suspect |= output.sole_suspect
         self._announce()
 
     def _announce(self) -> None:
-        if self._due.is_set():
-            return
-        if self._prompt_sent and self._running:
+        if self._prompt_sent and self.answer.num_unfinished:
             self._fanout.has_news(self._due)
         else:  # somebody waits for the first response, and nothing more merges with the last
             self._due.set()
 
     def _take_prompt(self, report: PromptReport) -> None:
-        self.prompt_known = True
+        self.answer.prompt_known = True
         self._prompt.cached_tokens = report.cached_tokens
         self._prompt.logprobs.extend(report.logprobs)
-
-    def _take_chunk(self, index: int, chunk: OutputChunk, num_tokens: int) -> None:
-        self.completion_tokens += num_tokens
-        if self.completion_tokens > self._bound_tokens:
-            self._check_bound()
-        if self.can_resume and self.completion_tokens > self._most_ledger_tokens:
-            self.can_resume = False
-            for ledger in self._ledgers:
-                ledger.forget()
-        if self._ledgers[index].finished:
-            self._running -= 1
-            self.finish_reasons[index] = chunk.finish_reason
-        waiting = self._chunks.get(index)
-        if waiting is None:
-            self._chunks[index] = _Unsent(chunk)
-            return
-        more_bytes = waiting.extend(chunk)
-        self._chunks_bytes += more_bytes
-        self._waiting_bytes += more_bytes
-        if self._waiting_bytes > MAX_WAITING_BYTES:
-            self.fall_behind(f"more than {MAX_WAITING_BYTES} bytes of output waited for it")
-            return
-        self._backlog.grow(self, more_bytes)
-        if self._chunks_bytes > MAX_RESPONSE_BYTES:
-            self._full.append((self._chunks, self._chunks_bytes))
-            self._chunks, self._chunks_bytes = {}, 0
 
     def fall_behind(self, why: str) -> None:
         """The client has let too much wait: it gets no more of it."""
@@ -313,12 +201,10 @@ class RequestStream:
             retry_delay_ms=COME_BACK_MS,
         )
         self.close()
-        self.on_overflow()
+        if self._attempt is not None:
+            self._attempt.gave_up()
         self._announce()
 
     def close(self) -> None:
         """Nobody takes anything any more."""
-        self._chunks = {}
-        self._full.clear()
-        self._chunks_bytes = self._waiting_bytes = 0
-        self._backlog.clear(self)
+        self._unread.clear()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -34,10 +34,9 @@ from trunkline.v1.inference_pb2 import (
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import validate_token_ids
 from trunkline_router.dispatch import Dispatcher
-from trunkline_router.edge import Prepared, check_request_id, prepare, request_id_of, session_of
+from trunkline_router.edge import PreparedRequest, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.granting import Granter
-from trunkline_router.live import Live
 from trunkline_router.pool import limits_of
 from trunkline_router.running import Running
 from trunkline_router.shared_state.reservation import Reservation
@@ -76,10 +75,10 @@ class InferenceService(InferenceServiceServicer):
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
         request_id = request_id_of(request)
         with self._observed("router.generate", request_id, context) as (span, facts), self._running.admitted():
-            prepared, workers = await self._prepare(request, request_id, context, facts)
-            with await self._reserve(prepared, workers) as reservation:
+            prepared = await self._prepare(request, request_id, context, facts)
+            with await self._reserve(prepared) as reservation:
                 async with aclosing(
-                    self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
+                    self._dispatcher.dispatch(prepared, context.time_remaining, span, facts, reservation.meter)
                 ) as responses:
                     reservation.follow(responses.stream)
                     async for response in responses:
@@ -98,14 +97,12 @@ class InferenceService(InferenceServiceServicer):
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
         request, request_id = first.request, request_id_of(first.request)
         with self._observed("router.grant", request_id, context) as (span, facts), self._running.admitted():
-            prepared, workers = await self._prepare(request, request_id, context, facts)
+            prepared = await self._prepare(request, request_id, context, facts)
             self._granter.check_taken(prepared.model)
-            self._check_reservable(prepared, workers)
-            reserve = partial(self._charge, prepared, workers)
+            self._check_reservable(prepared)
+            reserve = partial(self._charge, prepared)
             async with aclosing(
-                self._granter.answers(
-                    prepared, limits_of(workers), request_iterator, context.time_remaining, reserve, span, facts
-                )
+                self._granter.answers(prepared, request_iterator, context.time_remaining, reserve, span, facts)
             ) as answers:
                 async for answer in answers:
                     yield answer
@@ -144,8 +141,8 @@ class InferenceService(InferenceServiceServicer):
 
     async def _prepare(
         self, request: GenerateRequest, request_id: str, context: Context, facts: dict[str, Any]
-    ) -> tuple[Prepared, list[Live]]:
-        """The request as any worker can take it, and its model's workers. Raises RequestRefused."""
+    ) -> PreparedRequest:
+        """The request as any worker can take it. Raises RequestRefused."""
         check_request_id(request)
         metadata = context.invocation_metadata()
         facts["tenant"] = tenant = tenant_of(metadata)
@@ -162,12 +159,12 @@ class InferenceService(InferenceServiceServicer):
             session=session_of(metadata, tenant),
         )
         facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
-        return prepared, workers
+        return prepared
 
-    async def _reserve(self, prepared: Prepared, workers: Sequence[Live], *, in_full: bool = False) -> Reservation:
+    async def _reserve(self, prepared: PreparedRequest, *, in_full: bool = False) -> Reservation:
         """The request's part in its tenant's quotas; `in_full`: all that it can come to. Raises RequestRefused."""
         sampling, tenant = prepared.sampling, prepared.scheduling.tenant
-        most_tokens = _most_output_tokens(prepared, workers)
+        most_tokens = prepared.most_output_tokens
         terms = self._tenants.terms(tenant)
         return await self._shared.reserve(
             tenant,
@@ -180,7 +177,7 @@ class InferenceService(InferenceServiceServicer):
             choices=prepared.choices,
         )
 
-    def _check_reservable(self, prepared: Prepared, workers: Sequence[Live]) -> None:
+    def _check_reservable(self, prepared: PreparedRequest) -> None:
         """Raises RequestRefused (FORBIDDEN) where its tenant's quotas can never hold all that it may come to, and the
         router would serve it by an estimate."""
         quotas = self._tenants.terms(prepared.scheduling.tenant).quotas
@@ -189,7 +186,7 @@ class InferenceService(InferenceServiceServicer):
             return
         name, most_tokens = bound
         prompt_tokens = len(prepared.prompt)
-        tokens = prompt_tokens + prepared.choices * _most_output_tokens(prepared, workers)
+        tokens = prompt_tokens + prepared.choices * prepared.most_output_tokens
         if prompt_tokens <= most_tokens < tokens:
             words = name.replace("_", " ")
             raise forbidden(
@@ -197,11 +194,10 @@ class InferenceService(InferenceServiceServicer):
                 f"{most_tokens} {words}"
             )
 
-    async def _charge(self, prepared: Prepared, workers: Sequence[Live]) -> GrantCharge:
+    async def _charge(self, prepared: PreparedRequest) -> GrantCharge:
         """The same for one that is granted: all that it can come to. Raises RequestRefused."""
-        reservation = await self._reserve(prepared, workers, in_full=True)
-        most_output_tokens = prepared.choices * _most_output_tokens(prepared, workers)
-        return GrantCharge(reservation, len(prepared.prompt), most_output_tokens)
+        reservation = await self._reserve(prepared, in_full=True)
+        return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         _, workers = await self._pools.found(request.model, context.time_remaining())
@@ -236,14 +232,6 @@ class InferenceService(InferenceServiceServicer):
                 )
             )
         return ListModelsResponse(models=models)
-
-
-def _most_output_tokens(prepared: Prepared, workers: Sequence[Live]) -> int:
-    """Of one choice."""
-    if prepared.sampling.HasField("max_tokens"):
-        return prepared.sampling.max_tokens
-    limits = limits_of(workers)
-    return min(limits.context_length, limits.kv_token_capacity) - len(prepared.prompt)
 
 
 def _internal(request_id: str) -> RequestRefused:

@@ -28,3 +28,18 @@ class SignsOfLife:
             return False
         self._silent_s += min(passed_s, 2 * self.check_interval_s)
         return self._silent_s >= self.timeout_s + allowance_s
+
+
+class Silence:
+    """How long one request's worker has said nothing to anybody, as far as was noticed: news between two looks count
+    from the second one, so it is never taken for longer than it was."""
+
+    def __init__(self, now_s: float, *, news: int) -> None:
+        self._since_s = now_s
+        self._news = news
+
+    def lasts_s(self, now_s: float, *, news: int) -> float:
+        """`news`: how many messages have come in all."""
+        if news != self._news:
+            self._news, self._since_s = news, now_s
+        return now_s - self._since_s

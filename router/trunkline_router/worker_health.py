@@ -28,7 +28,7 @@ class WorkerHealth:
         self._signs = self._new_signs()
         self._granted_signs = self._new_signs()
         self._news_when_hung = 0
-        self._started_s = context.clock_s()
+        self._started_s = self._checked_s = context.clock_s()
         self._log = get_logger()
 
     async def look_after(self) -> None:
@@ -38,18 +38,25 @@ class WorkerHealth:
             self._live.slow_start_share = slow_start_share(clock_s() - self._started_s, slow_start_s)
             await asyncio.sleep(self._signs.check_interval_s)
             now_s, news = clock_s(), self._live.num_heard
+            self._live.watched_s += min(now_s - self._checked_s, 2 * self._signs.check_interval_s)
+            self._checked_s = now_s
+            self._live.may_be_silent_s = self._signs.timeout_s + self._allowance_s
             if self._live.is_hung and news != self._news_when_hung:
                 self._is_back(now_s)
             elif await self._is_silent(now_s, news) and not self._live.is_hung:
                 self._hangs(news)
 
+    @property
+    def _allowance_s(self) -> float:
+        return longest_silence_s(self._live.model, self._live.load.step_cost)
+
     async def _is_silent(self, now_s: float, news: int) -> bool:
-        live = self._live
-        allowance_s = longest_silence_s(live.model, live.load.step_cost)
+        live, allowance_s = self._live, self._allowance_s
         has_work = live.session.num_open > 0
         is_silent = self._signs.is_silent(now_s, news=news, has_work=has_work, allowance_s=allowance_s)
         # What was granted may never have come to the worker: before it is taken for hung it is asked.
-        if self._granted_signs.is_silent(now_s, news=news, has_work=live.granted_choices > 0):
+        is_granted = live.granted_choices > 0
+        if self._granted_signs.is_silent(now_s, news=news, has_work=is_granted, allowance_s=allowance_s):
             self._granted_signs = self._new_signs()
             is_silent |= not (live.is_hung or await self._answers() or live.num_heard != news)
         return is_silent

@@ -15,6 +15,7 @@ from itertools import accumulate
 from math import inf, nan
 
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
+from trunkline.validation import max_total_tokens
 from trunkline_router.accuracy import Freshness, IndexAccuracy
 from trunkline_router.credit import NO_CREDIT, Credit
 from trunkline_router.policy import RoutePlan
@@ -39,7 +40,7 @@ class WorkerState:
         self.blocks = blocks
         # Asked for every worker in every decision: read once.
         self.worker_id, self.model_name = model.worker_id, model.model
-        self.most_tokens = min(model.context_length, model.kv_token_capacity)  # of prompt and output together
+        self.most_tokens = max_total_tokens(model)
         self.kind: Kind = (model.fingerprint, model.block_size)
         self.accuracy = IndexAccuracy()
         self.routed_by_load = False

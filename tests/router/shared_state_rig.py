@@ -1,6 +1,6 @@
 """Stores and routers' ends of them, with a clock that tests move."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -110,32 +110,18 @@ async def keys_in(client: "Redis[str]") -> str:
 class Output:
     """What workers have come to with a request."""
 
-    def __init__(self, completion_tokens: int = 0, *, is_owed: bool = True, has_ended: bool = False) -> None:
-        self._completion_tokens = completion_tokens
-        self._past: tuple[int, Callable[[], None]] | None = None
+    def __init__(self, reservation: Reservation, *, is_owed: bool = True, has_ended: bool = False) -> None:
         self.is_owed = is_owed
         self.has_ended = has_ended
-        self.times_read = 0
+        self._meter = reservation.meter
+        reservation.follow(self)
 
-    @property
-    def completion_tokens(self) -> int:
-        self.times_read += 1
-        return self._completion_tokens
-
-    @completion_tokens.setter
-    def completion_tokens(self, tokens: int) -> None:
-        self._completion_tokens = tokens
-        if self._past is not None and tokens > self._past[0]:
-            (_, tell), self._past = self._past, None
-            tell()
-
-    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
-        self._past = tokens, tell
-        self.completion_tokens = self._completion_tokens
+    def comes_to(self, tokens: int) -> None:
+        self._meter.add(tokens - self._meter.tokens)
 
 
 def use(reservation: Reservation, prompt: int, output: int, *, has_ended: bool = True) -> None:
     """The request ends having used so much; 0 of both: nobody served it."""
     reservation.prompt_tokens = prompt
-    reservation.follow(Output(output, is_owed=prompt + output > 0, has_ended=has_ended))
-    reservation.__exit__(None, None, None)
+    Output(reservation, is_owed=prompt + output > 0, has_ended=has_ended).comes_to(output)
+    reservation.settle()

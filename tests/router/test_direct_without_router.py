@@ -13,7 +13,10 @@ from trunkline.errors import NoWorker, TrunklineError
 from trunkline.grant_call import GrantCall
 from trunkline.v1.inference_pb2 import GrantRequest
 from trunkline_router.granting import _Granting
+from trunkline_router.worker_link import LinkLimits
 from trunkline_router.worker_state import InFlight
+
+SOON = LinkLimits(inter_token_timeout_s=0.04)
 
 OnQuestion = Callable[[], Awaitable[None]]
 
@@ -49,17 +52,22 @@ async def test_who_waits_in_a_queue_is_left_there_and_who_waits_for_a_hung_worke
 ) -> None:
     workers = fakes("a", "b")
     questions = 0
-    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.02) as client:
+    hung: list[int] = []
+    async with (
+        cluster(*workers, grant_key=KEY, link_limits=SOON) as router,
+        direct(router, inter_token_timeout_s=0.02) as client,
+    ):
 
-        async def falls_silent_once() -> None:
+        async def falls_silent() -> None:
             nonlocal questions
             questions += 1
-            if questions != 4:
-                await works_for_others(router, workers, 0, 1)
+            await works_for_others(router, workers, *({0, 1} if questions < 4 else {0, 1}.difference(hung)))
 
-        on_question(falls_silent_once)
+        on_question(falls_silent)
         stream = Stream(client)
-        choice, resumed = await arrival(workers), await arrival(workers)
+        choice = await arrival(workers)
+        hung.append(workers.index(choice.worker))
+        resumed = await arrival(workers)
         assert questions >= 4
         assert resumed.worker is not choice.worker
         resumed.tokens(2, finish=True)
@@ -99,7 +107,10 @@ async def test_a_worker_that_was_granted_too_late_is_gone_to_when_the_first_one_
 ) -> None:
     workers = fakes("a", "b")
     asked, goes_on = asyncio.Event(), asyncio.Event()
-    async with cluster(*workers, grant_key=KEY) as router, direct(router, inter_token_timeout_s=0.02) as client:
+    async with (
+        cluster(*workers, grant_key=KEY, link_limits=SOON) as router,
+        direct(router, inter_token_timeout_s=0.02) as client,
+    ):
 
         async def stand_still_at_first() -> None:
             if asked.is_set():
@@ -116,6 +127,8 @@ async def test_a_worker_that_was_granted_too_late_is_gone_to_when_the_first_one_
         await asked.wait()
         choice.tokens(2)
         await stream.came(3)
+        asked_s = router.live(home).watched_s
+        await until(lambda: router.live(home).watched_s > asked_s + SOON.inter_token_timeout_s)
         goes_on.set()  # it takes the worker for hung, and names the other one
         other = router.live(1 - home)
         await until(lambda: other.open_choices == 1)

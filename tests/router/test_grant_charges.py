@@ -100,8 +100,8 @@ async def test_an_answer_costs_what_the_worker_computed_whatever_its_client_says
 
 @pytest.mark.parametrize(
     "claim",
-    [lost(refusal=CLAIMED_FULL), lost(), lost(1), GrantRequest(silent=lost().lost)],
-    ids=["full", "lost", "lost on the way", "silent"],
+    [lost(refusal=CLAIMED_FULL), lost(), lost(1)],
+    ids=["full", "lost", "lost on the way"],
 )
 async def test_every_further_grant_is_paid_for_where_the_client_alone_says_that_the_last_is_void(
     claim: GrantRequest, monkeypatch: pytest.MonkeyPatch

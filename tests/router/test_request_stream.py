@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 
 import pytest
 
@@ -10,8 +9,9 @@ from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
-from trunkline_router import request_stream
+from trunkline_router import unread
 from trunkline_router.backlog import Backlog
+from trunkline_router.meter import OutputMeter
 from trunkline_router.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
@@ -34,6 +34,23 @@ def output(index: int = 0, first: int = 0, text: str = "ab", offset: int = 0, **
 
 def stream(choices: int = 1) -> RequestStream:
     return RequestStream("r", choices, PromptInfo(model="m", prompt_tokens=9))
+
+
+class Told:
+    """An attempt that notes what it is told."""
+
+    def __init__(self, *, is_watched: bool = False) -> None:
+        self.is_watched = is_watched
+        self.heard: list[str | int] = []
+
+    def gave_up(self) -> None:
+        self.heard.append("gave up")
+
+    def broke_off(self) -> None:
+        self.heard.append("broke off")
+
+    def progressed(self, steps: int) -> None:
+        self.heard.append(steps)
 
 
 async def taken(news: RequestStream) -> AsyncIterator[GenerateResponse]:
@@ -124,11 +141,11 @@ async def test_the_first_error_counts() -> None:
 
 
 async def test_what_came_before_a_break_is_handed_out_first_and_the_break_is_told_at_once() -> None:
-    news, told = stream(), list[bool]()
-    news.on_break = lambda: told.append(True)
+    news, told = stream(), Told()
+    news.begin("w", told)
     news.put(output())
     news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
-    assert told == [True], "the client may be slow to read"
+    assert told.heard == ["broke off"], "the client may be slow to read"
     response = await news.take()
     assert response is not None
     assert list(response.chunks[0].token_ids) == [100, 101]
@@ -142,8 +159,8 @@ async def test_the_next_attempt_goes_on_where_the_ledger_ends() -> None:
     news.put(output(index=1, finish_reason=STOP))
     news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
     await news.take()
-    news.begin("other")
-    ((choice, ledger),) = news.unfinished()
+    news.begin("other", Told())
+    ((choice, ledger),) = news.answer.unfinished()
     resume = ledger.resume()
     assert resume is not None
     assert (choice, list(resume.output_token_ids), resume.text_bytes_sent) == (0, [100, 101], 2)
@@ -163,55 +180,52 @@ async def test_a_worker_that_repeats_or_leaves_out_output_is_broken_off_and_noth
     news.put(output(first=first, offset=offset))
     with pytest.raises(BrokenOff, match="lost its place"):
         await news.take()
-    assert news.completion_tokens == 2
+    assert news.answer.completion_tokens == 2
 
 
 async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
     news = RequestStream("r", 1, PromptInfo(), max_ledger_bytes=12)
     news.put(output())
-    assert news.can_resume
+    assert news.answer.can_resume
     news.put(output(first=2, text="cd", offset=2))
-    assert not news.can_resume
+    assert not news.answer.can_resume
     response = await news.take()
     assert response is not None
     assert len(response.chunks[0].token_ids) == 4, "which does not touch the answer"
 
 
-async def test_it_tells_once_when_there_are_more_tokens_than_it_was_asked_about_taken_or_not() -> None:
-    news, told = stream(choices=2), list[int]()
-    news.when_past(4, lambda: told.append(news.completion_tokens))
+async def test_what_workers_bring_is_metered_taken_or_not_and_over_all_choices() -> None:
+    meter, told = OutputMeter(), list[int]()
+    news = RequestStream("r", 2, PromptInfo(), meter=meter)
+    meter.when_past(4, lambda: told.append(meter.tokens))
     news.put(output())
     news.put(output(index=1))
     assert told == [], "not more"
     news.put(output(first=2, offset=2))
-    news.put(output(index=1, first=2, offset=2))
-    assert told == [6], "of all choices"
-    news.when_past(7, lambda: told.append(-1))
-    assert told == [6, -1]
-    news.put(output(first=4, offset=4))
-    assert told == [6, -1]
+    assert (told, news.answer.completion_tokens) == ([6], 6)
 
 
 async def test_progress_is_told_by_attempt_and_choice() -> None:
-    news, told = stream(choices=2), list[int]()
-    news.on_progress = told.append
+    news, first, second = stream(choices=2), Told(is_watched=True), Told(is_watched=True)
+    news.begin("w", first)
     news.put(output())
     news.put(output(index=1))
     news.put(output(first=2, offset=2, finish_reason=STOP))
-    assert told == [1, 2, 3]
+    assert first.heard == [1, 2, 3]
     news.put(SequenceOutput(error=no_worker("lost").to_proto()))
-    news.begin("other")
+    news.begin("other", second)
     news.put(output(index=1, first=2, offset=2))
-    assert told[-1] == 2, "of the one choice that is left"
+    assert second.heard == [2], "of the one choice that is left"
+    assert first.heard == [1, 2, 3, "broke off"]
 
 
 async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_taken_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_stream, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(unread, "MAX_WAITING_BYTES", 1000)
     news = stream(choices=2)
-    gave_up: list[bool] = []
-    news.on_overflow = lambda: gave_up.append(True)
+    told = Told()
+    news.begin("w", told)
 
     def put(step: int, index: int = 0, size: int = 200) -> None:
         news.put(output(index=index, first=2 * step, text="x" * size, offset=200 * step))
@@ -223,21 +237,21 @@ async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_take
     for step in range(50, 52):
         put(step)
         put(step, index=1)
-    assert not gave_up
+    assert not told.heard
     put(52, index=1)
-    assert gave_up == [True]
+    assert told.heard == ["gave up"]
     with pytest.raises(RequestRefused, match="reads too slowly") as caught:
         await news.take()
     assert caught.value.reason == "OVERLOADED"
-    assert news.has_output, "and so it is not tried elsewhere"
+    assert news.answer.has_output, "and so it is not tried elsewhere"
     put(52, size=2000)
-    assert gave_up == [True]
+    assert told.heard == ["gave up"]
 
 
 async def test_what_waits_leaves_in_responses_of_bounded_size_and_nothing_of_it_is_lost_or_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_stream, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(unread, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
     news = RequestStream("r", 2, PromptInfo(model="m", prompt_tokens=9), backlog=backlog)
     steps, texts = 40, ("é" * 60, "z" * 90)
@@ -269,7 +283,7 @@ async def test_what_waits_leaves_in_responses_of_bounded_size_and_nothing_of_it_
 async def test_what_is_taken_in_part_waits_no_longer_and_a_break_comes_after_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_stream, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(unread, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
     news = RequestStream("r", 1, PromptInfo(), backlog=backlog)
     for step in range(9):
@@ -316,14 +330,14 @@ async def test_a_backlog_counts_what_has_merged_until_it_is_taken_or_nobody_will
 async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends() -> None:
     backlog = Backlog(max_bytes=3000)
     streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(3)]
-    ended: list[int] = []
+    told = [Told() for _ in streams]
     for number, news in enumerate(streams):
-        news.on_overflow = partial(ended.append, number)
+        news.begin("w", told[number])
         news.put(output())
         news.put(output(first=2, text="x" * (200, 1500, 200)[number], offset=2))
-    assert not ended
+    assert not any(attempt.heard for attempt in told)
     streams[0].put(output(first=4, text="x" * 1200, offset=202))
-    assert ended == [1], "not the one that has just grown"
+    assert [attempt.heard for attempt in told] == [[], ["gave up"], []], "not the one that has just grown"
     with pytest.raises(RequestRefused, match="waited for all clients") as caught:
         await streams[1].take()
     assert caught.value.reason == "OVERLOADED"

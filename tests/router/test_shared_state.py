@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
@@ -17,6 +18,7 @@ from trunkline_router.quarantine import Quarantine
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_store import RedisStore
+from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.store import Lease, Store, WorkerKey
 from trunkline_router.shared_state.sync import rest_s
 
@@ -128,13 +130,12 @@ async def test_what_outgrows_its_estimate_counts_while_it_runs_and_what_was_coun
     routers: tuple[Router, Router],
 ) -> None:
     a, b = routers
-    answer = Output()
     first = await a.admit(TOKENS, 100, None)
-    first.follow(answer)
-    answer.completion_tokens = 256
+    answer = Output(first)
+    answer.comes_to(256)
     await a.beat()
     await b.admit(TOKENS, 10, 634)
-    answer.completion_tokens = 257
+    answer.comes_to(257)
     await a.beat()
     await b.beat()
     assert b.window_of("t") == (1, 10 + 634), "which is its own part"
@@ -149,33 +150,40 @@ async def test_what_outgrows_its_estimate_counts_while_it_runs_and_what_was_coun
 
 
 async def test_running_requests_are_looked_at_when_they_outgrow_their_estimates_and_not_before(
-    routers: tuple[Router, Router],
+    routers: tuple[Router, Router], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reads = Counter[Reservation]()
+
+    def read(reservation: Reservation) -> int:
+        reads[reservation] += 1
+        return reservation.meter.tokens
+
+    monkeypatch.setattr(Reservation, "output_tokens", property(read))
     router, _ = routers
-    quotas, answers = Quotas(tokens_per_minute=1_000_000), [Output() for _ in range(10)]
-    reservations = [await router.admit(quotas, 1, None, most_tokens=1_000_000) for _ in answers]
+    quotas = Quotas(tokens_per_minute=1_000_000)
+    reservations = [await router.admit(quotas, 1, None, most_tokens=1_000_000) for _ in range(10)]
+    answers = [Output(reservation) for reservation in reservations]
     estimate = reservations[0].tokens - 1
-    for reservation, answer in zip(reservations, answers, strict=True):
-        reservation.follow(answer)
-        answer.completion_tokens = estimate
+    for answer in answers:
+        answer.comes_to(estimate)
     for _ in range(50):
         await router.beat()
-    assert [answer.times_read for answer in answers] == [0] * 10
+    assert not reads
     counted = router.window_of("t")
-    answers[3].completion_tokens = estimate + 1
+    answers[3].comes_to(estimate + 1)
     use(reservations[7], 1, estimate + 1)
     for _ in range(50):
         await router.beat()
-    assert [answer.times_read for answer in answers] == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert [reads[reservation] for reservation in reservations[:7]] == [0, 0, 0, 1, 0, 0, 0]
     assert router.window_of("t") == (10, counted[1] + (estimate + 2) + 1), "twice what it has, and what the other used"
-    answers[3].completion_tokens = 2 * estimate + 3
+    answers[3].comes_to(2 * estimate + 3)
     await router.beat()
     assert router.window_of("t") == (10, counted[1] + 2 * (2 * estimate + 3) - estimate + 1), "and once more"
-    answers[7].completion_tokens = 9 * estimate
+    answers[7].comes_to(9 * estimate)
     for reservation, answer in zip(reservations, answers, strict=True):
         if answer is not answers[7]:
             use(reservation, 1, 1)
-    answers[5].completion_tokens = 9 * estimate
+    answers[5].comes_to(9 * estimate)
     await router.beat()
     assert router._book.tenant("t").in_flight == 0, "what has ended outgrows nothing"
 
@@ -194,12 +202,11 @@ async def test_short_answers_do_not_open_the_quotas_to_many_long_ones(routers: t
             reservation = await router.admit(quotas, 1, None, most_tokens=32_000)
         except RequestRefused:
             break
-        answers.append(Output())
-        reservation.follow(answers[-1])
+        answers.append(Output(reservation))
     assert 14 <= len(answers) <= 16
     for computed in (1000, 10_000, 32_000):
         for answer in answers:
-            answer.completion_tokens = computed
+            answer.comes_to(computed)
         for router in routers:
             await router.beat()
         for router in routers:

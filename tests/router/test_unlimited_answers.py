@@ -1,7 +1,7 @@
 """Quotas hold for tenants that never say max_tokens: two routers, a real Redis, virtual time."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
@@ -36,7 +36,7 @@ class User:
 
     router: Router
     reservation: Reservation | None = None
-    output: Output = field(default_factory=Output)
+    output: Output | None = None
     length: int = 0
     idle_ticks: int = 0
 
@@ -65,9 +65,11 @@ async def demand(redis: RedisServer, prefix: str, lengths: Callable[[], int]) ->
 async def advance(user: User, lengths: Callable[[], int]) -> int:
     """Tokens that it had in this tick."""
     if user.reservation is not None:
-        more = min(PACE, user.length - user.output.completion_tokens)
-        user.output.completion_tokens += more
-        if user.output.completion_tokens == user.length:
+        assert user.output is not None
+        computed = user.reservation.meter.tokens
+        more = min(PACE, user.length - computed)
+        user.output.comes_to(computed + more)
+        if computed + more == user.length:
             use(user.reservation, PROMPT, user.length)
             user.reservation = None
         return more
@@ -80,8 +82,7 @@ async def advance(user: User, lengths: Callable[[], int]) -> int:
     except RequestRefused:
         user.idle_ticks = COME_BACK_TICKS
         return 0
-    user.output, user.length = Output(), lengths()
-    user.reservation.follow(user.output)
+    user.output, user.length = Output(user.reservation), lengths()
     return PROMPT
 
 

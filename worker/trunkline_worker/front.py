@@ -17,6 +17,7 @@ from trunkline.names import finish_name
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, deadline_exceeded, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit
+from trunkline.validation import max_total_tokens
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import start_span
 from trunkline_worker.cache_mirror import CacheMirror
@@ -25,7 +26,7 @@ from trunkline_worker.front_queue import FrontQueue
 from trunkline_worker.lanes import Lane, lane_of
 from trunkline_worker.output_stream import OutputStream
 from trunkline_worker.queue_bounds import queue_full
-from trunkline_worker.submit_validation import max_total_tokens, validate_submit
+from trunkline_worker.submit_validation import validate_submit
 
 # What a refused caller is told before the engine has said anything about its queue.
 UNKNOWN_RETRY_DELAY_MS = 1000

@@ -5,15 +5,11 @@ from trunkline.v1.worker_pb2 import GetModelResponse, Submit
 from trunkline.validation import (
     check_length,
     check_prompt_logprobs,
+    max_total_tokens,
     validate_sampling,
     validate_scheduling,
     validate_token_ids,
 )
-
-
-def max_total_tokens(model: GetModelResponse) -> int:
-    """Most tokens of prompt and output together."""
-    return min(model.context_length, model.kv_token_capacity)
 
 
 def validate_submit(submit: Submit, model: GetModelResponse) -> None:

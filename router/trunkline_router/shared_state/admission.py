@@ -111,7 +111,7 @@ class Admission:
 
     def _bound(self, admitted: Admitted, reservation: Reservation) -> None:
         """Thousands may run: none is looked at before it says that it has outgrown what it counts with."""
-        reservation.when_past(admitted.output_tokens, lambda: self._outgrown.append(admitted))
+        reservation.meter.when_past(admitted.output_tokens, lambda: self._outgrown.append(admitted))
 
     def top_up(self) -> None:
         """What running requests have come to beyond their estimates counts from now on, and as much again ahead: an

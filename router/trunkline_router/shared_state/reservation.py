@@ -5,16 +5,12 @@ from types import TracebackType
 from typing import Protocol
 
 from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.meter import OutputMeter
 from trunkline_router.shared_state.fairness import CACHED_COST, INPUT_COST, OUTPUT_COST
 
 
 class Metered(Protocol):
-    """An answer, as far as workers have come with it."""
-
-    @property
-    def completion_tokens(self) -> int:
-        """Of all choices, whether the client has taken them or not."""
-        ...
+    """An answer, as far as workers have come with it. Its output goes into the reservation's meter."""
 
     @property
     def is_owed(self) -> bool:
@@ -26,15 +22,11 @@ class Metered(Protocol):
         """Whether every choice came to its end."""
         ...
 
-    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
-        """Has it told, once, when there are more output tokens than that; now, where there are already. Takes the
-        place of what was asked for before."""
-        ...
-
 
 class Reservation:
-    """A context: leaving it settles. `tokens` is what was reserved, 0 for a tenant without quotas; `prompt_tokens` is
-    what the request is charged for its prompt, cached or not, if it is charged."""
+    """A context: leaving it settles. What is computed for the request goes into its `meter`. `tokens` is what was
+    reserved, 0 for a tenant without quotas; `prompt_tokens` is what the request is charged for its prompt, cached or
+    not, if it is charged."""
 
     def __init__(
         self, settle: "Callable[[Reservation], None]", serve: Callable[[float], None], tokens: int, prompt_tokens: int
@@ -42,9 +34,9 @@ class Reservation:
         self._settle = settle
         self._serve = serve
         self._metered: Metered | None = None
-        self._bound: tuple[int, Callable[[], None]] | None = None  # see when_past()
         self._prompt_served = False
         self._output_served = 0  # tokens
+        self.meter = OutputMeter()
         self.tokens = tokens
         self.prompt_tokens = prompt_tokens
         self.is_charged_in_full = False
@@ -52,30 +44,22 @@ class Reservation:
     @property
     def output_tokens(self) -> int:
         """Computed so far."""
-        return 0 if self._metered is None else self._metered.completion_tokens
+        return self.meter.tokens
 
     @property
     def used_tokens(self) -> int:
         """0 where nobody served it: no worker took it, or all of them lost or refused it."""
         if self._metered is None or not self._metered.is_owed:
             return 0
-        return self.prompt_tokens + self._metered.completion_tokens
+        return self.prompt_tokens + self.meter.tokens
 
     @property
     def has_ended(self) -> bool:
         return self._metered is not None and self._metered.has_ended
 
     def follow(self, metered: Metered) -> None:
-        """What is computed for the request."""
+        """Who computes for the request."""
         self._metered = metered
-        if self._bound is not None:
-            metered.when_past(*self._bound)
-
-    def when_past(self, tokens: int, tell: Callable[[], None]) -> None:
-        """See Metered."""
-        self._bound = tokens, tell
-        if self._metered is not None:
-            self._metered.when_past(tokens, tell)
 
     def took(self, response: GenerateResponse) -> None:
         """The client gets this."""
@@ -100,6 +84,10 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """It has ended; once."""
         self._serve_rest()
         self._settle(self)
 
