@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from random import Random
@@ -38,8 +38,7 @@ from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import Prepared, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.granting import Granter
-from trunkline_router.live import Live
-from trunkline_router.pool import limits_of
+from trunkline_router.pool import Pool
 from trunkline_router.running import Running
 from trunkline_router.shared_state.fleet import PoolFleet, shared_state
 from trunkline_router.shared_state.reservation import Reservation
@@ -78,8 +77,8 @@ class InferenceService(InferenceServiceServicer):
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
         request_id = request_id_of(request)
         with self._observed("router.generate", request_id, context) as (span, facts), self._running.admitted():
-            prepared, workers = await self._prepare(request, request_id, context, facts)
-            with await self._reserve(prepared, workers) as reservation:
+            prepared, pool = await self._prepare(request, request_id, context, facts)
+            with await self._reserve(prepared, pool) as reservation:
                 async with aclosing(
                     self._dispatcher.dispatch(prepared, context.time_remaining, span, facts)
                 ) as responses:
@@ -100,13 +99,13 @@ class InferenceService(InferenceServiceServicer):
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
         request, request_id = first.request, request_id_of(first.request)
         with self._observed("router.grant", request_id, context) as (span, facts), self._running.admitted():
-            prepared, workers = await self._prepare(request, request_id, context, facts)
+            prepared, pool = await self._prepare(request, request_id, context, facts)
             self._granter.check_taken(prepared.model)
-            self._check_reservable(prepared, workers)
-            reserve = partial(self._charge, prepared, workers)
+            self._check_reservable(prepared, pool)
+            reserve = partial(self._charge, prepared, pool)
             async with aclosing(
                 self._granter.answers(
-                    prepared, limits_of(workers), request_iterator, context.time_remaining, reserve, span, facts
+                    prepared, pool.limits, request_iterator, context.time_remaining, reserve, span, facts
                 )
             ) as answers:
                 async for answer in answers:
@@ -146,30 +145,30 @@ class InferenceService(InferenceServiceServicer):
 
     async def _prepare(
         self, request: GenerateRequest, request_id: str, context: Context, facts: dict[str, Any]
-    ) -> tuple[Prepared, list[Live]]:
+    ) -> tuple[Prepared, Pool]:
         """The request as any worker can take it, and its model's workers. Raises RequestRefused."""
         check_request_id(request)
         metadata = context.invocation_metadata()
         facts["tenant"] = tenant = tenant_of(metadata)
         scheduling = self._tenants.scheduling(tenant, request.lane)
         facts["lane"] = scheduling.lane_name
-        facts["model"], workers = await self._pools.found(request.model, context.time_remaining())
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        facts["model"] = pool.name
         prepared = await prepare(
             request,
             request_id,
-            facts["model"],
-            workers,
+            pool,
             max_choices=self._max_choices,
             scheduling=scheduling.corrected(self._shared.weight_factor(tenant)),
             session=session_of(metadata, tenant),
         )
         facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
-        return prepared, workers
+        return prepared, pool
 
-    async def _reserve(self, prepared: Prepared, workers: Sequence[Live], *, in_full: bool = False) -> Reservation:
+    async def _reserve(self, prepared: Prepared, pool: Pool, *, in_full: bool = False) -> Reservation:
         """The request's part in its tenant's quotas; `in_full`: all that it can come to. Raises RequestRefused."""
         sampling, tenant = prepared.sampling, prepared.scheduling.tenant
-        most_tokens = _most_output_tokens(prepared, workers)
+        most_tokens = _most_output_tokens(prepared, pool)
         terms = self._tenants.terms(tenant)
         return await self._shared.reserve(
             tenant,
@@ -182,7 +181,7 @@ class InferenceService(InferenceServiceServicer):
             choices=prepared.choices,
         )
 
-    def _check_reservable(self, prepared: Prepared, workers: Sequence[Live]) -> None:
+    def _check_reservable(self, prepared: Prepared, pool: Pool) -> None:
         """Raises RequestRefused (FORBIDDEN) where its tenant's quotas can never hold all that it may come to, and the
         router would serve it by an estimate."""
         quotas = self._tenants.terms(prepared.scheduling.tenant).quotas
@@ -191,7 +190,7 @@ class InferenceService(InferenceServiceServicer):
             return
         name, most_tokens = bound
         prompt_tokens = len(prepared.prompt)
-        tokens = prompt_tokens + prepared.choices * _most_output_tokens(prepared, workers)
+        tokens = prompt_tokens + prepared.choices * _most_output_tokens(prepared, pool)
         if prompt_tokens <= most_tokens < tokens:
             words = name.replace("_", " ")
             raise forbidden(
@@ -199,15 +198,16 @@ class InferenceService(InferenceServiceServicer):
                 f"{most_tokens} {words}"
             )
 
-    async def _charge(self, prepared: Prepared, workers: Sequence[Live]) -> GrantCharge:
+    async def _charge(self, prepared: Prepared, pool: Pool) -> GrantCharge:
         """The same for one that is granted: all that it can come to. Raises RequestRefused."""
-        reservation = await self._reserve(prepared, workers, in_full=True)
-        most_output_tokens = prepared.choices * _most_output_tokens(prepared, workers)
+        reservation = await self._reserve(prepared, pool, in_full=True)
+        most_output_tokens = prepared.choices * _most_output_tokens(prepared, pool)
         return GrantCharge(reservation, len(prepared.prompt), most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
-        _, workers = await self._pools.found(request.model, context.time_remaining())
-        tokenizer = workers[0].tokenizer
+        tenant = tenant_of(context.invocation_metadata())
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        tokenizer = pool.workers[0].tokenizer
         kind = request.WhichOneof("input")
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
@@ -218,33 +218,34 @@ class InferenceService(InferenceServiceServicer):
         return TokenizeResponse(token_ids=ids)
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
-        _, workers = await self._pools.found(request.model, context.time_remaining())
-        validate_token_ids(request.token_ids, vocab_size=limits_of(workers).vocab_size, field="token_ids")
+        tenant = tenant_of(context.invocation_metadata())
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        validate_token_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
         ids = list(request.token_ids)
-        text = await workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)
+        text = await pool.workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)
         return DetokenizeResponse(text=text)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
         models = []
-        for name, workers in sorted((await self._pools.found_models()).items()):
-            limits = limits_of(workers)
+        found = await self._pools.found_models(tenant_of(context.invocation_metadata()))
+        for name, pool in sorted(found.items()):
             models.append(
                 Model(
                     name=name,
-                    context_length=limits.context_length,
-                    vocab_size=limits.vocab_size,
-                    has_chat_template=workers[0].tokenizer.has_chat_template,
-                    ready_workers=len(workers),
+                    context_length=pool.limits.context_length,
+                    vocab_size=pool.limits.vocab_size,
+                    has_chat_template=pool.workers[0].tokenizer.has_chat_template,
+                    ready_workers=len(pool.workers),
                 )
             )
         return ListModelsResponse(models=models)
 
 
-def _most_output_tokens(prepared: Prepared, workers: Sequence[Live]) -> int:
+def _most_output_tokens(prepared: Prepared, pool: Pool) -> int:
     """Of one choice."""
     if prepared.sampling.HasField("max_tokens"):
         return prepared.sampling.max_tokens
-    limits = limits_of(workers)
+    limits = pool.limits
     return min(limits.context_length, limits.kv_token_capacity) - len(prepared.prompt)
 
 

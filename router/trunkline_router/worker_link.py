@@ -81,7 +81,7 @@ class WorkerLink:
         self.same_as: WorkerLink | None = None  # the link that has this worker already, by another name
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
-        self.breaker = Breaker()
+        self.breaker = Breaker(on_change)
         self.tries = Tries()  # to connect
         self._sweeping: asyncio.Task[None] | None = None
         self._names = names or WorkerNames()
@@ -139,7 +139,7 @@ class WorkerLink:
         check_model(model, self._grant_key)
         with self._names.held(model, self):
             self.same_as = None
-            self.tries.has_answered = True
+            self.tries.answered(model.model)
             await self._converse(stub, model)
 
     async def _converse(self, stub: "WorkerServiceAsyncStub", model: GetModelResponse) -> None:
@@ -164,6 +164,7 @@ class WorkerLink:
                     task.result()
         finally:
             self.live = None  # before anything else runs: nobody may choose a worker that is gone
+            self._on_change()
             self.tries.lost()
             for task in (session, watch, ready, looking):
                 task.cancel()
@@ -185,7 +186,6 @@ class WorkerLink:
         self._connected_s = self._clock_s()
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip
-        self.tries.worked()
         self._on_change()
 
     async def _look_after(self, live: Live, stub: "WorkerServiceAsyncStub") -> None:

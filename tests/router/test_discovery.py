@@ -86,7 +86,7 @@ async def membership(
     pools, tokenizers, names = pools or Pools(rng), Tokenizers(renderers), WorkerNames()
     members = Membership(
         pools.links,
-        lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, lambda: None, rng, names=names),
+        lambda address: WorkerLink(address, "router-1", tokenizers, pools.index, pools.notify, rng, names=names),
     )
     running = asyncio.create_task(members.run(sources, leases))
     try:
@@ -150,7 +150,7 @@ async def test_a_stream_finishes_on_a_worker_that_is_no_longer_named_while_new_r
         await names.say(frozenset({new.address}))
         await until(lambda: connected(pools) == {old.address, new.address})
         old.send_load(draining=True)
-        await until(lambda: [live.model.worker_id for live in pools.models()["tiny"]] == ["new"])
+        await until(lambda: [live.model.worker_id for live in pools.models()["tiny"].workers] == ["new"])
         answers = [answer async for answer in stub.Generate(GenerateRequest(token_ids=TokenIds(ids=range(10, 30))))]
         assert answers[0].prompt.worker_id == "new"
         choice.tokens(3, finish=True)
@@ -171,7 +171,7 @@ async def test_a_worker_with_two_names_is_one_worker_and_is_reached_by_the_other
         await until(lambda: connected(pools) == {worker.address})
         await names.say(frozenset({worker.address, by_name}))
         await until(lambda: [link.problem for link in pools.links] == ["", f"the same worker as {worker.address}"])
-        assert [len(lives) for lives in pools.models().values()] == [1]
+        assert [len(pool.workers) for pool in pools.models().values()] == [1]
         fleet = PoolFleet(pools)
         assert [lease.address for lease in fleet.leases()] == [worker.address, by_name], "it goes by both"
         await names.say(frozenset({by_name}))
