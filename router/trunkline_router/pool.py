@@ -83,7 +83,7 @@ class Pools:
         """Workers that accept requests, by model name."""
         if self._models is None:
             self._models = self._accepting()
-            self.search.served(list(self._models))
+            self.search.served(self._models)
         return self._models
 
     def pool(self, name: str) -> Pool:

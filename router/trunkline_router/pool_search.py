@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -71,7 +71,7 @@ class PoolSearch:
         """Whether any worker has ever served it."""
         return name in self._known or any(link.model is not None and link.model.model == name for link in self._links())
 
-    def served(self, names: Sequence[str]) -> None:
+    def served(self, names: Iterable[str]) -> None:
         """Workers serve these."""
         self._known.update(names)
 
