@@ -85,7 +85,7 @@ class Address:
         self.fleet, self.model, self.is_silent, self.hangs = fleet, model, is_silent, hangs
         self.tries_s: list[float] = []
         self.link = WorkerLink(
-            f"a{number}:1", "r", None, fleet.pools.index, fleet.pools.notify, Random(0)  # type: ignore[arg-type]
+            f"a{number}:1", "r", None, fleet.pools.index, fleet.pools.notify, Random(0)
         )  # fmt: skip
         self.link.tries = Tries(now_s)
 
@@ -154,7 +154,7 @@ def test_addresses_that_are_silent_hold_up_neither_the_tries_of_others_nor_their
             worker.model = "m"
 
         looks = [fleet.looked(at_s=at_s) for at_s in (0.0, 0.15, 0.3, 0.5)]
-        (first, after_s), *others = (await asyncio.gather(*looks, come_back()))[:-1]  # type: ignore[misc]
+        (first, after_s), *others = (await asyncio.gather(*looks, come_back()))[:-1]
         assert not first
         assert after_s <= AT_ONCE_S
         for found, found_after_s in others:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type, unused-ignore]  # which one the platform says
+class _Selector(selectors.DefaultSelector):
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
