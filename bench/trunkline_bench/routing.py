@@ -28,7 +28,7 @@ from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.simulation import report
 from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
-from trunkline_router.pool import Pools, limits_of
+from trunkline_router.pool import Pools
 from trunkline_router.prefix_index import PrefixIndex, keys_of
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.route import Route, chains_of, route_chains
@@ -153,11 +153,9 @@ def decisions(workers: int, blocks: int, tokens: int) -> list[str]:
 
 def asked(pools: Pools, request: RouteRequest) -> Route[Live]:
     """All that pools are asked for one request without `max_tokens`: see service.py and placement.py."""
-    name, workers = pools.workers(MODEL)
-    limits_of(workers)  # to check what the client said
-    limits_of(workers)  # what it may come to, for its tenant's quotas
-    num_tokens = len(request.prompt)
-    return pools.route(name, request, lambda live: num_tokens < live.most_tokens)
+    pool = pools.pool(MODEL)
+    assert pool.limits.context_length > len(request.prompt)  # to check what the client said
+    return pools.route(pool.allowed(pool.with_room(len(request.prompt) + 1), request.now_s), request)
 
 
 def ingest(blocks: int) -> list[str]:

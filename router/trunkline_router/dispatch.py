@@ -69,9 +69,8 @@ class Dispatcher:
         time_left: TimeLeft,
         progress: AnswerLedger,
         *,
-        is_usable: Callable[[Live], bool] = lambda live: True,
-        is_free: Callable[[Live], bool] = lambda live: True,
-        is_quiet: Callable[[Live], bool] = lambda live: True,
+        is_usable: Callable[[Live], bool] | None = None,
+        is_suspect: Callable[[], bool] = lambda: False,
     ) -> Placement:
         """Where a request goes; see Placement."""
         return Placement(
@@ -83,9 +82,9 @@ class Dispatcher:
             prepared,
             time_left,
             progress,
-            is_usable=is_usable,
-            is_free=is_free,
-            is_quiet=is_quiet,
+            self.cells,
+            is_usable,
+            is_suspect,
         )
 
 
@@ -116,7 +115,7 @@ class Dispatch:
             self.meter,
         )
         self.placement = self.shared.placement(
-            self.prepared, self.time_left, self.stream.answer, is_free=self._is_free, is_quiet=self._is_quiet
+            prepared, self.time_left, self.stream.answer, is_suspect=lambda: self.suspicion.is_suspect
         )
         self._responses = self.responses()
 
@@ -156,14 +155,6 @@ class Dispatch:
         shared.quarantine.check(
             prepared.scheduling.tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s()
         )
-
-    def _is_free(self, live: Live) -> bool:
-        """Whether it may go there under the suspicion that it is under."""
-        return not self.suspicion.is_suspect or self._is_quiet(live)
-
-    def _is_quiet(self, live: Live) -> bool:
-        """Whether no suspect is there."""
-        return self.shared.cells.is_free(live)
 
     async def _attempt(self, route: Route[Live]) -> AsyncGenerator[GenerateResponse, None]:
         """The responses from one worker. Whichever way this ends, the worker is told and the load is settled. Raises

@@ -4,7 +4,7 @@ import secrets
 import string
 import uuid
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trunkline.ledger import Ledger
@@ -21,8 +21,7 @@ from trunkline.validation import (
     validate_sampling,
     validate_token_ids,
 )
-from trunkline_router.live import Live
-from trunkline_router.pool import limits_of
+from trunkline_router.pool import Pool
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.tenants import Scheduling
 from trunkline_router.tokenizer import PromptTokenizer
@@ -54,11 +53,11 @@ class PreparedRequest:
         """What the client is told of it, as far as it is known before a worker has it."""
         return PromptInfo(model=self.model, prompt_tokens=len(self.prompt), seed=self.seed, lane=self.scheduling.lane)
 
-    def fits(self, most_tokens: int, num_output: int = 0) -> bool:
-        """Whether a worker that takes so many tokens can answer it, or go on after that much output. Workers of one
-        model may differ in memory."""
+    def least_room(self, num_output: int = 0) -> int:
+        """Tokens that a worker must take to answer it, or to go on after that much output. Workers of one model may
+        differ in memory."""
         wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else num_output + 1
-        return len(self.prompt) + wanted <= most_tokens
+        return len(self.prompt) + wanted
 
     def route_request(self, now_s: float, output: "array[int] | None" = None) -> RouteRequest:
         """For the routing policy; `output`: what it has said already."""
@@ -137,20 +136,19 @@ def session_of(metadata: Iterable[tuple[str, str | bytes]] | None, tenant: str) 
 async def prepare(
     request: GenerateRequest,
     request_id: str,
-    model: str,
-    workers: Sequence[Live],
+    pool: Pool,
     *,
     max_choices: int,
     scheduling: Scheduling,
     session: str = "",
 ) -> PreparedRequest:
     """Checks everything the client said; the cheap things first. Raises RequestRefused."""
-    limits = limits_of(workers)
+    limits = pool.limits
     validate_sampling(request.sampling, vocab_size=limits.vocab_size)
     choices = request.n if request.HasField("n") else 1
     if not 1 <= choices <= max_choices:
         raise invalid("n", f"{choices} is not in [1, {max_choices}]")
-    prompt = await prompt_tokens(request, workers[0].tokenizer, limits)
+    prompt = await prompt_tokens(request, pool.workers[0].tokenizer, limits)
     check_length(
         len(prompt),
         request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None,
@@ -162,7 +160,7 @@ async def prepare(
     room = max_total_tokens(limits) - len(prompt)
     return PreparedRequest(
         request_id,
-        model,
+        pool.name,
         array("i", prompt),
         sampling,
         choices,

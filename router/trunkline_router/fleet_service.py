@@ -39,21 +39,21 @@ class FleetService(FleetServiceServicer):
         check_request_id(wanted)
         metadata = context.invocation_metadata()
         tenant = tenant_of(metadata)
-        model, workers = await self._pools.found(wanted.model, context.time_remaining())
+        pool = await self._pools.found(wanted.model, tenant, context.time_remaining())
         prepared = await prepare(
             wanted,
             request_id_of(wanted),
-            model,
-            workers,
+            pool,
             max_choices=self._max_choices,
             scheduling=self._tenants.scheduling(tenant, wanted.lane),
             session=session_of(metadata, tenant),
         )
-        plan = self._pools.explain(
-            model, prepared.route_request(time.monotonic()), usable=lambda live: prepared.fits(live.most_tokens)
-        ).plan
+        now_s = time.monotonic()
+        pool = self._pools.pool(pool.name)  # it may have changed meanwhile
+        workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
+        plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
         return ExplainRouteResponse(
-            model=model,
+            model=pool.name,
             policy=plan.policy,
             prompt_tokens=len(prepared.prompt),
             worker_id=plan.worker_id,

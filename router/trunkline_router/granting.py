@@ -69,7 +69,7 @@ class Granter:
 
     def check_taken(self, model: str) -> None:
         """Raises RequestRefused (FORBIDDEN) where no worker takes this router's grants."""
-        if not any(self.takes_grants(live) for live in self.dispatcher.pools.workers(model)[1]):
+        if not any(self.takes_grants(live) for live in self.dispatcher.pools.pool(model).workers):
             raise forbidden(
                 f"no worker of model {model} takes this router's grants: start both with one --grant-key, "
                 "and workers of a version that reports them"
@@ -86,9 +86,7 @@ class Granter:
     ) -> AsyncGenerator[GrantResponse, None]:
         """Grants, as often as the client has reason to ask; until it ends its side. Raises RequestRefused."""
         claims = Claims(prepared)
-        placement = self.dispatcher.placement(
-            prepared, time_left, claims.answer, is_usable=self.takes_grants, is_quiet=self.dispatcher.cells.is_free
-        )
+        placement = self.dispatcher.placement(prepared, time_left, claims.answer, is_usable=self.takes_grants)
         return _Granting(self, prepared, claims, placement, news, reserve, span, facts).answers()
 
 

@@ -164,7 +164,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
     sources, lookups = sources_of(settings.workers, rng)
-    pools.lookups += lookups
+    pools.search.lookups += lookups
     tasks = [asyncio.create_task(shared.run()), asyncio.create_task(members.run(sources, leases))]
     stopped = asyncio.create_task(signals.stop.wait())
 

@@ -5,7 +5,7 @@ The same whether the router streams the answer or grants it to the client.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -14,9 +14,10 @@ from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
 from trunkline_router.edge import PreparedRequest
 from trunkline_router.failover import MAX_JITTER_S, Recovery
 from trunkline_router.live import Live
-from trunkline_router.pool import Pools
+from trunkline_router.pool import Pool, Pools
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
+from trunkline_router.suspicion import Cells
 
 FULL_FOR_MS = 500  # a worker that is full, and does not say for how long
 
@@ -25,7 +26,8 @@ TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; N
 
 @dataclass(slots=True)
 class Placement:
-    """One request. `is_usable` is what else a worker must be; `is_free` what it may have to wait for a worker to be."""
+    """One request. `is_usable` is what else a worker must be. While it `is_suspect` it waits for one in whose cell no
+    other suspect is; else it only prefers those."""
 
     pools: Pools
     budget: RetryBudget
@@ -35,9 +37,9 @@ class Placement:
     prepared: PreparedRequest
     time_left: TimeLeft
     progress: AnswerLedger
-    is_usable: Callable[[Live], bool]
-    is_free: Callable[[Live], bool]
-    is_quiet: Callable[[Live], bool]  # whether it has no suspect: preferred
+    cells: Cells
+    is_usable: Callable[[Live], bool] | None
+    is_suspect: Callable[[], bool]
     _failed: dict[Live, int] = field(default_factory=dict)  # where an attempt was lost, and how often it was back then
     _full: dict[Live, float] = field(default_factory=dict)  # where there was no room, and until when
     _is_queueing: bool = False  # a worker could have it, were it free
@@ -57,13 +59,14 @@ class Placement:
             self._is_queueing = False
             now_s = self.clock_s()
             try:
-                request = self.prepared.route_request(now_s, progress.longest_output())
-                route = self.pools.route(self.prepared.model, request, usable=self._may_go_to, preferred=self.is_quiet)
+                workers = self._workers(self.pools.pool(self.prepared.model), now_s)
+                route = self.pools.route(workers, self.prepared.route_request(now_s, progress.longest_output()))
                 break
             except RequestRefused as nobody:
                 if not self._has_looked:
                     self._has_looked = True
-                    await self.pools.look_for(self.prepared.model, self.time_left())
+                    tenant = self.prepared.scheduling.tenant
+                    await self.pools.search.look_for(self.prepared.model, tenant, self.time_left())
                     continue
                 if self._is_queueing:
                     self.recovery.stop_waiting()  # it has its turn, and its patience is for workers that do not come
@@ -100,18 +103,24 @@ class Placement:
         else:
             self._failed[worker] = worker.comebacks
 
-    def _may_go_to(self, live: Live) -> bool:
-        may = (
-            self.prepared.fits(live.most_tokens, self.progress.num_output)
-            and self._failed.get(live) != live.comebacks
-            and self._full.get(live, 0.0) <= self.clock_s()
-            and (not self.progress.has_output or live.model.fingerprint == self._fingerprint)
-            and self.is_usable(live)
-        )
-        if may and not self.is_free(live):
-            self._is_queueing = True
-            return False
-        return may
+    def _workers(self, pool: Pool, now_s: float) -> Sequence[Live]:
+        """Those that one is chosen among, at least one. Most requests rule out none, and look at none. Raises
+        RequestRefused."""
+        workers = pool.with_room(self.prepared.least_room(self.progress.num_output))
+        if self._failed:
+            workers = [live for live in workers if self._failed.get(live) != live.comebacks]
+        if self._full:
+            workers = [live for live in workers if self._full.get(live, 0.0) <= now_s]
+        if self.progress.has_output:
+            workers = [live for live in workers if live.model.fingerprint == self._fingerprint]
+        if self.is_usable is not None:
+            workers = [live for live in workers if self.is_usable(live)]
+        if self.is_suspect():
+            free = self.cells.free_of(workers)
+            self._is_queueing = len(free) < len(workers)
+            workers = free
+        workers = pool.allowed(workers, now_s)
+        return self.cells.free_of(workers) or workers
 
     def _within_deadline(self, wait_s: float) -> float:
         """Raises RequestRefused where the deadline has passed."""

@@ -37,7 +37,6 @@ from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import PreparedRequest, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.granting import Granter
-from trunkline_router.pool import limits_of
 from trunkline_router.running import Running
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
@@ -148,12 +147,12 @@ class InferenceService(InferenceServiceServicer):
         facts["tenant"] = tenant = tenant_of(metadata)
         scheduling = self._tenants.scheduling(tenant, request.lane)
         facts["lane"] = scheduling.lane_name
-        facts["model"], workers = await self._pools.found(request.model, context.time_remaining())
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        facts["model"] = pool.name
         prepared = await prepare(
             request,
             request_id,
-            facts["model"],
-            workers,
+            pool,
             max_choices=self._max_choices,
             scheduling=scheduling.corrected(self._shared.weight_factor(tenant)),
             session=session_of(metadata, tenant),
@@ -200,8 +199,9 @@ class InferenceService(InferenceServiceServicer):
         return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
-        _, workers = await self._pools.found(request.model, context.time_remaining())
-        tokenizer = workers[0].tokenizer
+        tenant = tenant_of(context.invocation_metadata())
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        tokenizer = pool.workers[0].tokenizer
         kind = request.WhichOneof("input")
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
@@ -212,23 +212,24 @@ class InferenceService(InferenceServiceServicer):
         return TokenizeResponse(token_ids=ids)
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
-        _, workers = await self._pools.found(request.model, context.time_remaining())
-        validate_token_ids(request.token_ids, vocab_size=limits_of(workers).vocab_size, field="token_ids")
+        tenant = tenant_of(context.invocation_metadata())
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        validate_token_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
         ids = list(request.token_ids)
-        text = await workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)
+        text = await pool.workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)
         return DetokenizeResponse(text=text)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
         models = []
-        for name, workers in sorted((await self._pools.found_models()).items()):
-            limits = limits_of(workers)
+        found = await self._pools.found_models(tenant_of(context.invocation_metadata()))
+        for name, pool in sorted(found.items()):
             models.append(
                 Model(
                     name=name,
-                    context_length=limits.context_length,
-                    vocab_size=limits.vocab_size,
-                    has_chat_template=workers[0].tokenizer.has_chat_template,
-                    ready_workers=len(workers),
+                    context_length=pool.limits.context_length,
+                    vocab_size=pool.limits.vocab_size,
+                    has_chat_template=pool.workers[0].tokenizer.has_chat_template,
+                    ready_workers=len(pool.workers),
                 )
             )
         return ListModelsResponse(models=models)

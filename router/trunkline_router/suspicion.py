@@ -6,11 +6,14 @@ that engine dies too while everybody else in the step had shown to be harmless, 
 under suspicion again keeps its cell for more steps.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 from trunkline.protocol import CLEARING_STEPS
 
 CLEARING_STEPS_AGAIN = 32  # of one that comes under suspicion again
+
+Worker = TypeVar("Worker", bound=Hashable)
 
 
 class Cells:
@@ -23,6 +26,10 @@ class Cells:
     def is_free(self, worker: Hashable) -> bool:
         """Whether a suspect may go to this worker."""
         return worker not in self._taken
+
+    def free_of(self, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Of these workers those that have none."""
+        return [worker for worker in workers if worker not in self._taken] if self._taken else workers
 
     def enter(self, worker: Hashable) -> "Cell":
         assert worker not in self._taken, "two suspects at one worker"

@@ -1,131 +1,56 @@
-"""Things that are tried again and again until they work, with pauses that whoever cannot wait may end.
-
-A router says that it has no worker only after it has looked: what it found half a pause ago may have changed since,
-and another process of the same router, or another router, may have seen that already.
-"""
+"""Things that are tried again and again until they work, with pauses that whoever cannot wait may end."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
+from math import inf
 
-LOOK_AT_MOST_S = 1.0  # a worker that does not even refuse a connection is not there
+SILENT_AT_MOST_S = 1.0  # a worker that does not even refuse a connection is not there
 ANSWERED_AT_MOST_S = 5.0  # one that has answered is, but its tokenizer has to be fetched and built
-LOOK_APART_S = 0.2  # however many ask
-MOST_LOOKING = 1000  # requests that wait for a look; each is held in memory meanwhile
-PATIENCE_SHARE = 0.5  # of the time left to a request: it is to be told that nobody is there, and to have time for more
 
 
 class Tries:
-    """One such thing. Each try ends with pause(), or with worked() and then, some time, lost().
+    """One such thing. Each try ends with pause(); one that works goes on, until what it came to is lost().
 
-    has_answered: the present try has got so far that it may take longer
+    is_paused: no try is under way
+    begun_s: when the present try began, or else the last one
+    tried_s: when the latest one that is over began
+    model: what the present try has found to be served there
     """
 
-    def __init__(self) -> None:
-        self.has_answered = False
-        self._works = False
-        self._begun = 1  # tries
-        self._over = 0  # the latest that ended, and did not work or works no longer
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.is_paused = False
+        self.begun_s = clock_s()
+        self.tried_s = -inf
+        self.model: str | None = None
+        self._clock_s = clock_s
+        self._since_s = self.begun_s  # it has got no further
         self._hurry = asyncio.Event()
-        self._change = asyncio.Event()
 
-    def worked(self) -> None:
-        self._works = True
-        self._has_changed()
+    def answered(self, model: str) -> None:
+        """Somebody is there, and will serve this model."""
+        self.model, self._since_s = model, self._clock_s()
 
     def lost(self) -> None:
-        """What worked does so no longer."""
-        self._works = False
+        """What worked does so no longer: it is about to be tried again."""
+        self.model, self._since_s = None, self._clock_s()
 
     async def pause(self, pause_s: float) -> None:
         """A try is over. Returns when the next one begins."""
-        self.has_answered = self._works = False
-        self._over = self._begun
-        self._has_changed()
+        self.is_paused, self.model, self.tried_s = True, None, self.begun_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._hurry.wait()
         self._hurry.clear()
-        self._begun += 1
+        self.is_paused = False
+        self.begun_s = self._since_s = self._clock_s()
 
-    async def one_more(self) -> None:
-        """Returns when it works, or when a whole try is over that began after this was called."""
-        begun = self._begun
-        while not self._works and self._over <= begun:
-            self._hurry.set()
-            await self._change.wait()
+    def hurry(self) -> None:
+        """Ends the pause."""
+        self._hurry.set()
 
-    def _has_changed(self) -> None:
-        self._change.set()
-        self._change = asyncio.Event()
-
-
-class Look:
-    """Has everything tried once more that gives a router its workers; one look for all who ask before it begins.
-
-    first: what is tried first, because it may give rise to some of `then`
-    """
-
-    def __init__(self, first: Sequence[Tries], then: Callable[[], Sequence[Tries]]) -> None:
-        self._first = first
-        self._then = then
-        self._under_way: asyncio.Task[None] | None = None
-        self._next: asyncio.Task[None] | None = None  # has not begun yet
-        self._next_s = 0.0  # not before
-        self._looking = 0
-
-    async def until(
-        self, is_found: Callable[[], bool], change: Callable[[], asyncio.Event], time_left_s: float | None = None
-    ) -> bool:
-        """Looks until it is found, all has been tried, or it takes too long; returns whether it is found. `change` is
-        set whenever that may have changed."""
-        if self._looking >= MOST_LOOKING or not (self._first or self._then()):
-            return is_found()
-        self._looking += 1
-        try:
-            return await self._until(is_found, change, time_left_s)
-        finally:
-            self._looking -= 1
-
-    async def _until(
-        self, is_found: Callable[[], bool], change: Callable[[], asyncio.Event], time_left_s: float | None
-    ) -> bool:
-        clock_s = asyncio.get_running_loop().time
-        most_s = float("inf") if time_left_s is None else time_left_s * PATIENCE_SHARE
-        until_s, answered_until_s = (clock_s() + min(s, most_s) for s in (LOOK_AT_MOST_S, ANSWERED_AT_MOST_S))
-        look = self._one_more()
-        while True:
-            changed = asyncio.ensure_future(change().wait())
-            try:
-                if is_found():
-                    return True
-                now_s = clock_s()
-                if now_s >= until_s and any(tries.has_answered for tries in self._then()):
-                    until_s = min(now_s + LOOK_APART_S, answered_until_s)
-                if look.done() or now_s >= until_s:
-                    return False
-                await asyncio.wait({look, changed}, timeout=until_s - now_s, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                changed.cancel()
-
-    def _one_more(self) -> asyncio.Task[None]:
-        """A look that has not begun."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._look(self._under_way))
-        return self._next
-
-    async def _look(self, before: asyncio.Task[None] | None) -> None:
-        clock_s = asyncio.get_running_loop().time
-        if before is not None:
-            await before
-        await asyncio.sleep(self._next_s - clock_s())
-        self._under_way, self._next = self._next, None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWERED_AT_MOST_S):
-                await _one_more_each(self._first)
-                await _one_more_each(self._then())
-        self._next_s = clock_s() + LOOK_APART_S
-
-
-async def _one_more_each(tries: Sequence[Tries]) -> None:
-    await asyncio.gather(*(one.one_more() for one in tries))
+    def may_come_to_something(self, now_s: float) -> bool:
+        """Whether the try under way, if any, is worth waiting for: it has not been silent for too long."""
+        patience_s = SILENT_AT_MOST_S if self.model is None else ANSWERED_AT_MOST_S
+        return not self.is_paused and now_s - self._since_s < patience_s

@@ -1,5 +1,7 @@
 """When a worker is left alone because requests keep failing there. Pure: the time is told."""
 
+from collections.abc import Callable
+
 from trunkline.status import INTERNAL, NO_WORKER
 
 FAILURES_TO_OPEN = 5  # in a row
@@ -10,9 +12,10 @@ STABLE_S = 60.0  # after this time closed, the next opening is short again
 
 class WorkerBreaker:
     """Closed: requests go there. Open: none does for a time, that doubles with each opening. Then one request at a time
-    is let through as a trial, and its end decides."""
+    is let through as a trial, and its end decides. `on_turn` is called when it has opened or closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_turn: Callable[[], None] = lambda: None) -> None:
+        self._on_turn = on_turn
         self._failures = 0
         self._openings = 0
         self._open_until_s: float | None = None  # None: closed
@@ -39,6 +42,7 @@ class WorkerBreaker:
             self._trial = False
             self._open_until_s = None
             self._closed_s = now_s
+            self._on_turn()
 
     def on_failure(self, now_s: float, *, is_trial: bool) -> None:
         self._failures += 1
@@ -61,6 +65,7 @@ class WorkerBreaker:
         self._openings += 1
         self._failures = 0
         self._trial = False
+        self._on_turn()
 
 
 class Trial:

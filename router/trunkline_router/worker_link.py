@@ -40,7 +40,7 @@ class WorkerLink:
         self.same_as: WorkerLink | None = None  # the link that has this worker already, by another name
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
-        self.breaker = WorkerBreaker()
+        self.breaker = WorkerBreaker(context.on_change)
         self.tries = Tries()  # to connect
         self._context = context
         self._sweeping: asyncio.Task[None] | None = None
@@ -90,7 +90,7 @@ class WorkerLink:
         check_model(model, self._context.grant_key)
         with self._context.names.held(model, self):
             self.same_as = None
-            self.tries.has_answered = True
+            self.tries.answered(model.model)
             await self._converse(stub, model)
 
     async def _converse(self, stub: "WorkerServiceAsyncStub", model: GetModelResponse) -> None:
@@ -115,6 +115,7 @@ class WorkerLink:
                     task.result()
         finally:
             self.live = None  # before anything else runs: nobody may choose a worker that is gone
+            self._context.on_change()
             self.tries.lost()
             for task in (session, watch, ready, looking):
                 task.cancel()
@@ -136,5 +137,4 @@ class WorkerLink:
         self._connected_s = self._context.clock_s()
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip
-        self.tries.worked()
         self._context.on_change()

@@ -183,6 +183,7 @@ async def router_before(
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))
         made.assert_idle()
+        pools.check_integrity()
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 
 from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
-from trunkline_router.discovery import Membership, Source
+from trunkline_router.discovery import (
+    Addresses,
+    Membership,
+    Source,
+    watch_name,
+)
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.link_context import LinkContext
 from trunkline_router.pool import Pools
@@ -21,6 +26,38 @@ from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 
 
+class Names:
+    """A DNS server whose only name has the addresses that a test says; each lookup waits until the test allows it."""
+
+    def __init__(self) -> None:
+        self.answer: Addresses | OSError = frozenset()
+        self.slept_s: list[float] = []
+        self._turn = asyncio.Event()
+        self._waiting = asyncio.Event()
+
+    async def resolve(self, name: str, port: int) -> Addresses:
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return self.answer
+
+    async def sleep(self, delay_s: float) -> None:
+        self.slept_s.append(delay_s)
+        self._waiting.set()
+        await self._turn.wait()
+        self._turn.clear()
+
+    async def say(self, answer: Addresses | OSError) -> None:
+        """From now on; returns when it has been looked up."""
+        await self._waiting.wait()
+        self.answer = answer
+        self._waiting.clear()
+        self._turn.set()
+        await self._waiting.wait()
+
+    def watch(self) -> Source:
+        return watch_name("workers", 50061, Random(0), self.resolve, self.sleep)
+
+
 @asynccontextmanager
 async def membership(
     renderers: RenderPool, *sources: Source, leases: Source | None = None, pools: Pools | None = None
@@ -28,7 +65,7 @@ async def membership(
     """Pools that follow these sources with real links."""
     rng = Random(0)
     pools = pools or Pools(rng)
-    context = LinkContext("router-1", Tokenizers(renderers), pools.index, lambda: None, rng)
+    context = LinkContext("router-1", Tokenizers(renderers), pools.index, pools.notify, rng)
     members = Membership(pools.links, lambda address: WorkerLink(address, context))
     running = asyncio.create_task(members.run(sources, leases))
     try:
@@ -50,3 +87,7 @@ async def serving(pools: Pools) -> AsyncIterator[Any]:
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
         yield InferenceServiceStub(channel)
     await server.stop(0)
+
+
+def connected(pools: Pools) -> set[str]:
+    return {link.address for link in pools.links if link.live is not None}

@@ -13,7 +13,7 @@ from trunkline.errors import NoWorker, TrunklineError
 from trunkline.grant_call import GrantCall
 from trunkline.v1.inference_pb2 import GrantRequest
 from trunkline_router.granting import _Granting
-from trunkline_router.worker_link import LinkLimits
+from trunkline_router.link_context import LinkLimits
 from trunkline_router.worker_state import InFlight
 
 SOON = LinkLimits(inter_token_timeout_s=0.04)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
-from tests.router.membership import membership, serving
+from tests.router.membership import Names, connected, membership, serving
 from tests.router.router_process import SERVING, router_process, until_health
 from tests.router.shared_state_rig import Clock
 from trunkline.v1 import fleet_pb2
@@ -17,7 +17,7 @@ from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
-from trunkline_router.discovery import LOOKUP_EVERY_S, Addresses, Source, fixed, resolve_name, sources_of, watch_name
+from trunkline_router.discovery import LOOKUP_EVERY_S, Addresses, fixed, resolve_name, sources_of
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.settings import address_problem
@@ -25,42 +25,6 @@ from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
 from trunkline_runtime.channel import open_channel
-
-
-class Names:
-    """A DNS server whose only name has the addresses that a test says; each lookup waits until the test allows it."""
-
-    def __init__(self) -> None:
-        self.answer: Addresses | OSError = frozenset()
-        self.slept_s: list[float] = []
-        self._turn = asyncio.Event()
-        self._waiting = asyncio.Event()
-
-    async def resolve(self, name: str, port: int) -> Addresses:
-        if isinstance(self.answer, OSError):
-            raise self.answer
-        return self.answer
-
-    async def sleep(self, delay_s: float) -> None:
-        self.slept_s.append(delay_s)
-        self._waiting.set()
-        await self._turn.wait()
-        self._turn.clear()
-
-    async def say(self, answer: Addresses | OSError) -> None:
-        """From now on; returns when it has been looked up."""
-        await self._waiting.wait()
-        self.answer = answer
-        self._waiting.clear()
-        self._turn.set()
-        await self._waiting.wait()
-
-    def watch(self) -> Source:
-        return watch_name("workers", 50061, Random(0), self.resolve, self.sleep)
-
-
-def connected(pools: Pools) -> set[str]:
-    return {link.address for link in pools.links if link.live is not None}
 
 
 async def test_workers_that_a_name_gains_are_connected_and_those_it_loses_go_when_their_connection_ends(
@@ -100,7 +64,7 @@ async def test_a_stream_finishes_on_a_worker_that_is_no_longer_named_while_new_r
         await names.say(frozenset({new.address}))
         await until(lambda: connected(pools) == {old.address, new.address})
         old.send_load(draining=True)
-        await until(lambda: [live.model.worker_id for live in pools.models()["tiny"]] == ["new"])
+        await until(lambda: [live.model.worker_id for live in pools.models()["tiny"].workers] == ["new"])
         answers = [answer async for answer in stub.Generate(GenerateRequest(token_ids=TokenIds(ids=range(10, 30))))]
         assert answers[0].prompt.worker_id == "new"
         choice.tokens(3, finish=True)
@@ -121,7 +85,7 @@ async def test_a_worker_with_two_names_is_one_worker_and_is_reached_by_the_other
         await until(lambda: connected(pools) == {worker.address})
         await names.say(frozenset({worker.address, by_name}))
         await until(lambda: [link.problem for link in pools.links] == ["", f"the same worker as {worker.address}"])
-        assert [len(lives) for lives in pools.models().values()] == [1]
+        assert [len(pool.workers) for pool in pools.models().values()] == [1]
         fleet = PoolFleet(pools)
         assert [lease.address for lease in fleet.leases()] == [worker.address, by_name], "it goes by both"
         await names.say(frozenset({by_name}))

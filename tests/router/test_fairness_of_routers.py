@@ -16,8 +16,8 @@ from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from trunkline_bench.paced_worker import PacedWorker
 from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.simulation.report import jain
 from trunkline_router.pool import Pools
-from trunkline_router.shared_state.fairness import jain
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState

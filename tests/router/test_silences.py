@@ -13,11 +13,10 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import DirectLost, GrantRequest
 from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.granting import _Granting
-from trunkline_router.shared_state.fleet import PoolFleet, shared_state
+from trunkline_router.link_context import LinkLimits
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.signs_of_life import Silence
 from trunkline_router.tenants import Tenant, Tenants
-from trunkline_router.worker_link import LinkLimits
 from trunkline_router.worker_state import InFlight
 
 SILENT = GrantRequest(silent=DirectLost())
@@ -40,7 +39,6 @@ async def patient(
                 tenants=Tenants(otherwise=Tenant(quotas=quotas or Quotas(requests_per_minute=1))),
                 grant_key=KEY,
                 link_limits=link_limits,
-                share=lambda pools, rng: shared_state("", "", "", PoolFleet(pools), rng),
             )
         )
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from random import Random
+from typing import Any
 
 import grpc
 import pytest
@@ -12,117 +14,14 @@ from tests.router.cluster import cluster, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.membership import membership, serving
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenizeRequest
+from trunkline.v1.worker_pb2 import SessionResponse
 from trunkline_router.discovery import Addresses, watch_name
 from trunkline_router.pool import Pools
+from trunkline_router.pool_search import LOOK_AT_MOST_S
 from trunkline_router.render_pool import RenderPool
-from trunkline_router.tries import LOOK_APART_S, LOOK_AT_MOST_S, MOST_LOOKING, PATIENCE_SHARE, Look, Tries
+from trunkline_router.tries import Tries
 
 LONG_S = 3600.0
-
-
-class Tried:
-    """Something that is tried with long pauses, and works from a moment on."""
-
-    def __init__(self) -> None:
-        self.tries = Tries()
-        self.times = 0
-        self.works = False
-        self.change = asyncio.Event()
-        self.holds = asyncio.Event()  # a try takes until this is set
-        self.holds.set()
-        self.seen = False  # that it works
-        self.look = Look([], lambda: [self.tries])
-
-    async def run(self) -> None:
-        while True:
-            self.times += 1
-            works = self.works
-            await self.holds.wait()
-            if works:
-                break
-            await self.tries.pause(LONG_S)
-        self.seen = True
-        self.tries.worked()
-        self.change.set()
-
-    async def found(self, time_left_s: float | None = None) -> bool:
-        return await self.look.until(lambda: self.seen, lambda: self.change, time_left_s)
-
-
-@pytest.fixture
-async def tried() -> AsyncIterator[Tried]:
-    one = Tried()
-    running = asyncio.create_task(one.run())
-    await until(lambda: one.times == 1)
-    yield one
-    running.cancel()
-
-
-async def test_a_look_ends_the_pause_and_finds_what_has_come(tried: Tried) -> None:
-    assert not await tried.found()
-    assert tried.times == 2
-    tried.works = True
-    assert await tried.found()
-    assert tried.times == 3
-    assert await tried.found()
-
-
-async def test_a_try_that_began_before_is_not_the_last_word(tried: Tried) -> None:
-    tried.holds.clear()
-    first = asyncio.create_task(tried.found())
-    await until(lambda: tried.times == 2)  # it will fail: what it found was so before the second one asks
-    tried.works = True
-    second = asyncio.create_task(tried.found())
-    await asyncio.sleep(0)
-    tried.holds.set()
-    assert await second
-    await first
-
-
-async def test_many_who_look_at_once_have_it_tried_once(tried: Tried) -> None:
-    found = await asyncio.gather(*(tried.found() for _ in range(100)))
-    assert not any(found)
-    assert tried.times == 2
-    started_s = asyncio.get_running_loop().time()
-    for _ in range(3):
-        assert not await tried.found()
-    assert asyncio.get_running_loop().time() - started_s >= 2 * LOOK_APART_S
-    assert tried.times == 5
-
-
-async def test_no_more_look_than_may_be_held_in_memory(tried: Tried) -> None:
-    tried.holds.clear()
-    looking = [asyncio.create_task(tried.found()) for _ in range(MOST_LOOKING)]
-    await asyncio.sleep(0)
-    assert not await tried.found()
-    assert not any(look.done() for look in looking)
-    tried.works = True
-    tried.holds.set()
-    assert all(await asyncio.gather(*looking))
-    assert await tried.found()
-
-
-@pytest.mark.parametrize(("has_answered", "time_left_s", "most_s"), [
-    (False, 0.2, PATIENCE_SHARE * 0.2), (False, None, LOOK_AT_MOST_S), (True, 3.0, PATIENCE_SHARE * 3.0)
-])  # fmt: skip
-async def test_a_try_that_does_not_end_leaves_a_request_the_time_to_hear_of_it(
-    tried: Tried, has_answered: bool, time_left_s: float | None, most_s: float
-) -> None:
-    tried.holds.clear()
-    tried.tries.has_answered = has_answered
-    started_s = asyncio.get_running_loop().time()
-    assert not await tried.found(time_left_s)
-    assert asyncio.get_running_loop().time() - started_s >= most_s - 0.01
-
-
-async def test_one_who_stops_looking_leaves_the_look_to_the_others(tried: Tried) -> None:
-    tried.holds.clear()
-    first, second = (asyncio.create_task(tried.found()) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    tried.works = True
-    tried.holds.set()
-    assert await second
 
 
 async def test_a_worker_that_has_just_come_has_the_request_that_came_with_it() -> None:
@@ -167,7 +66,7 @@ async def test_a_name_is_looked_up_at_once_for_a_request_that_finds_nobody(rende
         await lookup.pause(LONG_S)
 
     pools, lookup = Pools(Random(0)), Tries()
-    pools.lookups.append(lookup)
+    pools.search.lookups.append(lookup)
     source = watch_name("workers", 50061, Random(0), resolve, pause)
     async with membership(renderers, source, pools=pools), serving(pools) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -218,3 +117,32 @@ async def test_a_model_that_nobody_has_asked_for_yet_is_known_and_others_are_ser
         assert {(await refusal(call)).reason for call in refused} == {"NO_WORKER"}
         await late.start()
         assert (await router.answer("x", model="late"))[0].prompt.worker_id == "b"
+
+
+async def test_a_worker_that_came_back_with_another_model_has_the_requests_for_it() -> None:
+    there, changing = FakeWorker("a", model="other"), FakeWorker("b", model="m1")
+    async with cluster(there, changing) as router:
+        await changing.die()
+        await router.until_workers(True, False)
+        changing.model, changing.epoch = "m2", 2
+        await changing.start()
+        assert (await router.answer("x", model="m2"))[0].prompt.worker_id == "b"
+
+
+async def test_a_worker_that_does_not_come_up_wholly_delays_no_refusal_of_another_model() -> None:
+    class Half(FakeWorker):
+        async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[SessionResponse]:
+            await asyncio.Event().wait()
+            yield SessionResponse()
+
+    there, half = FakeWorker("a"), Half("b", model="other")
+    for worker in (there, half):
+        await worker.start()
+    async with router_before(there, half, expected=(True, False)) as router:
+        await until(lambda: half.asked > 0)
+        await there.die()
+        await router.until_workers(False, False)
+        started_s = time.monotonic()
+        assert (await refusal(router.generate("x", model="tiny"))).reason == "NO_WORKER"
+        assert time.monotonic() - started_s < LOOK_AT_MOST_S
+    await half.die()
