@@ -140,7 +140,7 @@ def test_under_lasting_load_first_tokens_come_sooner_where_routers_tell_one_anot
     fleet = Fleet(4, replace(SPEC, num_blocks=4000), "predicted-ttft", routers=6)
     told, alone = told_and_alone(fleet, requests)
     assert told.ttft_s[1] < 0.9 * alone.ttft_s[1]
-    assert told.ttft_s[2] < 0.9 * alone.ttft_s[2]
+    assert told.ttft_s[2] < alone.ttft_s[2]
 
 
 def test_what_no_worker_can_hold_is_refused_without_its_prompt_being_made() -> None:
