@@ -194,6 +194,7 @@ async def test_an_answer_that_has_begun_survives_the_end_of_the_router() -> None
         choice = await arrival(workers)
         choice.tokens(1)
         await stream.came(1)
+        await router.service.stop_admission()
     choice.tokens(2, finish=True)
     await stream.task
     assert stream.tokens() == [0, 1, 2]
