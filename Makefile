@@ -18,9 +18,6 @@ ARGS ?=
 PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
 
-# Two processes of tests: for two cores, and no more memory than they bring. tests/conftest.py says what runs together.
-SIDE_BY_SIDE := -n 2 --dist loadgroup
-
 BIN := $(VENV)/bin
 SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
@@ -54,10 +51,10 @@ serve: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' $(ARGS)
 
 test: $(DEV_STAMP)
-	@$(BIN)/python -m pytest -m 'not slow' $(SIDE_BY_SIDE)
+	@$(BIN)/python -m pytest -m 'not slow'
 
 test-slow: $(DEV_STAMP)
-	@$(BIN)/python -m pytest -m slow --timeout 1800 $(SIDE_BY_SIDE)
+	@$(BIN)/python -m pytest -m slow --timeout 1800
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check .

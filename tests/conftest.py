@@ -27,16 +27,6 @@ def shared() -> Path:
     return path
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those of fleets of processes come one after the other, since they share a fleet and
-    fill the machine by themselves; of the others those of one file do."""
-    for item in items:
-        path = item.path.relative_to(REPOSITORY)
-        group = "fleets" if path.parts[1] in ("cluster", "cli") else str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
