@@ -18,6 +18,10 @@ ARGS ?=
 PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
 
+# They compute, interpreted kernels most of all, and start few processes; the others start fleets: the two fit two cores.
+ENGINE_TESTS := tests/kernels tests/worker
+ENGINE_LOG := $(VENV)/engine-tests.log
+
 BIN := $(VENV)/bin
 SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
@@ -51,7 +55,11 @@ serve: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' $(ARGS)
 
 test: $(DEV_STAMP)
-	@$(BIN)/python -m pytest -m 'not slow'
+	@$(BIN)/python -m pytest -m 'not slow' $(ENGINE_TESTS) > $(ENGINE_LOG) 2>&1 & engine=$$!; \
+	trap 'kill $$engine 2> /dev/null || true' EXIT; failed=0; \
+	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(ENGINE_TESTS)) || failed=1; \
+	echo 'make: waiting for the tests of engine and kernels, which run beside the others'; \
+	wait $$engine || failed=1; cat $(ENGINE_LOG); exit $$failed
 
 test-slow: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -m slow --timeout 1800
