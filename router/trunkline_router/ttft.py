@@ -18,7 +18,7 @@ from trunkline_router.worker_facts import Column, Number, WorkerFacts, WorkerTab
 # Of a fleet that says nothing of its steps: costs count in tokens, and a decode slows a step by about 16 of them.
 # fixed_s, token_s, kv_token_s, pair_s
 DEFAULT_STEP_COST = (1e-3, 1e-4, 1e-4 / 64, 0.0)
-# A worker fills a step with at least this share of its fixed time in chunks, however long its decodes take.
+# A worker fills a step with chunks for at least this share of what its decodes take, however long that is.
 LEAST_ADDED_SHARE = 0.25
 # Tokens that a running choice still has to say, about: after so many steps its blocks are free.
 REMAINING_TOKENS = 256
@@ -147,7 +147,8 @@ def _work_before(
     decodes = of.minimum(facts.choices, facts.most_running)
     decoding_s = cost.token_s * decodes + cost.kv_token_s * facts.decode_kv_tokens
     room = (facts.step_tokens if request.lane == INTERACTIVE else facts.lower_step_tokens) - decodes
-    chunk_s = of.maximum(facts.step_target_s - cost.fixed_s - decoding_s, LEAST_ADDED_SHARE * cost.fixed_s)
+    before_s = cost.fixed_s + decoding_s
+    chunk_s = of.maximum(facts.step_target_s - before_s, LEAST_ADDED_SHARE * before_s)
     room = of.maximum(of.minimum(room, chunk_s / of.maximum(cost.token_s, 1e-9)), 1.0)
     queued = queued_before(request, facts)
     queue_steps = queued / room

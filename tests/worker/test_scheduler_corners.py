@@ -5,7 +5,7 @@ import pytest
 from tests.worker.rig import Rig
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule, Batching
-from trunkline_worker.step_cost import STEPS_PER_FIT
+from trunkline_worker.step_cost import STEPS_PER_FIT, StepLoad
 
 INTERACTIVE, STANDARD, BATCH = Lane
 
@@ -65,6 +65,93 @@ def test_the_lower_lanes_leave_half_of_the_time_to_prompts() -> None:
     for _ in range(20):
         rig.step()
     assert 8 <= len(rig.scheduler.running) <= 12, "about (0.1 - 0.02) / 2 / 0.004"
+
+
+def loaded(lane: Lane, **limits: object) -> Rig:
+    """A rig in which the steps of those who run take as long as they may; each step takes a second."""
+    rig = with_cost(
+        Rig(max_running=64, num_blocks=4096, max_step_tokens=256, itl_target_s=1.0, **limits),
+        fixed_s=0.1,
+        token_s=0.05,
+    )
+    for n in range(40):
+        rig.submit([n], 200, lane=lane)
+    for _ in range(3):
+        rig.step()
+    assert len(rig.scheduler.running) < 20
+    assert rig.scheduler.is_blocked
+    return rig
+
+
+@pytest.mark.parametrize("lane", [INTERACTIVE, STANDARD])
+def test_nobody_waits_longer_for_the_sake_of_the_others_pace_than_five_target_times(lane: Lane) -> None:
+    rig = loaded(lane)
+    running = len(rig.scheduler.running)
+    assert rig.scheduler.wakes_s() == 5.0
+    while rig.now_s < 5.0:
+        assert len(rig.scheduler.running) == running
+        rig.step()
+    for _ in range(40 - running):  # where steps take too long already, one prompt in each
+        rig.step()
+    assert len(rig.scheduler.running) == 40
+    assert rig.scheduler.wakes_s() is None
+
+
+def test_a_plan_repeats_until_somebodys_patience_ends() -> None:
+    rig = loaded(STANDARD)
+    assert rig.scheduler.wakes_s() == 5.0  # the engine repeats no plan past it
+    rig.submit([99], 200)
+    rig.step()
+    assert rig.scheduler.wakes_s() == 5.0, "the first who waits is the first whose patience ends"
+
+
+def test_bulk_work_waits_for_as_long_as_it_takes() -> None:
+    rig = loaded(BATCH, aging_s=1e6)
+    running = len(rig.scheduler.running)
+    for _ in range(30):
+        rig.step()
+    assert len(rig.scheduler.running) == running
+    assert rig.scheduler.wakes_s() == 1e6
+
+
+def test_the_pace_of_a_higher_lane_is_worth_any_wait() -> None:
+    rig = loaded(STANDARD, aging_s=1e6)
+    first = rig.submit([98], 40, lane=INTERACTIVE)
+    rig.step()
+    running = len(rig.scheduler.running)
+    for _ in range(30):
+        rig.step()
+        assert len(rig.scheduler.running) == running
+    while first not in rig.finished:
+        rig.step()
+    for _ in range(40):
+        rig.step()
+    assert len(rig.scheduler.running) == 40
+
+
+@pytest.mark.parametrize("lane", [INTERACTIVE, STANDARD])
+def test_who_streams_already_goes_on_at_once(lane: Lane) -> None:
+    rig = loaded(lane)
+    running = len(rig.scheduler.running)
+    resumed = rig.submit([99], 200, output=[5, 6, 7], lane=lane)
+    rig.step()
+    assert len(rig.scheduler.running) == running + 1
+    assert rig.sequences[resumed] in rig.scheduler.running
+
+
+def test_prompts_get_a_share_of_steps_whose_decodes_alone_take_too_long() -> None:
+    rig = Rig(max_running=64, num_blocks=4096, max_step_tokens=256, itl_target_s=0.1)
+    for n in range(40):
+        rig.submit([n] * 20, 100)
+    while any(sequence.num_output == 0 for sequence in rig.sequences.values()):
+        rig.step()
+    with_cost(rig, fixed_s=0.01, token_s=5e-4).scheduler.cost.kv_token_s = 2e-4
+    rig.submit([41] * 200, 4, output=[1])
+    rig.step()
+    decodes_s = rig.scheduler.cost.time_s(StepLoad(40, sum(len(s.token_ids) for s in rig.scheduler.running[:40]), 0.0))
+    assert decodes_s > 0.1
+    chunk = rig.plans[-1].num_tokens - rig.plans[-1].num_decodes
+    assert 0.2 * decodes_s < 5e-4 * chunk <= 0.25 * decodes_s
 
 
 def test_nobody_waits_for_a_prefix_that_a_lower_lane_computes() -> None:

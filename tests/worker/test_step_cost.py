@@ -152,6 +152,15 @@ chunk_loads = st.builds(
 decode_loads = st.builds(StepLoad, st.integers(1, 256), st.integers(1, 10**7), st.just(0.0))
 
 
+@pytest.mark.parametrize(("step_s", "every"), [(1e-3, DECODE_SAMPLE_EVERY), (0.02, 5), (0.2, 1)])
+def test_slow_steps_are_learned_from_as_soon_as_fast_ones(step_s: float, every: int) -> None:
+    cost, steps = StepCost(), 0
+    while not cost.is_known:
+        cost.observe(StepLoad(4, 400, 0.0), step_s)
+        steps += 1
+    assert steps == STEPS_PER_FIT * every
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(chunk_loads | decode_loads, st.floats(1e-5, 1e2)), min_size=1, max_size=30), st.data())
 def test_whatever_steps_were_like_no_cost_is_negative_and_no_prompt_dearer_than_any_step_by_far(

@@ -59,21 +59,21 @@ class Preemption:
                 if running_set.waits_for_prefix(sequence):
                     waiting.defer(sequence)
                     continue
-                if not running or running[-1].lane <= lane or admission.fits(sequence, running):
+                if not running or running[-1].lane <= lane or admission.fits(sequence, running, now_s):
                     break  # there is nobody to preempt, or it is let in with all others
-                self._make_room(sequence)
-                if not admission.fits(sequence, running):
+                self._make_room(sequence, now_s)
+                if not admission.fits(sequence, running, now_s):
                     break
                 running_set.join(sequence, now_s)
         waiting.restore()
 
-    def _make_room(self, sequence: Sequence) -> None:
+    def _make_room(self, sequence: Sequence, now_s: float) -> None:
         """Preempts sequences of lower lanes for one that is to be admitted, if that is enough."""
         running_set, admission, running = self._set, self._set.admission, self._set.running
         lower = [s for s in running if s.lane > sequence.lane and not s.is_guest and not self._is_settled(s)]
-        if not lower or running_set.is_retiring or not admission.would_fit_without(lower, sequence, running):
+        if not lower or running_set.is_retiring or not admission.would_fit_without(lower, sequence, running, now_s):
             return
-        while self._left and not running_set.is_retiring and not admission.fits(sequence, running):
+        while self._left and not running_set.is_retiring and not admission.fits(sequence, running, now_s):
             victim = cheapest_victim(running, sequence.rank, lower_lanes_only=True, spared=self._is_settled)
             if victim is None:
                 return

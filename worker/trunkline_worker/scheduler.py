@@ -51,12 +51,15 @@ class Scheduler(RunningSet):
         self._preemption = Preemption(self)
         self.repeats = Repeats(self, self._guest_turn)
         self._deferred_members: set[int] = set()  # of a batch being formed: ids
+        self._patience_ends_s: float | None = None  # of the first who was found not to fit
 
     def wakes_s(self) -> float | None:
         """When time alone changes what schedule() would do; None: never."""
         if not len(self.waiting):
             return None
         times_s = [self.deadlines.next_s()]
+        if self.is_blocked:
+            times_s.append(self._patience_ends_s)
         if self.gate.is_open_always:
             times_s.append(self._guest_turn.next_s())
         elif not self.running:
@@ -66,6 +69,10 @@ class Scheduler(RunningSet):
     def schedule(self, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
         self._guest_turn.end_if_over()
+        if self._patience_ends_s is not None and now_s >= self._patience_ends_s:
+            self.something_changed()
+        if not self.is_blocked:
+            self._patience_ends_s = None
         self.gate.open(self.waiting, busy=bool(self.running or self._retiring), now_s=now_s)
         budget = StepBudget(self.limits, self.cost)
         steps: list[SequenceStep] = []
@@ -209,17 +216,24 @@ class Scheduler(RunningSet):
                 self._defer(sequence)
                 deferred += 1
                 continue
-            if not self.admission.fits(sequence, self.running):
+            if not self.admission.fits(sequence, self.running, now_s):
                 # Where the pool has room for it now, but not for what all of its lane will need, lower lanes may use
                 # what is free: they give it back when it is wanted.
                 foreseen = self.admission.has_room_now(sequence, self.running) and self.gate.is_open_always
                 stopped = Stopped.BY_FORECAST if foreseen else Stopped.BY_ROOM_NOW
+                self._look_again(sequence, now_s)
                 self.gate.close()
                 break
             self.join(sequence, now_s)
             self._chunk(sequence, most, steps, budget)
         self._restore()
         return Stopped.STEP_FULL if deferred else stopped
+
+    def _look_again(self, sequence: Sequence, now_s: float) -> None:
+        """When the patience of one who does not fit ends, whatever it is for which it does not fit."""
+        ends_s = self.admission.patience_ends_s(sequence)
+        if sequence.lane is not Lane.BATCH and ends_s > now_s:
+            self._patience_ends_s = ends_s if self._patience_ends_s is None else min(ends_s, self._patience_ends_s)
 
     def _next(self, lane: Lane) -> Sequence | None:
         """Who is to be admitted next, apart from those deferred."""

@@ -29,9 +29,8 @@ class StepBudget:
         """The rest of the step's time is for chunks."""
         target_s = self._limits.itl_target_s
         if target_s and self._cost.is_known:
-            load = StepLoad(self.num_decode, self.decode_kv_tokens, 0.0)
-            least_s = LEAST_ADDED_SHARE * self._cost.fixed_s
-            self._time_left_s = max(target_s - self._cost.time_s(load), least_s)
+            decodes_s = self._cost.time_s(StepLoad(self.num_decode, self.decode_kv_tokens, 0.0))
+            self._time_left_s = max(target_s - decodes_s, LEAST_ADDED_SHARE * decodes_s)
 
     def room(self, lane: Lane) -> int:
         """Tokens that a lane may still have."""

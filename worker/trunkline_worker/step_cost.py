@@ -17,9 +17,13 @@ from numpy.typing import NDArray
 
 KEPT_STEPS = 96  # of each kind: with chunks, and without
 STEPS_PER_FIT = 32
-# Where one choice alone takes a step nearly to its target time, or past it, others may still add this share of that.
+# Where one choice alone takes a step nearly to its target time, or past it, others may still add this share of that;
+# and prompts this share of what the decodes take.
 LEAST_ADDED_SHARE = 0.25
-DECODE_SAMPLE_EVERY = 8  # of steps that only decode, which are many and alike
+# Steps that only decode are many and alike: of these one is learned from in so many, or in so much time. On any device
+# what is kept is then what the last ten seconds were like.
+DECODE_SAMPLE_EVERY = 8
+DECODE_SAMPLE_EVERY_S = 0.1
 # A worker's first steps are slow for being first, by any factor. Three of them and many small ones that were all alike
 # once told of prompts fifty times too dear, and no more came.
 FIRST_STEPS = 4  # that are not learned from
@@ -60,7 +64,8 @@ class StepCost:
         self._chunks: deque[tuple[NDArray[np.float64], float]] = deque(maxlen=KEPT_STEPS)
         self._observed = 0
         self._seen = 0
-        self._decode_steps = 0
+        self._steps_since_sample = 0
+        self._since_sample_s = 0.0
         self.num_fits = 0
         self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = 0.0
 
@@ -71,15 +76,17 @@ class StepCost:
     def observe(self, load: StepLoad, time_s: float) -> None:
         """A step took this long on the device."""
         self._observed += 1
+        if time_s <= 0:
+            return
         if load.chunk_pairs:
             kept = self._chunks
         else:
-            self._decode_steps += 1
-            if self._decode_steps % DECODE_SAMPLE_EVERY:
+            self._steps_since_sample += 1
+            self._since_sample_s += time_s
+            if self._steps_since_sample < DECODE_SAMPLE_EVERY and self._since_sample_s < DECODE_SAMPLE_EVERY_S:
                 return
+            self._steps_since_sample, self._since_sample_s = 0, 0.0
             kept = self._decodes
-        if time_s <= 0:
-            return
         if self._observed > FIRST_STEPS:
             kept.append((np.array([1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs]), time_s))
         self._seen += 1

@@ -1,7 +1,8 @@
 """What waits for admission: by lane, within a lane by tenant, within a tenant by due time.
 
 Sequences that were preempted go before everything else of their lane, oldest first: what was promised is finished
-first.
+first. A sequence that has begun at another worker goes before everything else of its tenant: its reader waits in the
+midst of an answer.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -170,4 +171,6 @@ class Waiting:
 
 
 def _due_s(sequence: Sequence) -> float:
+    if sequence.num_output:
+        return sequence.arrival_s
     return sequence.arrival_s + PATIENCE_S if sequence.deadline_s is None else sequence.deadline_s
