@@ -81,8 +81,18 @@ def test_of_a_drawn_token_it_is_the_score_with_its_noise_that_was_near() -> None
     assert math.isclose(parting.gap, 0.1, abs_tol=1e-9)
     (parting,) = parted(order, record(other_token(50)), record(TOKENS, second=(50, level - 1.0)))
     assert not parting.is_near_tie
-    (elsewhere,) = parted(replace(order, options=order.options | {"seed": 2}), record(other_token(50)), record(TOKENS))
-    assert elsewhere.gap is None, "not among the likeliest"
+
+
+def test_of_an_unlikely_token_that_was_drawn_its_own_run_tells_how_likely_it_was() -> None:
+    order = replace(GREEDY, options=GREEDY.options | {"temperature": TEMPERATURE, "top_p": 1.0})
+    mine, theirs = noise_of(order, 0, TOKENS[AT], 51)
+    for lead, near in ((0.1, True), (3.0, False)):
+        got = record(other_token(51))
+        got.logprobs[0][AT] = (51, -0.5 + (mine - theirs - lead) * TEMPERATURE)
+        (parting,) = parted(order, got, record(TOKENS, second=(50, -0.5)))
+        assert parting.gap is not None
+        assert math.isclose(parting.gap, lead, abs_tol=1e-9)
+        assert parting.is_near_tie == near
 
 
 def test_choices_part_each_by_itself() -> None:
@@ -159,5 +169,6 @@ def test_a_router_is_lost_to_its_own_streams_alone_if_they_and_only_they_see_una
     loss = RouterLoss(own=4, others=5, own_errors=Counter(own), other_errors=Counter(others))
     assert loss.is_contained == contained
     told = str(loss)
-    assert all(f"{count} {name}" in told for errors in (own, others) for name, count in errors.items())
+    named = {"NoWorker": "UNAVAILABLE"}
+    assert all(f"{count} {named.get(n, n)}" in told for errors in (own, others) for n, count in errors.items())
     assert ("of the other's 5: none" in told) == (not others)

@@ -55,13 +55,17 @@ def partings(wanted: Sequence[Order], got: Sequence[Record], expected: Sequence[
 
 def gap_of(order: Order, expected: Record, got: Record, choice: int, at: int) -> float | None:
     """By how much the expected token led the other one in the run of the former, in what decided between them: their
-    log-probabilities; where they are drawn, these over the temperature and with the noise of their draw. None where
-    that does not explain it: one is missing, or the other was not among the likeliest there."""
+    log-probabilities; where they are drawn, these over the temperature and with the noise of their draw. Of one that
+    was drawn though it is not among the likeliest it is its log-probability in its own run, up to there the same. None
+    where that does not explain it: one is missing, or an unlikely one was taken where the likeliest should be."""
     if any(at >= len(record.token_ids.get(choice, [])) for record in (expected, got)):
         return None
     chosen_id, chosen = expected.logprobs[choice][at]
     other_id = got.token_ids[choice][at]
     other = dict(expected.tops[choice][at]).get(other_id)
+    if other is None and not order.is_greedy:
+        told_id, other = got.logprobs[choice][at]
+        assert told_id == other_id, "log-probabilities are of the tokens that came"
     if other is None:
         return None
     if order.is_greedy:

@@ -129,7 +129,8 @@ class RouterLoss:
 
     def __str__(self) -> str:
         def told(errors: Counter[str]) -> str:
-            return ", ".join(f"{count} {name}" for name, count in sorted(errors.items())) or "none"
+            named = {"UNAVAILABLE" if name == UNAVAILABLE else name: count for name, count in sorted(errors.items())}
+            return ", ".join(f"{count} {name}" for name, count in named.items()) or "none"
 
         return (
             f"errors of its {self.own} streams: {told(self.own_errors)}; "
