@@ -85,14 +85,19 @@ def test_of_a_drawn_token_it_is_the_score_with_its_noise_that_was_near() -> None
 
 def test_of_an_unlikely_token_that_was_drawn_its_own_run_tells_how_likely_it_was() -> None:
     order = replace(GREEDY, options=GREEDY.options | {"temperature": TEMPERATURE, "top_p": 1.0})
-    mine, theirs = noise_of(order, 0, TOKENS[AT], 51)
+    # One that is lucky enough to be drawn.
+    (mine,) = noise_of(order, 0, TOKENS[AT])
+    other, theirs = next((token, it) for token in range(51, 9999) if (it := noise_of(order, 0, token)[0]) > mine + 1)
     for lead, near in ((0.1, True), (3.0, False)):
-        got = record(other_token(51))
-        got.logprobs[0][AT] = (51, -0.5 + (mine - theirs - lead) * TEMPERATURE)
-        (parting,) = parted(order, got, record(TOKENS, second=(50, -0.5)))
+        got = record(other_token(other))
+        got.logprobs[0][AT] = (other, -0.5 + (mine - theirs - lead) * TEMPERATURE)
+        least = got.logprobs[0][AT][1] + 0.1  # of the likeliest
+        (parting,) = parted(order, got, record(TOKENS, second=(50, least)))
         assert parting.gap is not None
         assert math.isclose(parting.gap, lead, abs_tol=1e-9)
         assert parting.is_near_tie == near
+        (wrong,) = parted(order, got, record(TOKENS, second=(50, least - 0.1 - NEAR - 0.1)))
+        assert wrong.gap is None, "it should be among the likeliest"
 
 
 def test_choices_part_each_by_itself() -> None:

@@ -5,6 +5,8 @@ import pytest
 from tests.worker.rig import Rig
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule, Batching
+from trunkline_worker.news import SequenceNews
+from trunkline_worker.plan import StepPlan, StepResult
 from trunkline_worker.step_cost import STEPS_PER_FIT, StepLoad
 
 INTERACTIVE, STANDARD, BATCH = Lane
@@ -67,14 +69,14 @@ def test_the_lower_lanes_leave_half_of_the_time_to_prompts() -> None:
     assert 8 <= len(rig.scheduler.running) <= 12, "about (0.1 - 0.02) / 2 / 0.004"
 
 
-def loaded(lane: Lane, **limits: object) -> Rig:
+def loaded(lane: Lane, *, count: int = 40, **limits: object) -> Rig:
     """A rig in which the steps of those who run take as long as they may; each step takes a second."""
     rig = with_cost(
         Rig(max_running=64, num_blocks=4096, max_step_tokens=256, itl_target_s=1.0, **limits),
         fixed_s=0.1,
         token_s=0.05,
     )
-    for n in range(40):
+    for n in range(count):
         rig.submit([n], 200, lane=lane)
     for _ in range(3):
         rig.step()
@@ -84,7 +86,7 @@ def loaded(lane: Lane, **limits: object) -> Rig:
 
 
 @pytest.mark.parametrize("lane", [INTERACTIVE, STANDARD])
-def test_nobody_waits_longer_for_the_sake_of_the_others_pace_than_five_target_times(lane: Lane) -> None:
+def test_after_five_target_times_those_who_wait_may_slow_the_others_down_to_half_their_pace(lane: Lane) -> None:
     rig = loaded(lane)
     running = len(rig.scheduler.running)
     assert rig.scheduler.wakes_s() == 5.0
@@ -93,16 +95,62 @@ def test_nobody_waits_longer_for_the_sake_of_the_others_pace_than_five_target_ti
         rig.step()
     for _ in range(40 - running):  # where steps take too long already, one prompt in each
         rig.step()
-    assert len(rig.scheduler.running) == 40
-    assert rig.scheduler.wakes_s() is None
+    assert len(rig.scheduler.running) == 38, "(2.0 - 0.1) / 0.05: a step of two target times"
 
 
-def test_a_plan_repeats_until_somebodys_patience_ends() -> None:
+def test_a_plan_repeats_until_a_lane_hurries() -> None:
     rig = loaded(STANDARD)
     assert rig.scheduler.wakes_s() == 5.0  # the engine repeats no plan past it
     rig.submit([99], 200)
     rig.step()
-    assert rig.scheduler.wakes_s() == 5.0, "the first who waits is the first whose patience ends"
+    assert rig.scheduler.wakes_s() == 5.0, "the first who came is the first who has waited for long enough"
+
+
+@pytest.mark.parametrize("lane", [INTERACTIVE, STANDARD])
+@pytest.mark.parametrize("output", [(), (1,)], ids=["new", "resumed"])
+def test_who_sends_anew_all_the_time_holds_nobody_up(lane: Lane, output: tuple[int, ...]) -> None:
+    rig = loaded(lane, count=25)
+    mine: list[int] = []
+    for _ in range(6):
+        rig.step()
+    victim, started_s = rig.submit([77], 4, lane=lane, tenant="victim", output=output), rig.now_s
+    while len(rig.outputs[victim]) == len(output):
+        mine.append(rig.submit([500], 4, lane=lane, tenant="renews"))
+        if len(mine) > 2:
+            rig.abort(mine.pop(0))
+        rig.step()
+        assert rig.now_s < started_s + 20
+
+
+class Paced(Rig):
+    """Each step takes what it costs."""
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceNews]:
+        self.now_s += self.scheduler.cost.time_s(self.scheduler.loads[plan.step_id]) - 1.0
+        return super().commit(plan, result)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize(("standard", "token_s"), [(60, 0.0025), (150, 0.0008)])
+def test_interactive_requests_before_a_slow_standard_lane_cost_nobody_his_place(
+    standard: int, token_s: float, run_ahead: int
+) -> None:
+    limits = {"max_running": 256, "num_blocks": 1 << 16, "max_step_tokens": 4096, "itl_target_s": 0.1}
+    rig = with_cost(Paced(run_ahead=run_ahead, interactive_reserve=0.05, **limits), fixed_s=0.01, token_s=token_s)  # type: ignore[arg-type]
+    for n in range(standard):
+        rig.submit([n] * 12, 3000)
+    while rig.now_s < 3.0:
+        rig.step()
+    assert token_s * len(rig.scheduler.running) > 0.1, "their steps take longer than the target"
+    for n in range(4):
+        quick, sent_s = rig.submit([999, n] * 3, 2, lane=INTERACTIVE), rig.now_s
+        while not rig.outputs[quick]:
+            rig.step()
+        assert rig.now_s - sent_s < 0.5
+        until_s = rig.now_s + 1.0
+        while rig.now_s < until_s:
+            rig.step()
+    assert rig.stats.preemptions == 0
 
 
 def test_bulk_work_waits_for_as_long_as_it_takes() -> None:
@@ -126,7 +174,7 @@ def test_the_pace_of_a_higher_lane_is_worth_any_wait() -> None:
         rig.step()
     for _ in range(40):
         rig.step()
-    assert len(rig.scheduler.running) == 40
+    assert len(rig.scheduler.running) == 38
 
 
 @pytest.mark.parametrize("lane", [INTERACTIVE, STANDARD])
@@ -137,6 +185,12 @@ def test_who_streams_already_goes_on_at_once(lane: Lane) -> None:
     rig.step()
     assert len(rig.scheduler.running) == running + 1
     assert rig.sequences[resumed] in rig.scheduler.running
+    assert rig.scheduler.drain_rate.wait_s(rig.sequences[resumed], rig.scheduler.waiting, rig.now_s) == 0
+    rig.submit([98], 40, lane=INTERACTIVE)
+    rig.step()
+    beside = rig.submit([97], 200, output=[5, 6, 7], lane=lane)
+    rig.step()
+    assert rig.sequences[beside] in rig.scheduler.running, "a higher lane's pace does not keep it out"
 
 
 def test_prompts_get_a_share_of_steps_whose_decodes_alone_take_too_long() -> None:

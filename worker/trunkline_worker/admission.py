@@ -17,9 +17,10 @@ from trunkline_worker.sequence import Sequence
 from trunkline_worker.step_cost import LEAST_ADDED_SHARE, StepCost, StepLoad
 
 LOWER_LANES_DECODE_SHARE = 0.5  # of a step's target time
-# So long, in target times, somebody is kept from the running set for the sake of the others' pace: a first token late
-# by this is worse than the tokens of all a little later each.
-PATIENCE = 5.0
+# Where somebody of a lane has waited for so many target times, those who wait there may stretch a step to so many: a
+# first token that is later still is worse than the others' pace.
+HELD_TARGETS = 5.0
+STRETCHED_TARGETS = 2.0
 
 
 class Admission:
@@ -32,11 +33,11 @@ class Admission:
         self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
         self.output_lengths = [OutputLengths() for _ in LANES]
 
-    def fits(self, sequence: Sequence, running: list[Sequence], now_s: float) -> bool:
-        """Whether it may join now. match() must just have been called."""
+    def fits(self, sequence: Sequence, running: list[Sequence], *, hurries: bool) -> bool:
+        """Whether it may join now. match() must just have been called.  hurries: its lane has waited for long enough"""
         return (
             self.has_slot(sequence, running)
-            and self.has_time(sequence, running, now_s)
+            and self.has_time(sequence, running, hurries=hurries)
             and self.has_blocks(sequence, running)
         )
 
@@ -52,33 +53,33 @@ class Admission:
         places = limits.max_running_requests - limits.reserved_running_requests
         return lower < min(places, limits.max_step_tokens - limits.reserved_step_tokens)
 
-    def has_time(self, sequence: Sequence, running: list[Sequence], now_s: float) -> bool:
+    def has_time(self, sequence: Sequence, running: list[Sequence], *, hurries: bool) -> bool:
         """Whether a step stays under its target time with one more sequence that decodes. The lower lanes leave half
         of what others may add for prompts: an interactive one is then computed in few steps, however much bulk work
-        runs. A target that not even one alone can meet does not shut the others out, and who streams already is not
-        kept from going on.
+        runs. A target that not even one alone can meet does not shut the others out.
 
-        It is the running streams' pace against another one's first token: where nobody of a higher lane profits, that
-        one waits for PATIENCE only. Bulk work waits for as long as it takes.
+        Who streams already is not kept from going on, and who hurries may stretch the time, unless a higher lane runs;
+        bulk work waits for as long as it takes. What the standard lane has stretched is not held against the
+        interactive one: nothing is preempted for it, only to come back.
         """
-        target_s = self._limits.itl_target_s
+        target_s, lane = self._limits.itl_target_s, sequence.lane
         if not target_s or not running or not self._cost.is_known or sequence.promised_len:
             return True
+        if sequence.num_output and lane is not Lane.BATCH:
+            return True
+        others = running
+        if lane is Lane.INTERACTIVE:
+            others = [other for other in running if other.lane is not Lane.STANDARD]
         tokens = len(sequence.token_ids)
         alone_s = self._cost.time_s(StepLoad(1, tokens, 0.0))
-        kv_tokens = tokens + sum(len(other.token_ids) for other in running)
-        together_s = self._cost.time_s(StepLoad(len(running) + 1, kv_tokens, 0.0))
-        lane = sequence.lane
+        kv_tokens = tokens + sum(len(other.token_ids) for other in others)
+        added_s = self._cost.time_s(StepLoad(len(others) + 1, kv_tokens, 0.0)) - alone_s
         share = 1.0 if lane is Lane.INTERACTIVE else LOWER_LANES_DECODE_SHARE
-        if together_s - alone_s <= max(share * (target_s - alone_s), LEAST_ADDED_SHARE * alone_s):
+        if added_s <= max(share * (target_s - alone_s), LEAST_ADDED_SHARE * alone_s):
             return True
-        if lane is Lane.BATCH or any(other.lane < lane for other in running):
+        if not hurries or lane is Lane.BATCH or any(other.lane < lane for other in running):
             return False
-        return sequence.num_output > 0 or now_s >= self.patience_ends_s(sequence)
-
-    def patience_ends_s(self, sequence: Sequence) -> float:
-        """When a sequence of the upper lanes has waited for others' pace for long enough."""
-        return sequence.arrival_s + PATIENCE * self._limits.itl_target_s
+        return alone_s + added_s <= STRETCHED_TARGETS * max(target_s, alone_s)
 
     def reserve_for(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         """Blocks that must stay available when this sequence takes some: the interactive lane's, as far as that lane
@@ -112,7 +113,7 @@ class Admission:
         return self._blocks.can_admit(sequence, reserve)
 
     def would_fit_without(
-        self, victims: list[Sequence], sequence: Sequence, running: list[Sequence], now_s: float
+        self, victims: list[Sequence], sequence: Sequence, running: list[Sequence], *, hurries: bool
     ) -> bool:
         """Whether it would fit if these were preempted."""
         gone = set(map(id, victims))
@@ -120,7 +121,7 @@ class Admission:
         given_up = sum(victim.num_own_blocks for victim in victims)
         return (
             self.has_slot(sequence, left)
-            and self.has_time(sequence, left, now_s)
+            and self.has_time(sequence, left, hurries=hurries)
             and self.has_room_now(sequence, left, given_up)
             and self._has_room_later(sequence, left, given_up)
         )

@@ -4,7 +4,7 @@ from collections import deque
 
 from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.sequence import Sequence
-from trunkline_worker.waiting import Waiting
+from trunkline_worker.waiting import Waiting, due_s
 
 KEPT_ADMISSIONS = 4096
 LEAST_RETRY_S = 0.05
@@ -64,7 +64,7 @@ class DrainRate:
         """How long a sequence that is submitted now will wait for its admission, as far as the rate of late tells."""
         if sequence.deadline_s is None or not self.is_queueing(sequence.lane):
             return 0.0
-        ahead = waiting.num_due_before(sequence.lane, sequence.deadline_s)
+        ahead = waiting.num_due_before(sequence.lane, due_s(sequence))
         everyone = sum(waiting.count[: sequence.lane + 1])
         if not everyone:
             return 0.0

@@ -74,7 +74,7 @@ class GuestTurn:
         running_set = self._set
         promised_len = len(guest.token_ids) + running_set.limits.guest_tokens
         guest.promised_len = min(promised_len, guest.last_to_compute + 1)
-        if not running_set.admission.fits(guest, running_set.running, now_s):
+        if not running_set.admission.fits(guest, running_set.running, hurries=False):
             guest.promised_len = 0
             running_set.is_guest_blocked = not running_set.is_retiring
             return False

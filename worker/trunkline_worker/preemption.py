@@ -52,6 +52,7 @@ class Preemption:
             return
         admission, running = running_set.admission, running_set.running
         for lane in (Lane.INTERACTIVE, Lane.STANDARD):
+            hurries = running_set.hurries(lane, now_s)
             for _ in range(MAX_PREEMPTIONS_PER_STEP):
                 sequence = waiting.next(lane)
                 if sequence is None:
@@ -59,21 +60,25 @@ class Preemption:
                 if running_set.waits_for_prefix(sequence):
                     waiting.defer(sequence)
                     continue
-                if not running or running[-1].lane <= lane or admission.fits(sequence, running, now_s):
+                if not running or running[-1].lane <= lane or admission.fits(sequence, running, hurries=hurries):
                     break  # there is nobody to preempt, or it is let in with all others
-                self._make_room(sequence, now_s)
-                if not admission.fits(sequence, running, now_s):
+                self._make_room(sequence, hurries=hurries)
+                if not admission.fits(sequence, running, hurries=hurries):
                     break
                 running_set.join(sequence, now_s)
         waiting.restore()
 
-    def _make_room(self, sequence: Sequence, now_s: float) -> None:
+    def _make_room(self, sequence: Sequence, *, hurries: bool) -> None:
         """Preempts sequences of lower lanes for one that is to be admitted, if that is enough."""
         running_set, admission, running = self._set, self._set.admission, self._set.running
         lower = [s for s in running if s.lane > sequence.lane and not s.is_guest and not self._is_settled(s)]
-        if not lower or running_set.is_retiring or not admission.would_fit_without(lower, sequence, running, now_s):
+        if (
+            not lower
+            or running_set.is_retiring
+            or not admission.would_fit_without(lower, sequence, running, hurries=hurries)
+        ):
             return
-        while self._left and not running_set.is_retiring and not admission.fits(sequence, running, now_s):
+        while self._left and not running_set.is_retiring and not admission.fits(sequence, running, hurries=hurries):
             victim = cheapest_victim(running, sequence.rank, lower_lanes_only=True, spared=self._is_settled)
             if victim is None:
                 return

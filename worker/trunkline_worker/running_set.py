@@ -10,12 +10,12 @@ from collections import deque
 from operator import attrgetter
 
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
-from trunkline_worker.admission import Admission
+from trunkline_worker.admission import HELD_TARGETS, Admission
 from trunkline_worker.batch_gate import BatchGate
 from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.deadlines import Deadlines
 from trunkline_worker.drain_rate import DrainRate
-from trunkline_worker.lanes import LANES
+from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.news import PromptNews, SequenceNews, StepNews
 from trunkline_worker.plan import SequenceStart, StepPlan, StepResult
@@ -101,6 +101,20 @@ class RunningSet:
             return False
         self._finished(sequence, Finish.STOP, now_s)
         return True
+
+    def hurries(self, lane: Lane, now_s: float) -> bool:
+        """Whether somebody of a lane has waited for the others' pace for long enough. Whoever is next may go then: by
+        the age of the next one alone, a tenant who takes his back and sends them anew could hold up a lane."""
+        oldest_s = self.waiting.oldest_s(lane)
+        return oldest_s is not None and now_s >= oldest_s + HELD_TARGETS * self.limits.itl_target_s
+
+    def hurries_from_s(self, after_s: float) -> float | None:
+        """When a lane that can hurry begins to, later than this; None: none does."""
+        if not self.limits.itl_target_s:
+            return None
+        oldest_s = [self.waiting.oldest_s(lane) for lane in (Lane.INTERACTIVE, Lane.STANDARD)]
+        times_s = [time_s + HELD_TARGETS * self.limits.itl_target_s for time_s in oldest_s if time_s is not None]
+        return min([time_s for time_s in times_s if time_s > after_s], default=None)
 
     def waits_for_prefix(self, sequence: Sequence) -> bool:
         """Whether somebody who runs is about to compute what a sequence that waits has next. Looks for what of it is

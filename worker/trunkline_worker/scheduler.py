@@ -51,15 +51,13 @@ class Scheduler(RunningSet):
         self._preemption = Preemption(self)
         self.repeats = Repeats(self, self._guest_turn)
         self._deferred_members: set[int] = set()  # of a batch being formed: ids
-        self._patience_ends_s: float | None = None  # of the first who was found not to fit
+        self._planned_s = float("-inf")  # when a step was planned last
 
     def wakes_s(self) -> float | None:
         """When time alone changes what schedule() would do; None: never."""
         if not len(self.waiting):
             return None
-        times_s = [self.deadlines.next_s()]
-        if self.is_blocked:
-            times_s.append(self._patience_ends_s)
+        times_s = [self.deadlines.next_s(), self.hurries_from_s(self._planned_s)]
         if self.gate.is_open_always:
             times_s.append(self._guest_turn.next_s())
         elif not self.running:
@@ -69,10 +67,10 @@ class Scheduler(RunningSet):
     def schedule(self, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
         self._guest_turn.end_if_over()
-        if self._patience_ends_s is not None and now_s >= self._patience_ends_s:
+        hurries_s = self.hurries_from_s(self._planned_s) if len(self.waiting) else None
+        if hurries_s is not None and now_s >= hurries_s:
             self.something_changed()
-        if not self.is_blocked:
-            self._patience_ends_s = None
+        self._planned_s = now_s
         self.gate.open(self.waiting, busy=bool(self.running or self._retiring), now_s=now_s)
         budget = StepBudget(self.limits, self.cost)
         steps: list[SequenceStep] = []
@@ -204,7 +202,7 @@ class Scheduler(RunningSet):
     def _admit(self, lane: Lane, most: int, steps: list[SequenceStep], budget: StepBudget, now_s: float) -> "Stopped":
         """Moves a lane's waiting sequences into the running set while there is room."""
         deferred = 0
-        stopped = Stopped.NOBODY_WAITS
+        stopped, hurries = Stopped.NOBODY_WAITS, self.hurries(lane, now_s)
         while True:
             if not budget.room(lane) or deferred == MAX_DEFERRED:
                 stopped = Stopped.STEP_FULL
@@ -216,24 +214,17 @@ class Scheduler(RunningSet):
                 self._defer(sequence)
                 deferred += 1
                 continue
-            if not self.admission.fits(sequence, self.running, now_s):
+            if not self.admission.fits(sequence, self.running, hurries=hurries):
                 # Where the pool has room for it now, but not for what all of its lane will need, lower lanes may use
                 # what is free: they give it back when it is wanted.
                 foreseen = self.admission.has_room_now(sequence, self.running) and self.gate.is_open_always
                 stopped = Stopped.BY_FORECAST if foreseen else Stopped.BY_ROOM_NOW
-                self._look_again(sequence, now_s)
                 self.gate.close()
                 break
             self.join(sequence, now_s)
             self._chunk(sequence, most, steps, budget)
         self._restore()
         return Stopped.STEP_FULL if deferred else stopped
-
-    def _look_again(self, sequence: Sequence, now_s: float) -> None:
-        """When the patience of one who does not fit ends, whatever it is for which it does not fit."""
-        ends_s = self.admission.patience_ends_s(sequence)
-        if sequence.lane is not Lane.BATCH and ends_s > now_s:
-            self._patience_ends_s = ends_s if self._patience_ends_s is None else min(ends_s, self._patience_ends_s)
 
     def _next(self, lane: Lane) -> Sequence | None:
         """Who is to be admitted next, apart from those deferred."""

@@ -64,7 +64,8 @@ class EngineSettings:
     )
     itl_target_ms: float = _setting(
         100.0,
-        "chunks of prompts shrink so that a step takes no longer, and running streams are not held up; 0: no target",
+        "chunks of prompts shrink so that a step takes no longer; who waits does so for five times this before running "
+        "streams may be slowed down to half the pace; 0: no target",
         minimum=0.0,
         maximum=60_000.0,
     )

@@ -20,8 +20,8 @@ STEPS_PER_FIT = 32
 # Where one choice alone takes a step nearly to its target time, or past it, others may still add this share of that;
 # and prompts this share of what the decodes take.
 LEAST_ADDED_SHARE = 0.25
-# Steps that only decode are many and alike: of these one is learned from in so many, or in so much time. On any device
-# what is kept is then what the last ten seconds were like.
+# Steps that only decode are many and alike: of these one is learned from in so many, or in so much time. What is kept
+# is then of the last ten seconds at most, and of steps that take longer than that of the last 96.
 DECODE_SAMPLE_EVERY = 8
 DECODE_SAMPLE_EVERY_S = 0.1
 # A worker's first steps are slow for being first, by any factor. Three of them and many small ones that were all alike

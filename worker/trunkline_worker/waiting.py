@@ -33,7 +33,7 @@ class Waiting:
         self._members: dict[int, Sequence] = {}  # by id
         self._queues: dict[Account, SequenceHeap] = {}  # of accounts with something that never ran
         self._returning = [SequenceHeap(self._members) for _ in LANES]
-        self._by_age = [SequenceHeap(self._members) for _ in LANES]  # only the lower lanes age
+        self._by_age = [SequenceHeap(self._members) for _ in LANES]
         self.by_deadline = SequenceHeap(self._members)  # of those that never ran and have one: see deadlines.py
         self._deferred: list[SequenceHeap] = []  # where something is set aside
 
@@ -66,13 +66,12 @@ class Waiting:
         queue = self._queues.get(account)
         if queue is None:
             queue = self._queues[account] = SequenceHeap(self._members)
-        queue.put(_due_s(sequence), sequence)
-        insort(self._due_s[lane], _due_s(sequence))
+        queue.put(due_s(sequence), sequence)
+        insort(self._due_s[lane], due_s(sequence))
         self.lanes[lane].join(account, len(sequence.token_ids))
         self.count[lane] += 1
         self.num_tokens[lane] += len(sequence.token_ids)
-        if lane is not Lane.INTERACTIVE:
-            self._by_age[lane].put(sequence.arrival_s, sequence)
+        self._by_age[lane].put(sequence.arrival_s, sequence)
         if start_by_s is not None:
             sequence.is_watched = True
             self.by_deadline.put(start_by_s, sequence)
@@ -82,16 +81,14 @@ class Waiting:
         self._members[sequence.sequence_id] = sequence
         self.preempted_tokens[sequence.lane] += len(sequence.token_ids)
         self._returning[sequence.lane].put(0.0, sequence)
-        if sequence.lane is not Lane.INTERACTIVE:
-            self._by_age[sequence.lane].put(sequence.arrival_s, sequence)
+        self._by_age[sequence.lane].put(sequence.arrival_s, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it stands."""
         del self._members[sequence.sequence_id]
         lane, account = sequence.lane, sequence.account
         self.has_matched(sequence, 0)
-        if lane is not Lane.INTERACTIVE:
-            self._by_age[lane].left()
+        self._by_age[lane].left()
         if sequence.is_watched:
             sequence.is_watched = False
             self.by_deadline.left()
@@ -100,7 +97,7 @@ class Waiting:
             self._returning[lane].left()
             return
         self.count[lane] -= 1
-        del self._due_s[lane][bisect_left(self._due_s[lane], _due_s(sequence))]
+        del self._due_s[lane][bisect_left(self._due_s[lane], due_s(sequence))]
         self.num_tokens[lane] -= len(sequence.token_ids)
         self.lanes[lane].leave(account, len(sequence.token_ids))
         if account.waiting:
@@ -139,9 +136,14 @@ class Waiting:
             accounts.restore()
 
     def neglected_since_s(self, lane: Lane) -> float | None:
-        """Since when a lower lane has had something waiting and nobody was admitted from it; None: nothing waits."""
+        """Since when a lane has had something waiting and nobody was admitted from it; None: nothing waits."""
+        oldest_s = self.oldest_s(lane)
+        return None if oldest_s is None else max(oldest_s, self.admitted_s[lane])
+
+    def oldest_s(self, lane: Lane) -> float | None:
+        """When the one of a lane that came first of those that wait came; None: nothing waits."""
         oldest = self._by_age[lane].first()
-        return None if oldest is None else max(oldest.arrival_s, self.admitted_s[lane])
+        return None if oldest is None else oldest.arrival_s
 
     def num_due_before(self, lane: Lane, due_s: float) -> int:
         """Sequences that never ran, of this lane and the ones above it, that go before one that is due then."""
@@ -159,7 +161,7 @@ class Waiting:
             self.lanes[lane].check_integrity()
             new = [s for s in self if s.lane is lane and not s.generation]
             assert self.count[lane] == len(new), "waiting sequences miscounted"
-            assert self._due_s[lane] == sorted(map(_due_s, new)), "due times miscounted"
+            assert self._due_s[lane] == sorted(map(due_s, new)), "due times miscounted"
             assert self.num_tokens[lane] == sum(len(s.token_ids) for s in new), "waiting tokens miscounted"
             for account in self.lanes[lane]:
                 own = [s for s in new if s.account is account]
@@ -170,7 +172,8 @@ class Waiting:
         assert kept <= 6 * len(self._members) + 64 * heaps, f"{kept} entries for {len(self._members)} that wait"
 
 
-def _due_s(sequence: Sequence) -> float:
+def due_s(sequence: Sequence) -> float:
+    """By which a sequence that has never run goes before others of its tenant."""
     if sequence.num_output:
         return sequence.arrival_s
     return sequence.arrival_s + PATIENCE_S if sequence.deadline_s is None else sequence.deadline_s
