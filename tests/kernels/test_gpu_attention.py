@@ -149,7 +149,8 @@ def truth_of(
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_ragged_attention_equals_the_naive_truth(name: str, heads: int, kv_heads: int, window: int | None) -> None:
-    q, kv, batch, truth = make_case(SHAPES[name], heads, kv_heads)
+    # Of the many decodes a part: the interpreter takes a second for a few of them.
+    q, kv, batch, truth = make_case(SHAPES[name][:12], heads, kv_heads)
     expected = truth_of(q, batch, truth, window)
     torch.testing.assert_close(attend(q, kv, batch, window=window, padding_tiles=len(q) % 3), expected)
     if window != 1:
