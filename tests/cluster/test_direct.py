@@ -224,7 +224,9 @@ async def test_what_only_routers_and_operators_may_call_asks_for_a_proof_of_the_
     stub = worker.stub
     good = {method: await worker.proof(method) for method in ("Session", "WatchCache", "GetStats", "Drain")}
     calls = {
-        "Session": lambda proof: stub.Session(metadata=proof).read(),  # it says nothing: it could be refused meanwhile
+        "Session": lambda proof: stub.Session(
+            metadata=proof
+        ).read(),  # no write: one that crosses the refusal ends in INTERNAL
         "WatchCache": lambda proof: stub.WatchCache(WatchCacheRequest(), metadata=proof).read(),
         "GetStats": lambda proof: stub.GetStats(GetStatsRequest(), metadata=proof),
         "Drain": lambda proof: stub.Drain(DrainRequest(), metadata=proof),

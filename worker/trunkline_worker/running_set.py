@@ -103,8 +103,9 @@ class RunningSet:
         return True
 
     def hurries(self, lane: Lane, now_s: float) -> bool:
-        """Whether somebody of a lane has waited for the others' pace for long enough. Whoever is next may go then: by
-        the age of the next one alone, a tenant who takes his back and sends them anew could hold up a lane."""
+        """Whether somebody of a lane has waited for so long, whatever for, that the others' pace counts less. Whoever
+        is next may go then: by the age of the next one alone, a tenant who takes his back and sends them anew could
+        hold up a lane."""
         oldest_s = self.waiting.oldest_s(lane)
         return oldest_s is not None and now_s >= oldest_s + HELD_TARGETS * self.limits.itl_target_s
 
