@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import json
+import os
+import signal
 import sys
 from typing import Any
 
@@ -72,6 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who reads has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go at the exit
+        return 128 + signal.SIGPIPE
     return 0
 
 
