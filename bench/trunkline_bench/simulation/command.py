@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from trunkline_bench.simulation.trace_lines import InvalidLineError, SkippedLines
+from trunkline_bench.simulation.traces import TraceRequest, read_trace
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 
@@ -27,6 +29,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str | None) -> None:
         super().__init__(prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         self.add_argument("--trace", type=Path, required=True, help="Mooncake or text JSON lines, or Azure CSV")
+        self.add_argument(
+            "--skip-invalid", action="store_true",
+            help="leave out lines of the trace that are no requests, and say how many; without it they end the command",
+        )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
         """In one line, without the usage."""
@@ -49,6 +55,23 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--no-fast-forward", action="store_true", help="step through every step: the result is the same"
         )
+
+
+def requests_of(arguments: argparse.Namespace, skipped: SkippedLines, limit: int | None = None) -> list[TraceRequest]:
+    """The trace's requests, the first `limit` of them; with --skip-invalid, `skipped` counts the lines that are none.
+    Raises TraceError, and ArgumentError where the flag would help."""
+    if arguments.skip_invalid:
+        return read_trace(arguments.trace, limit=limit, skipped=skipped)
+    try:
+        return read_trace(arguments.trace, limit=limit)
+    except InvalidLineError as error:
+        raise ArgumentError(f"{error}; --skip-invalid leaves such lines out") from None
+
+
+def say_skipped(arguments: argparse.Namespace, skipped: SkippedLines) -> None:
+    """Below a table: which lines of the trace are not in it, if any."""
+    if skipped.count:
+        print(f"{arguments.trace}: {skipped}")
 
 
 def number(least: float, most: float) -> Callable[[str], float]:

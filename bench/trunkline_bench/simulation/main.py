@@ -18,12 +18,15 @@ from trunkline_bench.simulation.command import (
     number,
     prepare,
     refuse_too_many_blocks,
+    requests_of,
+    say_skipped,
     setting,
 )
 from trunkline_bench.simulation.device_profile import PROFILES, Profile
 from trunkline_bench.simulation.fitted_cost import FittedCost, FittedCostError
 from trunkline_bench.simulation.replay import Replayed, replay
-from trunkline_bench.simulation.traces import TraceError, TraceRequest, at_once, at_rate, read_trace, window
+from trunkline_bench.simulation.trace_lines import SkippedLines, TraceError
+from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, window
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.limits import AdmissionRule, Batching
 
@@ -58,9 +61,10 @@ def make_parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     command = make_parser()
     arguments = command.parse_args(argv)
+    skipped = SkippedLines()
     try:
         workers = {kind: worker(arguments, kind) for kind in batchings(arguments.batching)}
-        requests = workload(arguments)
+        requests = workload(arguments, skipped)
         refuse_if_nothing_fits(arguments, next(iter(workers.values())), requests)
         if arguments.output:
             prepare(arguments.output, "trunkline_bench.simulation.plots")
@@ -78,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
     print(report.table(rows, corner=f"{arguments.profile}, {len(requests):,} requests"))
+    say_skipped(arguments, skipped)
     if arguments.output:
         try:
             draw(runs, arguments.output)
@@ -110,9 +115,9 @@ def cost_of(profile: str) -> Profile | FittedCost:
         raise ArgumentError(f"--profile {profile}: {error}") from None
 
 
-def workload(arguments: argparse.Namespace) -> list[TraceRequest]:
+def workload(arguments: argparse.Namespace, skipped: SkippedLines) -> list[TraceRequest]:
     """The requests that the arguments ask for, one at least. Raises TraceError, ArgumentError."""
-    requests = read_trace(arguments.trace, limit=arguments.limit)
+    requests = requests_of(arguments, skipped, arguments.limit)
     if arguments.window_s:
         start_s, end_s = arguments.window_s
         requests = window(requests, start_s, end_s)

@@ -5,48 +5,36 @@ evenly."""
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import groupby
-from pathlib import Path
 
-from trunkline_bench.simulation.traces import (
-    TraceError,
-    TraceRequest,
-    json_lines,
-    lane_and_tenant,
-    num_tokens_of,
-    random_prompt,
-    time_of,
-)
+from trunkline_bench.simulation.trace_lines import InvalidLine, json_object, lane_and_tenant, num_tokens_of, time_of
+from trunkline_bench.simulation.traces import TraceRequest, random_prompt
 
 TICKS_PER_S = 1e3
 TOKENS_PER_ID = 512
 LAST_BUCKET_S = 3.0
 
 
-def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
-    """Raises TraceError."""
-    requests = []
-    for line, entry in json_lines(path, limit):
-        time_s = time_of(path, line, entry, TICKS_PER_S)
-        prompt_tokens = num_tokens_of(path, line, entry, "input_length")
-        output_tokens = num_tokens_of(path, line, entry, "output_length")
-        ids = entry.get("hash_ids")
-        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-            raise TraceError(f"{path}:{line}: hash_ids must be a list of whole numbers")
-        needed = -(-prompt_tokens // TOKENS_PER_ID)
-        if len(ids) != needed:
-            raise TraceError(
-                f"{path}:{line}: hash_ids has {len(ids)} entries; {prompt_tokens} tokens of input_length need {needed}"
-            )
-        prompt = partial(expand, tuple(ids), prompt_tokens, vocab_size)
-        lane, tenant = lane_and_tenant(path, line, entry)
-        # The first block is the same system prompt for everybody; the second one tells conversations apart.
-        conversation = str(ids[1]) if len(ids) > 1 else ""
-        requests.append(TraceRequest(time_s, prompt_tokens, output_tokens, prompt, lane, tenant, conversation))
-    return spread(sorted(requests, key=lambda request: request.arrival_s))
+def request_of(number: int, line: str, vocab_size: int) -> TraceRequest:
+    """Raises InvalidLine."""
+    entry = json_object(line)
+    time_s = time_of(entry, TICKS_PER_S)
+    prompt_tokens = num_tokens_of(entry, "input_length")
+    output_tokens = num_tokens_of(entry, "output_length")
+    ids = entry.get("hash_ids")
+    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+        raise InvalidLine("hash_ids must be a list of whole numbers")
+    needed = -(-prompt_tokens // TOKENS_PER_ID)
+    if len(ids) != needed:
+        raise InvalidLine(f"hash_ids has {len(ids)} entries; {prompt_tokens} tokens of input_length need {needed}")
+    prompt = partial(expand, tuple(ids), prompt_tokens, vocab_size)
+    lane, tenant = lane_and_tenant(entry)
+    # The first block is the same system prompt for everybody; the second one tells conversations apart.
+    conversation = str(ids[1]) if len(ids) > 1 else ""
+    return TraceRequest(time_s, prompt_tokens, output_tokens, prompt, lane, tenant, conversation)
 
 
 def spread(requests: list[TraceRequest]) -> list[TraceRequest]:
-    """Requests of one time, evenly over the time until the next."""
+    """Requests of one time, evenly over the time until the next. They must be in order of their times."""
     buckets = [list(bucket) for _, bucket in groupby(requests, key=lambda request: request.arrival_s)]
     spread_out = []
     for index, bucket in enumerate(buckets):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from trunkline_bench.simulation.replay import Replayed
-from trunkline_bench.simulation.traces import LANES
+from trunkline_bench.simulation.trace_lines import LANES
 from trunkline_worker.lanes import Lane
 
 

@@ -4,51 +4,40 @@ Without a tokenizer four bytes of text are a token: what matters here is that eq
 """
 
 from functools import partial
-from pathlib import Path
 from zlib import crc32
 
-from trunkline_bench.simulation.traces import (
-    FIRST_ID,
-    TraceError,
-    TraceRequest,
-    json_lines,
-    lane_and_tenant,
-    time_of,
-)
+from trunkline_bench.simulation.trace_lines import InvalidLine, is_text, json_object, lane_and_tenant, time_of
+from trunkline_bench.simulation.traces import FIRST_ID, TraceRequest
 
 TICKS_PER_S = 1e6
 BYTES_PER_TOKEN = 4
 
 
-def read(path: Path, vocab_size: int, limit: int | None) -> list[TraceRequest]:
-    """Raises TraceError."""
-    requests = []
-    for line, entry in json_lines(path, limit):
-        time_s = time_of(path, line, entry, TICKS_PER_S)
-        for name in ("input", "output"):
-            if not isinstance(entry.get(name), str):
-                raise TraceError(f"{path}:{line}: {name} must be text")
-        try:
-            prompt = entry["input"].encode()
-        except UnicodeEncodeError as error:
-            raise TraceError(f"{path}:{line}: input is not text: {error}") from None
-        if not prompt:
-            raise TraceError(f"{path}:{line}: input is empty")
-        conversation = entry.get("session_id", "")
-        if not isinstance(conversation, str):
-            raise TraceError(f"{path}:{line}: session_id must be text")
-        output = len(entry["output"].encode(errors="replace"))
-        requests.append(
-            TraceRequest(
-                time_s,
-                -(-len(prompt) // BYTES_PER_TOKEN),
-                max(1, -(-output // BYTES_PER_TOKEN)),
-                partial(tokens_of, prompt, vocab_size),
-                *lane_and_tenant(path, line, entry),
-                conversation,
-            )
-        )
-    return requests
+def request_of(number: int, line: str, vocab_size: int) -> TraceRequest:
+    """Raises InvalidLine."""
+    entry = json_object(line)
+    time_s = time_of(entry, TICKS_PER_S)
+    for name in ("input", "output"):
+        if not isinstance(entry.get(name), str):
+            raise InvalidLine(f"{name} must be text")
+    try:
+        prompt = entry["input"].encode()
+    except UnicodeEncodeError as error:
+        raise InvalidLine(f"input is not text: {error}") from None
+    if not prompt:
+        raise InvalidLine("input is empty")
+    conversation = entry.get("session_id", "")
+    if not isinstance(conversation, str) or not is_text(conversation):
+        raise InvalidLine("session_id must be text")
+    output = len(entry["output"].encode(errors="replace"))
+    return TraceRequest(
+        time_s,
+        -(-len(prompt) // BYTES_PER_TOKEN),
+        max(1, -(-output // BYTES_PER_TOKEN)),
+        partial(tokens_of, prompt, vocab_size),
+        *lane_and_tenant(entry),
+        conversation,
+    )
 
 
 def tokens_of(text: bytes, vocab_size: int) -> list[int]:

@@ -16,6 +16,8 @@ from trunkline_bench.simulation.command import (
     number,
     prepare,
     refuse_too_many_blocks,
+    requests_of,
+    say_skipped,
 )
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fleet import capacity
@@ -23,7 +25,8 @@ from trunkline_bench.simulation.fleet.fleet import Fleet, simulate
 from trunkline_bench.simulation.fleet.overlay import TooManyCopies, overlay
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summary
-from trunkline_bench.simulation.traces import TraceError, TraceRequest, read_trace
+from trunkline_bench.simulation.trace_lines import SkippedLines, TraceError
+from trunkline_bench.simulation.traces import TraceRequest
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_router.routing_policy import PolicyName
 
@@ -59,12 +62,13 @@ def make_parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     command = make_parser()
     arguments = command.parse_args(argv)
+    skipped = SkippedLines()
     try:
         policies = policies_of(arguments.policy)
         if arguments.output:
             prepare(arguments.output, "trunkline_bench.simulation.fleet.plots")
         spec = worker_of(arguments)
-        requests = workload(arguments, spec, read_trace(arguments.trace))
+        requests = workload(arguments, spec, requests_of(arguments, skipped))
     except (ArgumentError, TraceError, TooManyCopies) as error:
         return command.fail(error)
     runs: list[Summary] = []
@@ -89,9 +93,10 @@ def main(argv: list[str] | None = None) -> int:
         )
     corner = f"{arguments.workers} x {arguments.profile}, {runs[0].requests_per_s:.4g} requests/s"
     print(report.table({figures.policy: row(figures) for figures in runs}, COLUMNS, corner))
+    say_skipped(arguments, skipped)
     if arguments.output:
         try:
-            write(arguments.output, runs, corner)
+            write(arguments.output, runs, corner, skipped)
         except OSError as error:
             return command.fail(not_written(arguments.output, error))
     return 0
@@ -140,11 +145,12 @@ def copies_per_worker(spec: WorkerSpec, trace: list[TraceRequest]) -> float:
     return capacity.requests_per_s(spec, sample) / trace_requests_per_s
 
 
-def write(folder: Path, runs: list[Summary], title: str) -> None:
-    """The figures as JSON, and the plots."""
+def write(folder: Path, runs: list[Summary], title: str, skipped: SkippedLines) -> None:
+    """The figures as JSON, each run's with the number of the trace's lines that were skipped, and the plots."""
     from trunkline_bench.simulation.fleet import plots  # matplotlib is wanted here only
 
-    (folder / "fleet.json").write_text(json.dumps([figures.to_json() for figures in runs], indent=1) + "\n")
+    figures = [run.to_json() | {"skipped_lines": skipped.count} for run in runs]
+    (folder / "fleet.json").write_text(json.dumps(figures, indent=1) + "\n")
     plots.over_time(runs, title, folder / "over-time.png")
 
 
