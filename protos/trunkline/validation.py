@@ -1,7 +1,8 @@
 """What a request may say: the ranges of SamplingParams, checked by routers and again by workers."""
 
 import math
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Collection, Iterable, Sequence
 
 from trunkline.names import lane_name
 from trunkline.status import context_exceeded, invalid
@@ -19,12 +20,16 @@ LANES = {lane_name(lane): lane for lane in Lane.values() if lane}  # in files an
 MAX_TENANT_BYTES, MAX_SESSION_BYTES = 128, 256
 LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT = 0.001, 1000.0
 
+# 0.01 as a float field carries it, in 32 bits. Smaller penalties would turn every token seen into a certainty or an
+# impossibility.
+LEAST_REPETITION_PENALTY: float = struct.unpack("<f", struct.pack("<f", 0.01))[0]
+
 # name → (least, most, least itself allowed); as in the comments of SamplingParams
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 100.0, True),
     "top_p": (0.0, 1.0, False),
     "min_p": (0.0, 1.0, True),
-    "repetition_penalty": (0.0, 10.0, False),
+    "repetition_penalty": (LEAST_REPETITION_PENALTY, 10.0, True),
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
 }
@@ -56,8 +61,13 @@ def validate_scheduling(lane: int, tenant: str, weight: float) -> None:
         raise invalid("tenant_weight", f"{weight} is out of range [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
 
 
-def validate_sampling(params: SamplingParams, *, vocab_size: int, prefix: str = "sampling") -> None:
-    """Raises RequestRefused (INVALID_REQUEST) naming the first field that is out of range."""
+def validate_sampling(
+    params: SamplingParams, *, vocab_size: int, eos_token_ids: Collection[int] = (), prefix: str = "sampling"
+) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) naming the first field that is out of range.
+
+    eos_token_ids: the model's, each below vocab_size
+    """
     for name, (least, most, closed) in _RANGES.items():
         if params.HasField(name):  # type: ignore[arg-type]
             value = getattr(params, name)
@@ -74,6 +84,10 @@ def validate_sampling(params: SamplingParams, *, vocab_size: int, prefix: str = 
     _validate_stop(params, prefix)
     _at_most(len(params.stop_token_ids), MAX_STOP_TOKEN_IDS, f"{prefix}.stop_token_ids")
     validate_token_ids(params.stop_token_ids, vocab_size=vocab_size, field=f"{prefix}.stop_token_ids")
+    if params.min_tokens and vocab_size <= MAX_STOP_TOKEN_IDS + len(eos_token_ids):
+        ends = set(params.stop_token_ids) if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
+        if len(ends) >= vocab_size:
+            raise invalid(f"{prefix}.min_tokens", "every token of the vocabulary would end the output")
     _at_most(len(params.logit_bias), MAX_LOGIT_BIAS, f"{prefix}.logit_bias")
     validate_token_ids(params.logit_bias, vocab_size=vocab_size, field=f"{prefix}.logit_bias")
     for token_id, bias in params.logit_bias.items():

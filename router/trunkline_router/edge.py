@@ -144,7 +144,7 @@ async def prepare(
 ) -> PreparedRequest:
     """Checks everything the client said; the cheap things first. Raises RequestRefused."""
     limits = pool.limits
-    validate_sampling(request.sampling, vocab_size=limits.vocab_size)
+    validate_sampling(request.sampling, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
     choices = request.n if request.HasField("n") else 1
     if not 1 <= choices <= max_choices:
         raise invalid("n", f"{choices} is not in [1, {max_choices}]")

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
-from trunkline.status import CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, RequestRefused
+from trunkline.status import (
+    CODE_INTERNAL,
+    CODE_INVALID_ARGUMENT,
+    CONTEXT_LENGTH_EXCEEDED,
+    INTERNAL,
+    RequestRefused,
+)
 from trunkline.v1.generation_pb2 import FinishReason, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import (
     BlocksRemoved,
@@ -28,11 +34,11 @@ from trunkline_worker.deadlines import too_late
 from trunkline_worker.executor import Executor, RepeatingExecutor
 from trunkline_worker.lanes import LANES, Lane, lane_of
 from trunkline_worker.news import SequenceNews, StepNews
-from trunkline_worker.plan import PositionLogprobs, StepPlan
+from trunkline_worker.plan import PositionLogprobs, RowError, StepPlan
 from trunkline_worker.prefix_tree import CacheChange, Removed, Stored
 from trunkline_worker.queue_bounds import QueueBounds, queue_full
 from trunkline_worker.scheduler import Scheduler
-from trunkline_worker.sequence import Finish
+from trunkline_worker.sequence import Finish, Sequence
 from trunkline_worker.stats import StepCounts
 from trunkline_worker.stats_report import stats_report
 from trunkline_worker.submission import Prompt, sequence_of
@@ -111,10 +117,10 @@ class Engine:
 
     def submit(self, submit: Submit, prompt: Prompt) -> None:
         """Takes in one request. The prompt is not looked for in the message."""
-        try:
-            self._submit(submit, prompt, self._clock_s())
-        except RequestRefused as refused:
-            self._outputs.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
+        sequence = self._sequence(submit, prompt, self._clock_s())
+        if sequence is not None:
+            self._arrivals += 1
+            self.scheduler.submit(sequence)
         self._last_handle = max(self._last_handle, submit.handle)
 
     def step(self) -> EngineStep | None:
@@ -275,12 +281,32 @@ class Engine:
         if news is not None:
             step.token_handles.extend(news.handles)
             step.token_ids.extend(news.token_ids)
-            step.outputs.extend(map(_output, news.special))
+            step.outputs.extend(map(self._output, news.special))
         return step
+
+    def _output(self, news: SequenceNews) -> EngineOutput:
+        """A sequence's news as a message. An exception that its values raise ends that sequence only."""
+        try:
+            return _output(news)
+        except Exception as error:
+            self.scheduler.abort(news.sequence_id, self._clock_s())
+            return _broken_off(news.sequence_id, error)
 
     # Admission to the queue
 
-    def _submit(self, submit: Submit, prompt: Prompt, now_s: float) -> None:
+    def _sequence(self, submit: Submit, prompt: Prompt, now_s: float) -> Sequence | None:
+        """What the scheduler is given; None where the request is refused. An exception that its parameters raise is
+        its error and nobody else's."""
+        try:
+            return self._admitted(submit, prompt, now_s)
+        except RequestRefused as refused:
+            self._outputs.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
+        except Exception as error:
+            self._outputs.append(_broken_off(submit.handle, error))
+        return None
+
+    def _admitted(self, submit: Submit, prompt: Prompt, now_s: float) -> Sequence:
+        """Raises RequestRefused where the request cannot be answered here, or not in time."""
         # The front has validated the request; these two are what the scheduler's own promises rest on.
         num_tokens = len(prompt.token_ids) + len(submit.resume.output_token_ids)
         if not prompt.token_ids or num_tokens >= self.limits.max_total_tokens:
@@ -320,8 +346,7 @@ class Engine:
             scheduler.stats.lanes[lane].refused += 1
             hopeless = scheduler.deadlines.out_of_reach(sequence, 0.0, now_s)
             raise too_late(None if hopeless else wait_s)
-        self._arrivals += 1
-        scheduler.submit(sequence)
+        return sequence
 
     def _refuse_hopeless(self, now_s: float) -> None:
         for sequence in self.scheduler.refuse_hopeless(now_s):
@@ -360,6 +385,13 @@ def _stored(chain: list[Stored]) -> CacheEvent:
     return CacheEvent(stored=stored, tier=CacheTier.CACHE_TIER_DEVICE)
 
 
+def _broken_off(handle: int, error: Exception) -> EngineOutput:
+    """News of a sequence that a bug has ended."""
+    found = RowError.of_bug(error)
+    refused = RequestRefused(CODE_INTERNAL, INTERNAL, found.reason)
+    return EngineOutput(handle=handle, error=refused.to_proto(), trace=found.trace)
+
+
 def _output(news: SequenceNews) -> EngineOutput:
     output = EngineOutput(handle=news.sequence_id, token_ids=news.token_ids, stop_token_id=news.stop_token_id)
     if news.logprobs:
@@ -375,6 +407,7 @@ def _output(news: SequenceNews) -> EngineOutput:
             output.prompt.logprobs.extend([TokenLogprobs(), *map(_logprobs, news.prompt.logprobs)])
     if news.error is not None:
         output.error.CopyFrom(news.error.to_proto())
+        output.trace = news.trace
     return output
 
 

@@ -27,6 +27,7 @@ class SequenceNews:
     stop_token_id: int | None = None
     prompt: PromptNews | None = None  # with the first output token
     error: RequestRefused | None = None
+    trace: str = ""  # of the bug that caused `error`, where one did: for the log
 
 
 @dataclass(slots=True)

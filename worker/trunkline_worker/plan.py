@@ -4,6 +4,7 @@ Plain, delta-encoded data: an executor keeps a row of state for each sequence it
 only what changed. That is enough for a rank that shares no memory with the scheduler.
 """
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -100,6 +101,19 @@ class PositionLogprobs:
     top: list[tuple[int, float]]  # (token id, logprob), likeliest first
 
 
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why a sequence got no token, or none of what it asked for."""
+
+    reason: str  # for the client
+    trace: str = ""  # a bug's traceback, for the log
+
+    @classmethod
+    def of_bug(cls, error: Exception) -> "RowError":
+        """An exception that should not have been raised. The client is not told what it says."""
+        return cls("an internal error; see the worker's log", "".join(traceback.format_exception(error)))
+
+
 @dataclass(slots=True)  # not frozen: one is made for every step, and that takes three times as long
 class StepResult:
     """What an executor hands back; keys are indices into the plan's `steps`."""
@@ -109,7 +123,7 @@ class StepResult:
     logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     # Entry j of a list is for prompt position num_computed + 1 + j; positions past the prompt's end are left out.
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)  # why an entry that samples has no token
+    errors: dict[int, RowError] = field(default_factory=dict)  # entries that end with this step
     device_time_s: float = 0.0
     num_padding: int = 0  # positions computed for nobody beside the plan's own padding
     # Of a plan that repeats: of each repetition its time on the device and when it was done, and per entry of steps one

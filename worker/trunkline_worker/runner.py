@@ -8,7 +8,7 @@ from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
 from trunkline_worker.batch_rows import BatchRows, Row
 from trunkline_worker.logprobs import position_logprobs
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.plan import PositionLogprobs, SequenceStep, StepPlan, StepResult
+from trunkline_worker.plan import PositionLogprobs, RowError, SequenceStep, StepPlan, StepResult
 from trunkline_worker.sampler import Sampled
 from trunkline_worker.step_forward import step_forward
 from trunkline_worker.step_sample import step_sample
@@ -58,11 +58,15 @@ class TorchExecutor:
     def sample(self, plan: StepPlan) -> StepResult:
         rows = self._step_rows
         ends = self._ends
-        prompt_logprobs = {
-            index: self._prompt_logprobs(step, row, ends[index] - step.num_new)
-            for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True))
-            if row.sampling.prompt_logprobs is not None and row.num_output == 0
-        }
+        prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
+        errors: dict[int, RowError] = {}
+        for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True)):
+            if row.sampling.prompt_logprobs is not None and row.num_output == 0:
+                found = self._prompt_logprobs(step, row, ends[index] - step.num_new)
+                if isinstance(found, RowError):
+                    errors[index] = found
+                else:
+                    prompt_logprobs[index] = found
         sampling = [index for index, step in enumerate(plan.steps) if step.samples]
         token_ids: list[int | None] = [None] * len(plan.steps)
         sampled = Sampled([])
@@ -78,7 +82,7 @@ class TorchExecutor:
             token_ids,
             {sampling[i]: entry for i, entry in sampled.logprobs.items()},
             prompt_logprobs,
-            {sampling[i]: error for i, error in sampled.errors.items()},
+            {sampling[i]: error for i, error in sampled.errors.items()} | errors,
         )
 
     def _sample(self, rows: list[Row], at: list[int]) -> Sampled:
@@ -86,15 +90,17 @@ class TorchExecutor:
         # Where every token is sampled after, all are decodes, and they are in the plan's order.
         return self._sample_rows(self._hidden if len(at) == len(self._hidden) else self._hidden[at], rows)
 
-    def _prompt_logprobs(self, step: SequenceStep, row: Row, first_row: int) -> list[PositionLogprobs]:
+    def _prompt_logprobs(self, step: SequenceStep, row: Row, first_row: int) -> list[PositionLogprobs] | RowError:
         """The state at position p predicts the prompt's token p + 1."""
         count = min(step.num_new, row.prompt_len - 1 - step.num_computed)
         found: list[PositionLogprobs] = []
         for start in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - start)
             logits = self._model.decoder.logits(self._hidden[first_row + start : first_row + start + size])
-            logits = logits.float().cpu()
             after = step.num_computed + start + 1
-            targets: list[int] = row.tokens[after : after + size].tolist()
-            found += position_logprobs(logits, targets, [row.sampling.prompt_logprobs or 0] * size)
+            try:
+                targets: list[int] = row.tokens[after : after + size].tolist()
+                found += position_logprobs(logits.float().cpu(), targets, [row.sampling.prompt_logprobs or 0] * size)
+            except Exception as error:  # whatever it was, it must not cost the other rows their step
+                return RowError.of_bug(error)
         return found

@@ -18,7 +18,7 @@ from trunkline_worker.drain_rate import DrainRate
 from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.news import PromptNews, SequenceNews, StepNews
-from trunkline_worker.plan import SequenceStart, StepPlan, StepResult
+from trunkline_worker.plan import RowError, SequenceStart, StepPlan, StepResult
 from trunkline_worker.sequence import Finish, Sequence
 from trunkline_worker.shared_prefixes import ComputingPrefixes
 from trunkline_worker.stats import EngineStats
@@ -178,26 +178,27 @@ class RunningSet:
                 self.publish(sequence, computed)
             else:
                 sequence.num_computed = computed
+            if result.errors and index in result.errors:
+                news.special.append(self._break_off(sequence, result.errors[index], now_s))
+                continue
             if not samples:
                 if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
                     sequence.prompt_logprobs += result.prompt_logprobs[index]
                 continue
             sequence.num_pending -= 1
             token_id = token_ids[index]
+            assert token_id is not None, "an entry that samples has a token or an error"
             if (
-                token_id is None
-                or not sequence.reported
+                not sequence.reported
                 or token_id in sequence.end_token_ids
                 or len(sequence.token_ids) == sequence.last_to_compute
                 or sequence.sampling.logprobs is not None
             ):
-                news.special.append(self._take_sample(sequence, index, result, now_s))
+                news.special.append(self._take_sample(sequence, index, token_id, result, now_s))
             else:
                 sequence.token_ids.append(token_id)
                 news.handles.append(sequence_id)
                 news.token_ids.append(token_id)
-            if token_id is None:
-                continue
             account = sequence.account
             account.output_tokens += 1
             if sequence.last_token_s == last_commit_s:
@@ -214,18 +215,20 @@ class RunningSet:
         self.last_commit_s = now_s
         return news
 
-    def _take_sample(self, sequence: Sequence, index: int, result: StepResult, now_s: float) -> SequenceNews:
+    def _break_off(self, sequence: Sequence, error: RowError, now_s: float) -> SequenceNews:
+        """Ends a sequence for which a step brought an error instead of what it was to bring."""
+        self._remove(sequence)
+        self.stats.ended(sequence, Finish.ABORT, now_s)
+        refused = RequestRefused(CODE_INTERNAL, INTERNAL, error.reason)
+        return SequenceNews(sequence.sequence_id, error=refused, trace=error.trace)
+
+    def _take_sample(
+        self, sequence: Sequence, index: int, token_id: int, result: StepResult, now_s: float
+    ) -> SequenceNews:
         """A sample that is more than one more token: the first, the last, or one that is to be reported on."""
         news = SequenceNews(sequence.sequence_id)
-        token_id = result.token_ids[index]
         if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
             sequence.prompt_logprobs += result.prompt_logprobs[index]
-        if token_id is None:
-            reason = result.errors.get(index, "the model gave no usable output")
-            news.error = RequestRefused(CODE_INTERNAL, INTERNAL, reason)
-            self._remove(sequence)
-            self.stats.ended(sequence, Finish.ABORT, now_s)
-            return news
         if not sequence.reported:
             sequence.reported = True
             sequence.first_token_s = now_s

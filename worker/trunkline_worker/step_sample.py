@@ -9,7 +9,7 @@ from trunkline_worker.batch_rows import Row
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.sampler import NOT_FINITE, Sampled, is_plain_greedy, sample
+from trunkline_worker.sampler import NOT_FINITE, Sampled, is_plain_greedy, sample, sample_isolated
 
 # Of hidden states [num_rows, hidden] and the rows that they belong to.
 StepSample = Callable[[Tensor, list[Row]], Sampled]
@@ -19,13 +19,12 @@ def step_sample(model: LoadedModel) -> StepSample:
     """The way that fits the model's decoder."""
     decoder = model.decoder
     if isinstance(decoder, CpuDecoder):
-        return partial(_with_c_kernels, decoder)
+        return partial(sample_isolated, decoder.logits, partial(_with_c_kernels, decoder))
     assert isinstance(decoder, Decoder), "the Triton kernels have a runner of their own"
-    return partial(_on_the_host, decoder, model.deterministic)
+    return partial(sample_isolated, decoder.logits, partial(_on_the_host, model.deterministic))
 
 
-def _with_c_kernels(decoder: CpuDecoder, hidden: Tensor, rows: list[Row]) -> Sampled:
-    logits = decoder.logits(hidden)
+def _with_c_kernels(decoder: CpuDecoder, logits: Tensor, rows: list[Row]) -> Sampled:
     if not all(map(is_plain_greedy, rows)):
         return sample(logits.float(), rows, row_by_row=False)
     ids = decoder.greedy(logits)
@@ -35,5 +34,5 @@ def _with_c_kernels(decoder: CpuDecoder, hidden: Tensor, rows: list[Row]) -> Sam
     )
 
 
-def _on_the_host(decoder: Decoder, deterministic: bool, hidden: Tensor, rows: list[Row]) -> Sampled:
-    return sample(decoder.logits(hidden).cpu(), rows, row_by_row=deterministic)
+def _on_the_host(deterministic: bool, logits: Tensor, rows: list[Row]) -> Sampled:
+    return sample(logits.cpu(), rows, row_by_row=deterministic)

@@ -2,8 +2,11 @@
 
 Nothing visits the host: parameters and history lie in the rows that stay on the device. A draw is the Gumbel-max trick
 with noise that is a function of (key of seed and position, token id) alone, so there is no generator state. top_k and
-top_p become a threshold on the logits, found by bisection over the bits of the numbers instead of a sort: everything at
-or above it stays, equal logits are treated equally.
+top_p become a threshold on the logits, found by bisection over the bits of the numbers instead of a sort. At the edge
+of top_k equal logits all stay; at that of top_p those of the lowest token ids do, as many as reach p.
+
+Logits are shifted by the row's highest one before they are scaled. The highest is then 0 and the others are negative,
+so nothing overflows to a value that is compared or drawn: the likeliest token always stays.
 
 Twin: trunkline_worker.sampler and trunkline_worker.sampling_key, which say what the parameters mean.
 """
@@ -38,8 +41,8 @@ LARGEST = tl.constexpr(3.4028234e38)
 
 @triton.jit
 def _order(x):
-    """uint32 that order as the float32 do; -0.0 lies just below 0.0."""
-    bits = x.to(tl.int32, bitcast=True)
+    """uint32 that order as the float32 do."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0.0 equals 0.0
     return tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
 
 
@@ -70,7 +73,7 @@ def _noise(low, high, token):
 def _highest_cut(
     row,  # logits of the row
     scale,  # 1 / temperature
-    peak,  # highest scaled logit
+    highest,  # of the logits
     floor,  # uint32: what orders below does not count
     target,  # float32
     MASS: tl.constexpr,  # weights are probabilities relative to the peak's, else ones
@@ -89,10 +92,10 @@ def _highest_cut(
         sums = tl.zeros([16, BLOCK], tl.float32)
         for start in tl.range(0, vocab, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            x = tl.load(row + at, mask=at < vocab, other=float("-inf")) * scale
+            x = tl.load(row + at, mask=at < vocab, other=float("-inf"))
             order = _order(x)
             counts = (at < vocab) & (order >= floor)
-            weight = tl.where(counts, tl.exp(x - peak) if MASS else 1.0, 0.0)
+            weight = tl.where(counts, tl.exp((x - highest) * scale) if MASS else 1.0, 0.0)
             sums += tl.where(order[None, :] >= cuts[:, None], weight[None, :], 0.0)
         weights = tl.sum(sums, axis=1)
         chosen = tl.max(tl.where(weights >= target, tl.arange(0, 16), 0))
@@ -145,29 +148,47 @@ def _sample(
     heat = tl.load(columns + TEMPERATURE).to(tl.float32, bitcast=True)
     if finite & (heat > 0):
         scale = 1.0 / heat
-        peak = highest * scale
         k = tl.load(columns + TOP_K)
         p = tl.load(columns + TOP_P).to(tl.float32, bitcast=True)
         share = tl.load(columns + MIN_P).to(tl.float32, bitcast=True)
-        least = peak + tl.maximum(-NOISE_SPREAD, tl.log(tl.maximum(share, 1e-30)))
+        least = tl.maximum(-NOISE_SPREAD, tl.log(tl.maximum(share, 1e-30)))
         cut = tl.full([], 0, tl.uint32)
+        equals = tl.full([], 2147483647, tl.int32)  # tokens that stay of those exactly at the cut
         if (k > 0) & (k < vocab):
-            cut = _highest_cut(row, scale, peak, cut, k.to(tl.float32), False, vocab, BLOCK)
+            cut = _highest_cut(row, scale, highest, cut, k.to(tl.float32), False, vocab, BLOCK)
         if p < 1.0:
             total = tl.full([], 0.0, tl.float32)
             for start in tl.range(0, vocab, WIDE):
                 at = start + tl.arange(0, WIDE)
-                x = tl.load(row + at, mask=at < vocab, other=float("-inf")) * scale
-                total += tl.sum(tl.where((at < vocab) & (_order(x) >= cut), tl.exp(x - peak), 0.0))
+                x = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+                total += tl.sum(tl.where((at < vocab) & (_order(x) >= cut), tl.exp((x - highest) * scale), 0.0))
             # The likeliest token always stays.
-            nucleus = _highest_cut(row, scale, peak, cut, tl.maximum(p * total, 1e-30), True, vocab, BLOCK)
-            cut = tl.maximum(cut, nucleus)
+            target = tl.maximum(p * total, 1e-30)
+            nucleus = _highest_cut(row, scale, highest, cut, target, True, vocab, BLOCK)
+            if (nucleus >= cut) & (nucleus > 0):
+                cut = nucleus
+                above = tl.full([], 0.0, tl.float32)
+                weight = tl.full([], 0.0, tl.float32)  # of a token at the cut
+                for start in tl.range(0, vocab, WIDE):
+                    at = start + tl.arange(0, WIDE)
+                    x = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+                    mass = tl.exp((x - highest) * scale)
+                    above += tl.sum(tl.where((at < vocab) & (_order(x) > cut), mass, 0.0))
+                    weight = tl.maximum(weight, tl.max(tl.where((at < vocab) & (_order(x) == cut), mass, 0.0)))
+                if weight > 0:  # else the cut is no token's logit
+                    equals = tl.minimum(tl.maximum(tl.ceil((target - above) / weight), 1.0), 2.0e9).to(tl.int32)
+        passed = tl.full([], 0, tl.int32)  # tokens at the cut, so far
         won = tl.full([], float("-inf"), tl.float32)
         low, high = _position_key(tl.load(columns + SEED_LOW), tl.load(columns + SEED_HIGH), position)
         for start in tl.range(0, vocab, WIDE):
             at = start + tl.arange(0, WIDE)
-            x = tl.load(row + at, mask=at < vocab, other=float("-inf")) * scale
-            stays = (at < vocab) & (x >= least) & (_order(x) >= cut)
+            logit = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+            x = (logit - highest) * scale
+            order = _order(logit)
+            at_cut = ((at < vocab) & (order == cut)).to(tl.int32)
+            kept = (order > cut) | ((at_cut > 0) & (passed + tl.cumsum(at_cut, axis=0) <= equals))
+            passed += tl.sum(at_cut)
+            stays = (at < vocab) & (x >= least) & kept
             score = tl.where(stays, x + _noise(low, high, at), float("-inf"))
             here = tl.max(score)
             better = here > won
@@ -192,6 +213,7 @@ def _add_bias(
     place = (
         logits + tl.load(rows + at, mask=known, other=0).to(tl.int64) * vocab + tl.load(ids + at, mask=known, other=0)
     )
+    # Not clamped: at most 100 is added, which rounds away long before a sum could overflow.
     tl.store(place, tl.load(place, mask=known, other=0.0) + tl.load(bias + at, mask=known, other=0.0), mask=known)
 
 
@@ -237,7 +259,11 @@ def _penalise(
     place = logits + tl.load(penalised + index * 3).to(tl.int64) * vocab + at
     x = tl.load(place, mask=inside, other=0.0)
     factor = tl.load(columns + REPETITION).to(tl.float32, bitcast=True)
-    x = tl.where(count > 0, tl.where(x > 0, x / factor, x * factor), x)
+    # What was finite stays so; a token that is out stays out, and what is broken is still seen to be.
+    finite = tl.abs(x) <= LARGEST
+    changed = tl.where(x > 0, x / factor, x * factor)
+    changed = tl.where(finite, tl.minimum(tl.maximum(changed, -LARGEST), LARGEST), changed)
+    x = tl.where(count > 0, changed, x)
     generated = count & ((1 << 30) - 1)
     frequency = tl.load(columns + FREQUENCY).to(tl.float32, bitcast=True)
     presence = tl.load(columns + PRESENCE).to(tl.float32, bitcast=True)

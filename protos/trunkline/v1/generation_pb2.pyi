@@ -122,21 +122,31 @@ class SamplingParams(_message.Message):
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Divides the logits before sampling; 0 is greedy. Range [0, 100]. Default: the model's, else 1."""
+    """Divides the logits before sampling; 0, and anything below 0.00001, is greedy. Range [0, 100]. Default: the model's,
+    else 1.
+    """
     top_k: _builtins.int
-    """Keep only the k most likely tokens; 0 keeps all. Default: the model's, else 0."""
+    """Keep only the k most likely tokens, and those as likely as the last of them; 0 keeps all. Default: the model's,
+    else 0.
+    """
     top_p: _builtins.float
-    """Keep the smallest set of tokens whose probability reaches p. Range (0, 1]. Default: the model's, else 1."""
+    """Keep the smallest set of tokens whose probability reaches p; of equally likely tokens the lower ids come first.
+    Range (0, 1]. Default: the model's, else 1.
+    """
     min_p: _builtins.float
     """Drop tokens less likely than min_p times the likeliest one. Range [0, 1]. Default: 0."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens seen in prompt or output. Range (0, 10]. Default: the model's, else 1."""
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output. Range [0.01, 10].
+    Default: the model's, else 1.
+    """
     presence_penalty: _builtins.float
     """Subtracted once from the logits of tokens present in the output. Range [-2, 2]. Default: 0."""
     frequency_penalty: _builtins.float
     """Subtracted from the logits of tokens once per occurrence in the output. Range [-2, 2]. Default: 0."""
     min_tokens: _builtins.int
-    """No end-of-sequence token, stop token or stop string ends the output before this many tokens."""
+    """No end-of-sequence token, stop token or stop string ends the output before this many tokens. At least one token of
+    the vocabulary must be neither.
+    """
     max_tokens: _builtins.int
     """Most output tokens. Absent: bounded by the context length."""
     seed: _builtins.int

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trunkline_kernels.gpu.device_rows import SAMPLING_COLUMNS, DeviceRows, write_segments
 from trunkline_worker.gpu.to_device import to_device
-from trunkline_worker.plan import Sampling, SequenceStart, StepPlan
+from trunkline_worker.plan import RowError, Sampling, SequenceStart, StepPlan
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class TableRow:
     prompt: list[int]  # where its log-probabilities are asked for; else empty
     num_tokens: int
     num_blocks: int
+    error: RowError | None = None  # what its parameters raised: it is computed, but gets no token
 
     @property
     def num_output(self) -> int:
@@ -88,6 +89,14 @@ class RowTable:
             num_blocks,
         )
 
+    def _columns(self, row: TableRow) -> NDArray[np.int32]:
+        """How a row is sampled; greedily where its parameters raise an exception, which is that row's error then."""
+        try:
+            return sampling_columns(row)
+        except Exception as error:  # whatever it was, it must not cost the other rows their step
+            row.error = RowError.of_bug(error)
+            return np.zeros(SAMPLING_COLUMNS.value, np.int32)
+
     def _send(self, plan: StepPlan, grown: list[Segment]) -> None:
         """What has changed, to the device: in one copy, and a kernel for each table."""
         starts = [(self._rows[start.sequence_id], start) for start in plan.starts]
@@ -95,7 +104,7 @@ class RowTable:
         changes = [
             (rows.tokens, [Segment(row.index, 0, start.token_ids) for row, start in starts]),
             (rows.block_tables, [*(Segment(row.index, 0, start.block_table) for row, start in starts), *grown]),
-            (rows.sampling, [Segment(row.index, 0, sampling_columns(row)) for row, _ in starts]),
+            (rows.sampling, [Segment(row.index, 0, self._columns(row)) for row, _ in starts]),
         ]
         changes = [(target, segments) for target, segments in changes if segments]
         arrays: list[NDArray[np.int32]] = []

@@ -21,7 +21,15 @@ from trunkline_worker.gpu.step_sampling import StepSamples, sample_step, told_lo
 from trunkline_worker.gpu.to_device import to_device
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.plan import PositionLogprobs, Sampling, SequenceStart, SequenceStep, StepPlan, StepResult
+from trunkline_worker.plan import (
+    PositionLogprobs,
+    RowError,
+    Sampling,
+    SequenceStart,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
 from trunkline_worker.sampler import NOT_FINITE
 from trunkline_worker.settings import EngineSettings
 
@@ -118,7 +126,10 @@ class GpuRunner:
         asked = [rows[sampling[i]].sampling.logprobs or 0 for i in samples.asking] if samples else []
         wanted = {index: rows[index].sampling.prompt_logprobs or 0 for index in prompts}
         sizes = {index: len(columns) for index, columns in prompts.items()}
-        result = partial(_result, plan, sampling, samples.asking if samples else [], asked, wanted, sizes, num_padding)
+        broken = {index: row.error for index, row in enumerate(rows) if row.error is not None}
+        result = partial(
+            _result, plan, sampling, samples.asking if samples else [], asked, wanted, sizes, broken, num_padding
+        )
         if start is None:
             return lambda: result(arriving, time.perf_counter() - started_s)
         return lambda: result(arriving, None, start)
@@ -146,6 +157,7 @@ def _result(
     asked: list[int],
     wanted: dict[int, int],
     sizes: dict[int, int],
+    broken: dict[int, RowError],
     num_padding: int,
     arriving: Arriving,
     device_time_s: float | None,
@@ -155,12 +167,12 @@ def _result(
     tensors = arriving.wait()
     token_ids: list[int | None] = [None] * len(plan.steps)
     logprobs: dict[int, PositionLogprobs] = {}
-    errors: dict[int, str] = {}
+    errors = dict(broken)
     if sampling:
         tokens: list[int] = tensors[0].tolist()
         for index, token_id in zip(sampling, tokens, strict=True):
             if token_id < 0:
-                errors[index] = NOT_FINITE
+                errors.setdefault(index, NOT_FINITE)
             else:
                 token_ids[index] = token_id
         at = 1 + 5 * bool(asking)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trunkline_kernels.gpu import sampling as kernels
@@ -11,7 +12,7 @@ from trunkline_kernels.gpu.device_rows import DeviceRows
 from trunkline_worker.gpu.row_table import TableRow
 from trunkline_worker.gpu.to_device import to_device
 from trunkline_worker.penalties import changes_logits
-from trunkline_worker.plan import PositionLogprobs
+from trunkline_worker.plan import PositionLogprobs, RowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +52,39 @@ def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -
 
 
 def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> None:
-    """Bias, min_tokens and penalties, in the order of penalties.adjust_logits."""
-    entries: list[tuple[int, int, float]] = []
+    """Bias, penalties and min_tokens, as penalties.adjust_logits has them. Tokens that are out go first: nothing brings
+    them back."""
+    arrays: list[NDArray[np.int32 | np.float32]] = []
     penalised: list[tuple[int, int, int]] = []
     for i, row in enumerate(rows):
-        if not changes_logits(row):
-            continue
-        s = row.sampling
-        out = s.end_token_ids if row.num_output < s.min_tokens else frozenset()
-        entries += [(i, token, bias) for token, bias in s.logit_bias if token not in out]
-        entries += [(i, token, -math.inf) for token in out]
-        if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
-            penalised.append((i, row.index, row.num_tokens))
-    if entries:
-        at, ids, bias = zip(*entries, strict=True)
-        arrays = [np.array(at, np.int32), np.array(ids, np.int32), np.array(bias, np.float32)]
-        kernels.add_bias(logits, *to_device(arrays, logits.device))
+        try:
+            if not changes_logits(row):
+                continue
+            s = row.sampling
+            if s.logit_bias or row.num_output < s.min_tokens:
+                arrays += _bias(i, row)
+            if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
+                penalised.append((i, row.index, row.num_tokens))
+        except Exception as error:  # whatever it was, it must not cost the other rows their step
+            row.error = RowError.of_bug(error)
+    if arrays:
+        columns = [np.concatenate(arrays[column::3]) for column in range(3)]
+        kernels.add_bias(logits, *to_device(columns, logits.device))
     if penalised:
         (where,) = to_device([np.array(penalised, np.int32)], logits.device)
         kernels.penalise(logits, where, device_rows, max(count for _, _, count in penalised))
+
+
+def _bias(at: int, row: TableRow) -> list[NDArray[np.int32 | np.float32]]:
+    """What is added to the logits of a row: its place among them, token ids and numbers, of which -inf rules a token
+    out."""
+    s = row.sampling
+    out = s.end_token_ids if row.num_output < s.min_tokens else frozenset()
+    entries = [(token, bias) for token, bias in s.logit_bias if token not in out]
+    ids, bias = [token for token, _ in entries], [number for _, number in entries]
+    ids += out
+    bias += [-math.inf] * len(out)
+    return [np.full(len(ids), at, np.int32), np.array(ids, np.int32), np.array(bias, np.float32)]
 
 
 def told_logprobs(columns: list[Tensor], wanted: list[int]) -> list[PositionLogprobs]:

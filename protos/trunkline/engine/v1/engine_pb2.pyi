@@ -253,12 +253,15 @@ class EngineOutput(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The submit's handle."""
     finish_reason: _generation_pb2.FinishReason.ValueType
     """Set when the sequence has ended."""
     stop_token_id: _builtins.int
     """The token that ended it, where one did."""
+    trace: _builtins.str
+    """The traceback of the bug that caused `error`, where one did: for the front's log, never for a client."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """New output tokens."""
@@ -285,10 +288,11 @@ class EngineOutput(_message.Message):
         stop_token_id: _builtins.int | None = ...,
         prompt: _generation_pb2.PromptReport | None = ...,
         error: _generation_pb2.RequestError | None = ...,
+        trace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "prompt", b"prompt", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "finish_reason", b"finish_reason", "handle", b"handle", "logprobs", b"logprobs", "prompt", b"prompt", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "finish_reason", b"finish_reason", "handle", b"handle", "logprobs", b"logprobs", "prompt", b"prompt", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
