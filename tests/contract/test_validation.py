@@ -17,6 +17,8 @@ BAD = [
     ({"top_p": math.nan}, "sampling.top_p"),
     ({"min_p": -0.1}, "sampling.min_p"),
     ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+    ({"repetition_penalty": 1e-36}, "sampling.repetition_penalty"),
+    ({"repetition_penalty": 0.0099}, "sampling.repetition_penalty"),
     ({"presence_penalty": 2.5}, "sampling.presence_penalty"),
     ({"frequency_penalty": math.nan}, "sampling.frequency_penalty"),
     ({"max_tokens": 0}, "sampling.max_tokens"),
@@ -50,6 +52,21 @@ def test_limits_themselves_are_allowed() -> None:
     )  # fmt: skip
     validate_sampling(edge, vocab_size=100)
     validate_sampling(SamplingParams(), vocab_size=100)
+
+
+def test_the_least_penalty_is_the_one_that_a_float_field_carries() -> None:
+    validate_sampling(SamplingParams(repetition_penalty=0.01), vocab_size=100)
+
+
+def test_min_tokens_must_leave_a_token_that_does_not_end_the_output() -> None:
+    all_but_one = SamplingParams(min_tokens=1, stop_token_ids=range(99))
+    validate_sampling(all_but_one, vocab_size=100)
+    all_but_one.ignore_eos = True
+    validate_sampling(all_but_one, vocab_size=100, eos_token_ids=[99])
+    all_but_one.ignore_eos = False
+    with pytest.raises(RequestRefused) as caught:
+        validate_sampling(all_but_one, vocab_size=100, eos_token_ids=[99])
+    assert caught.value.field == "sampling.min_tokens"
 
 
 def test_the_first_bad_token_is_named_with_its_place() -> None:

@@ -1,7 +1,7 @@
 """Which row of the device belongs to which sequence, and what the host must know of it to plan steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +95,7 @@ class RowTable:
             return sampling_columns(row)
         except Exception as error:  # whatever it was, it must not cost the other rows their step
             row.error = RowError.of_bug(error)
-            return np.zeros(SAMPLING_COLUMNS.value, np.int32)
+            return sampling_columns(replace(row, sampling=Sampling(1, temperature=0.0)))
 
     def _send(self, plan: StepPlan, grown: list[Segment]) -> None:
         """What has changed, to the device: in one copy, and a kernel for each table."""
