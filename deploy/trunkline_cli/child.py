@@ -72,6 +72,17 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
 
+    async def end(self, grace_s: float) -> int:
+        """Asks it to stop, and kills it after `grace_s` if it has not, with all of its group; returns the exit status.
+
+        An engine has a group of its own, and ends with its front (die_with_front in the worker's engine_process.py).
+        """
+        self.ask_to_stop()
+        stopped = asyncio.create_task(self.process.wait())
+        await asyncio.wait({stopped}, timeout=grace_s)
+        self.kill_group()
+        return await self.wait()
+
     def kill_group(self) -> None:
         """What is left of it and of all that it started in its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):

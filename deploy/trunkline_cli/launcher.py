@@ -1,10 +1,8 @@
 """`trunkline serve`: one router and several workers on this machine, started, watched, and stopped together."""
 
 import asyncio
-import errno
 import os
 import signal
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,89 +15,33 @@ from trunkline.client import Client
 from trunkline.errors import TrunklineError
 from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status, script
-from trunkline_cli.gpus import gpu_environment, shared_fraction
+from trunkline_cli.liveness import CHART_PROBE, Probe, until_hung
+from trunkline_cli.plan import ClusterPlan, LaunchError, check_port
 
-MOST_PORT = 65_535
 POLL_S = 0.1  # between looks at whether a process is ready
 STOP_S = 4.0  # processes have this long to stop; what is left is killed, so that all is over within 5 s
 
 
-class LaunchError(Exception):
-    """The cluster cannot start. One line for a person."""
-
-
 @dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """What to start."""
+class End:
+    """How a process ended."""
 
-    model: Path
-    name: str
-    workers: int
-    host: str
-    port: int  # the router's
-    worker_port: int  # the first worker's; the others follow
-    worker_arguments: tuple[str, ...] = ()
-    threads: int | None = None  # per worker
-    tenants: str = ""  # a file for the router
-    gpus: tuple[str, ...] = ()
+    status: int
+    last_line: str  # that it printed
+    hung: str = ""  # why it counted as hung and was stopped; empty: it ended by itself
 
-    def worker_address(self, index: int) -> str:
-        return address(self.host, self.worker_port + index)
-
-    @property
-    def router_address(self) -> str:
-        return address(self.host, self.port)
-
-    def ports(self) -> list[int]:
-        """The router's and the workers'. Raises LaunchError where they are not ports, or one is meant twice."""
-        workers = range(self.worker_port, self.worker_port + self.workers)
-        for port in (self.port, workers[0], workers[-1]):
-            if not 1 <= port <= MOST_PORT:
-                raise LaunchError(f"port {port} is out of range; allowed: 1 to {MOST_PORT}")
-        if self.port in workers:
-            raise LaunchError(
-                f"port {self.port} is the router's and also one of the workers' {workers[0]} to {workers[-1]}"
-            )
-        return [self.port, *workers]
-
-    def worker_command(self, index: int) -> list[str]:
-        shared_out = max(1, (os.cpu_count() or 1) // self.workers)
-        threads = shared_out if self.threads is None else self.threads
-        fraction = shared_fraction(self.gpus, self.workers, index)
-        return [
-            script("trunkline-worker"),
-            f"--model={self.model}",
-            f"--served-model-name={self.name}",
-            f"--host={self.host}",
-            f"--port={self.worker_port + index}",
-            f"--worker-id=worker-{index}",
-            f"--threads={threads}",
-            "--drain-timeout-s=2",
-            *([] if fraction is None else [f"--kv-memory-fraction={fraction}"]),
-            *self.worker_arguments,
-        ]
-
-    def environment(self, name: str) -> dict[str, str]:
-        """What a process's environment adds."""
-        return gpu_environment(self.gpus, int(name.removeprefix("worker-"))) if name.startswith("worker-") else {}
-
-    def router_command(self) -> list[str]:
-        addresses = ",".join(self.worker_address(index) for index in range(self.workers))
-        return [
-            script("trunkline-router"),
-            f"--workers={addresses}",
-            f"--host={self.host}",
-            f"--port={self.port}",
-            "--stop-timeout-s=2",
-            *([f"--tenants={self.tenants}"] if self.tenants else []),
-        ]
+    def __str__(self) -> str:
+        if self.hung:
+            return f"hung ({self.hung}) and was stopped ({describe_status(self.status)})"
+        return f"died ({describe_status(self.status)}): {self.last_line}"
 
 
 class Cluster:
     """The processes of a plan."""
 
-    def __init__(self, plan: ClusterPlan) -> None:
+    def __init__(self, plan: ClusterPlan, probe: Probe = CHART_PROBE) -> None:
         self._plan = plan
+        self._probe = probe
         self._children: dict[str, Child] = {}
         self._rng = Random()
 
@@ -108,41 +50,43 @@ class Cluster:
         plan = self._plan
         for port in plan.ports():
             check_port(plan.host, port)
-        commands = {f"worker-{index}": plan.worker_command(index) for index in range(plan.workers)}
-        commands["router"] = plan.router_command()
-        supervisors: list[asyncio.Task[None]] = []
+        commands = plan.commands()
         stopped = asyncio.create_task(stop.wait())
+        starting = asyncio.create_task(self._wait_until_ready())
+        lives: dict[str, asyncio.Task[End]] = {}
+        supervisors: list[asyncio.Task[None]] = []
         try:
             for name, command in commands.items():
                 try:
                     self._children[name] = await Child.start(name, command, plan.environment(name))
                 except OSError as error:
                     raise LaunchError(f"{name} cannot be started: {command[0]}: {error.strerror}") from None
-            starting = asyncio.create_task(self._wait_until_ready())
-            deaths = {asyncio.create_task(child.wait()): child for child in self._children.values()}
-            done, _ = await asyncio.wait({starting, stopped, *deaths}, return_when=asyncio.FIRST_COMPLETED)
-            dead = [child for task, child in deaths.items() if task in done]
-            if stopped not in done and dead:
-                starting.cancel()
-                raise LaunchError(f"{dead[0].name} did not start: {dead[0].last_line}")
-            if stopped in done:
-                starting.cancel()
+                lives[name] = asyncio.create_task(self._live(name))
+            await asyncio.wait({starting, stopped, *lives.values()}, return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
                 return
+            for name, life in lives.items():
+                if life.done():
+                    raise LaunchError(f"{name} did not start: {life.result().hung or life.result().last_line}")
             starting.result()
             self._announce()
-            supervisors = [asyncio.create_task(self._supervise(name, command)) for name, command in commands.items()]
-            await stopped
+            supervisors = [asyncio.create_task(self._supervise(name, life)) for name, life in lives.items()]
+            done, _ = await asyncio.wait({stopped, *supervisors}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # only a bug ends a supervisor: then it is raised here
         finally:
-            for task in supervisors:
+            tasks = [stopped, starting, *supervisors, *lives.values()]
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._stop_all()
 
     async def _wait_until_ready(self) -> None:
         plan = self._plan
-        addresses = {f"worker-{index}": plan.worker_address(index) for index in range(plan.workers)}
-        for name, address in addresses.items():
-            await wait_until_serving(address)
-            say(f"{name} is ready on {address}")
+        for name, address in plan.addresses().items():
+            if name != "router":
+                await wait_until_serving(address)
+                say(f"{name} is ready on {address}")
         async with Client(plan.router_address) as client:
             while True:
                 try:
@@ -154,17 +98,33 @@ class Cluster:
                     return
                 await asyncio.sleep(POLL_S)
 
-    async def _supervise(self, name: str, command: list[str]) -> None:
-        """Starts a process again whenever it dies, after a growing delay."""
+    async def _live(self, name: str) -> End:
+        """Waits until a process ends, or hangs; what hangs is stopped."""
+        child = self._children[name]
+        ended = asyncio.create_task(child.wait())
+        hung = asyncio.create_task(until_hung(self._plan.addresses()[name], self._probe))
+        try:
+            await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return End(ended.result(), child.last_line)
+            return End(await child.end(STOP_S), child.last_line, hung.result())
+        finally:
+            ended.cancel()
+            hung.cancel()
+
+    async def _supervise(self, name: str, life: asyncio.Task[End]) -> None:
+        """Starts a process again whenever its life is over, after a growing delay."""
         backoff = Backoff(self._rng)
+        end = await life
         while True:
             child = self._children[name]
-            status = await child.wait()
             child.kill_group()
             delay_s = backoff.after_death(asyncio.get_running_loop().time() - child.started_s)
-            say(f"{name} died ({describe_status(status)}): {child.last_line}; starting it again in {delay_s:.1f} s")
+            say(f"{name} {end}; starting it again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
-            self._children[name] = await start_again(name, command, backoff, self._plan.environment(name))
+            command, environment = self._plan.commands()[name], self._plan.environment(name)
+            self._children[name] = await start_again(name, command, backoff, environment)
+            end = await self._live(name)
 
     async def _stop_all(self) -> None:
         """Asks everything to stop, and ends by force what does not in time."""
@@ -203,25 +163,6 @@ async def start_again(
             delay_s = backoff.after_death(0.0)
             say(f"{name} cannot be started: {error.strerror}; trying again in {delay_s:.1f} s")
             await asyncio.sleep(delay_s)
-
-
-def address(host: str, port: int) -> str:
-    """host:port as gRPC reads it; IPv6 hosts stand in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def check_port(host: str, port: int) -> None:
-    """Raises LaunchError where somebody listens already, or nobody can."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                reason = f"is taken ({error.strerror}): is a cluster running already?"
-            else:
-                reason = f"cannot be used: {error.strerror}"
-            raise LaunchError(f"port {port} on {host} {reason}") from None
 
 
 async def wait_until_serving(address: str) -> None:

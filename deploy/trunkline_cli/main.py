@@ -7,6 +7,7 @@ import sys
 from trunkline_cli import drain, generate, launcher
 from trunkline_cli.child import script
 from trunkline_cli.gpus import visible_gpus
+from trunkline_cli.plan import ClusterPlan, LaunchError
 
 BENCHES = {
     "simulate": "trunkline_bench.simulation.main",
@@ -67,12 +68,12 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
         return 2
     try:
         model = launcher.find_model(parsed.model)
-    except launcher.LaunchError as error:
+    except LaunchError as error:
         print(f"trunkline serve: {error}", file=sys.stderr)
         return 1
     name = parsed.name or os.path.basename(os.path.abspath(parsed.model))
     return launcher.serve(
-        launcher.ClusterPlan(
+        ClusterPlan(
             model=model,
             name=name,
             workers=parsed.workers,

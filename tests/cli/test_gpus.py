@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trunkline_cli.gpus import gpu_environment, shared_fraction, visible_gpus
-from trunkline_cli.launcher import ClusterPlan
+from trunkline_cli.plan import ClusterPlan
 
 NVIDIA_SMI = """#!/bin/sh
 echo 0

@@ -14,7 +14,8 @@ from tests.cluster.processes import Process, alive, descendants, script, wait_un
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.ports import free_port
 from trunkline_cli.backoff import FIRST_DELAY_S, HEALTHY_AFTER_S, MOST_DELAY_S, Backoff
-from trunkline_cli.launcher import LaunchError, find_model
+from trunkline_cli.launcher import find_model
+from trunkline_cli.plan import LaunchError
 
 STOP_S = 5.0
 

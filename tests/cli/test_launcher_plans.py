@@ -13,9 +13,11 @@ import pytest
 
 from tests.cluster.processes import wait_until
 from trunkline_cli import launcher
+from trunkline_cli import plan as plans
 from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status
-from trunkline_cli.launcher import Cluster, ClusterPlan, LaunchError, check_port
+from trunkline_cli.launcher import Cluster
+from trunkline_cli.plan import ClusterPlan, LaunchError, check_port
 
 
 def plan(host: str = "127.0.0.1", port: int = 50051, worker_port: int = 50061, workers: int = 2) -> ClusterPlan:
@@ -60,7 +62,7 @@ def test_a_taken_port_is_told_from_one_that_cannot_be_used() -> None:
 
 
 async def test_a_missing_console_script_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "script", lambda name: f"/nowhere/{name}")
+    monkeypatch.setattr(plans, "script", lambda name: f"/nowhere/{name}")
     with socket.socket() as one, socket.socket() as two:
         one.bind(("127.0.0.1", 0))
         two.bind(("127.0.0.1", 0))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineResponse, EngineStep
-from trunkline.status import no_worker
+from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.log import get_logger
 from trunkline_worker.flight_recorder import FlightRecorder
@@ -20,6 +20,7 @@ from trunkline_worker.settings import EngineSettings
 
 ENGINE_COMMAND = (sys.executable, "-m", "trunkline_worker.engine_process")
 RECEIVE_BYTES = 1 << 20
+QUESTION_PERIOD_S = 5.0  # between an answer of the engine and the next question whether it goes on
 STOP_GRACE_S = 2.0  # an engine that is asked to stop finishes its step in this time, or is killed
 
 
@@ -125,6 +126,26 @@ class EngineLink:
         self._stats_asked, self._stats_wanted = self._stats_wanted, []
         self._pending.want_stats = True
         self._schedule_flush()
+
+    async def kill_when_silent(self, patience_s: float) -> None:
+        """Asks the engine now and then what it has done, and kills it when it does not answer for `patience_s`. Returns
+        when it has killed the engine, or the engine has ended.
+
+        The engine's own watchdog ends a step that hangs. But if the process is stopped, its watchdog stands still too.
+        """
+        while True:
+            answer = asyncio.ensure_future(self.stats())
+            # In two halves: after a time in which the whole machine stood still, the engine has one of them to answer.
+            for _ in range(2):
+                await asyncio.wait({answer}, timeout=patience_s / 2)
+            if not answer.done():
+                self._log.error("engine does not answer: it is killed", silent_s=patience_s)
+                self._kill()
+                return
+            if isinstance(answer.exception(), RequestRefused):
+                return
+            answer.result()
+            await asyncio.sleep(QUESTION_PERIOD_S)
 
     def _take(self, response: EngineResponse) -> None:
         if response.HasField("stats"):

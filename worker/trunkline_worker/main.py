@@ -30,6 +30,7 @@ from trunkline_worker.stats_log import log_stats
 from trunkline_worker.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 SERVICE = "trunkline.v1.WorkerService"
+ENGINE_PATIENCE_S = 5.0  # beyond step_timeout_s, for the engine's own watchdog to act first, which tells where it hangs
 STOP_GRACE_S = 1.0  # after draining, for the last messages to leave
 
 EXIT_ENGINE_DIED = 1
@@ -114,6 +115,10 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
                  kv_blocks=model.kv_blocks, context_length=model.context_length,
                  start_up_s=round(model.start_up_s, 1))  # fmt: skip
         died = asyncio.create_task(front.dead.wait())
+        if settings.engine.step_timeout_s:
+            patience_s = settings.engine.step_timeout_s + ENGINE_PATIENCE_S
+            watching = asyncio.create_task(link.kill_when_silent(patience_s))
+            watching.add_done_callback(lambda task: task.cancelled() or task.result())
         if settings.stats_interval_s:
             logging_stats = asyncio.create_task(log_stats(front, settings.stats_interval_s))
             logging_stats.add_done_callback(lambda task: task.cancelled() or task.result())

@@ -1,0 +1,79 @@
+"""Which processes hang: they run, and no longer answer the standard health service."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+# A connection of its own for each question, as Kubernetes has it, and straight to the process.
+CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """When a process counts as hung."""
+
+    period_s: float = 10.0
+    timeout_s: float = 5.0  # a busy machine may keep a healthy process waiting for seconds
+    failure_threshold: int = 3
+    start_up_s: float = 1800.0  # loading a model takes its time, and a worker answers only after it
+    # More often than the chart, so that a process that hangs soon after its start is known to have been alive.
+    start_up_period_s: float = 1.0
+
+
+# The values of helm/trunkline: livenessProbe in templates/_helpers.tpl, and startupSeconds. There, a router has no
+# start-up probe; here it has as long to start as a worker, because it shares the machine with workers that are loading.
+CHART_PROBE = Probe()
+
+
+class Liveness:
+    """What a row of probes says of one process, by Kubernetes' rules. Pure: outcomes and times are passed in."""
+
+    def __init__(self, probe: Probe, started_s: float) -> None:
+        self._probe = probe
+        self._started_s = started_s
+        self._has_answered = False
+        self._failures = 0  # in a row, since it first answered
+
+    @property
+    def period_s(self) -> float:
+        """From the beginning of one probe to that of the next."""
+        return self._probe.period_s if self._has_answered else self._probe.start_up_period_s
+
+    def after(self, answered: bool, now_s: float) -> str | None:
+        """Takes a probe's outcome; returns why the process counts as hung, or None while it does not."""
+        probe = self._probe
+        if answered:
+            self._has_answered, self._failures = True, 0
+        elif self._has_answered:
+            self._failures += 1
+            if self._failures >= probe.failure_threshold:
+                return f"no answer to {self._failures} liveness probes in a row"
+        elif now_s - self._started_s >= probe.start_up_s:
+            return f"no answer to liveness probes within {probe.start_up_s:g} s of its start"
+        return None
+
+
+async def is_alive(address: str, timeout_s: float) -> bool:
+    """Whether the process at an address says within the time that it is alive."""
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        request = health_pb2.HealthCheckRequest(service="liveness")
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def until_hung(address: str, probe: Probe, ask: Callable[[str, float], Awaitable[bool]] = is_alive) -> str:
+    """Probes a process that was just started; returns why it counts as hung, once it does."""
+    now_s = asyncio.get_running_loop().time
+    liveness = Liveness(probe, now_s())
+    while True:
+        begun_s = now_s()
+        reason = liveness.after(await ask(address, probe.timeout_s), now_s())
+        if reason is not None:
+            return reason
+        await asyncio.sleep(max(0.0, begun_s + liveness.period_s - now_s()))

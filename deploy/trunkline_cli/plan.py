@@ -1,0 +1,112 @@
+"""What `trunkline serve` starts: processes, their commands, addresses and ports."""
+
+import errno
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from trunkline_cli.child import script
+from trunkline_cli.gpus import gpu_environment, shared_fraction
+
+MOST_PORT = 65_535
+
+
+class LaunchError(Exception):
+    """The cluster cannot start. One line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What to start."""
+
+    model: Path
+    name: str
+    workers: int
+    host: str
+    port: int  # the router's
+    worker_port: int  # the first worker's; the others follow
+    worker_arguments: tuple[str, ...] = ()
+    threads: int | None = None  # per worker
+    tenants: str = ""  # a file for the router
+    gpus: tuple[str, ...] = ()
+
+    def worker_address(self, index: int) -> str:
+        return address(self.host, self.worker_port + index)
+
+    @property
+    def router_address(self) -> str:
+        return address(self.host, self.port)
+
+    def ports(self) -> list[int]:
+        """The router's and the workers'. Raises LaunchError where they are not ports, or one is meant twice."""
+        workers = range(self.worker_port, self.worker_port + self.workers)
+        for port in (self.port, workers[0], workers[-1]):
+            if not 1 <= port <= MOST_PORT:
+                raise LaunchError(f"port {port} is out of range; allowed: 1 to {MOST_PORT}")
+        if self.port in workers:
+            raise LaunchError(
+                f"port {self.port} is the router's and also one of the workers' {workers[0]} to {workers[-1]}"
+            )
+        return [self.port, *workers]
+
+    def worker_command(self, index: int) -> list[str]:
+        shared_out = max(1, (os.cpu_count() or 1) // self.workers)
+        threads = shared_out if self.threads is None else self.threads
+        fraction = shared_fraction(self.gpus, self.workers, index)
+        return [
+            script("trunkline-worker"),
+            f"--model={self.model}",
+            f"--served-model-name={self.name}",
+            f"--host={self.host}",
+            f"--port={self.worker_port + index}",
+            f"--worker-id=worker-{index}",
+            f"--threads={threads}",
+            "--drain-timeout-s=2",
+            *([] if fraction is None else [f"--kv-memory-fraction={fraction}"]),
+            *self.worker_arguments,
+        ]
+
+    def commands(self) -> dict[str, list[str]]:
+        """By the names of the processes, in the order in which they start."""
+        workers = {f"worker-{index}": self.worker_command(index) for index in range(self.workers)}
+        return workers | {"router": self.router_command()}
+
+    def addresses(self) -> dict[str, str]:
+        """Where each process answers."""
+        workers = {f"worker-{index}": self.worker_address(index) for index in range(self.workers)}
+        return workers | {"router": self.router_address}
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What a process's environment adds."""
+        return gpu_environment(self.gpus, int(name.removeprefix("worker-"))) if name.startswith("worker-") else {}
+
+    def router_command(self) -> list[str]:
+        addresses = ",".join(self.worker_address(index) for index in range(self.workers))
+        return [
+            script("trunkline-router"),
+            f"--workers={addresses}",
+            f"--host={self.host}",
+            f"--port={self.port}",
+            "--stop-timeout-s=2",
+            *([f"--tenants={self.tenants}"] if self.tenants else []),
+        ]
+
+
+def address(host: str, port: int) -> str:
+    """host:port as gRPC reads it; IPv6 hosts stand in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises LaunchError where somebody listens already, or nobody can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                reason = f"is taken ({error.strerror}): is a cluster running already?"
+            else:
+                reason = f"cannot be used: {error.strerror}"
+            raise LaunchError(f"port {port} on {host} {reason}") from None

@@ -1,0 +1,100 @@
+"""An engine that no longer answers its front is killed, and one that only takes its time is not."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from trunkline.engine.v1.engine_pb2 import EngineResponse
+from trunkline_worker import engine_link
+from trunkline_worker.engine_link import EngineLink
+from trunkline_worker.settings import EngineSettings
+
+# Speaks as an engine does; each answer takes it as long as argv[1] says, as behind a step.
+ENGINE = """
+import socket, sys, time
+from trunkline.engine.v1.engine_pb2 import EngineReady, EngineRequest, EngineResponse
+from trunkline.v1.worker_pb2 import GetStatsResponse
+from trunkline_worker.frames import FrameReader, frame
+
+link = socket.socket(fileno=int(sys.argv[sys.argv.index("--socket-fd") + 1]))
+link.sendall(frame(EngineResponse(ready=EngineReady())))
+frames = FrameReader()
+while data := link.recv(1 << 16):
+    for payload in frames.feed(data):
+        if EngineRequest.FromString(payload).want_stats:
+            time.sleep(float(sys.argv[1]))
+            link.sendall(frame(EngineResponse(stats=GetStatsResponse())))
+"""
+DEADLINE_S = 30.0  # for failures only
+
+
+class Asked(EngineLink):
+    """Knows how often its engine has answered."""
+
+    def __init__(self, on_death: Callable[[str], None], command: Sequence[str]) -> None:
+        super().__init__(lambda step: None, on_death, command)
+        self.answers = 0
+        self._answered = asyncio.Event()
+
+    def _take(self, response: EngineResponse) -> None:
+        super()._take(response)
+        self.answers += 1
+        self._answered.set()
+
+    async def until_answers(self, count: int) -> None:
+        while self.answers < count:
+            self._answered.clear()
+            await asyncio.wait_for(self._answered.wait(), DEADLINE_S)
+
+
+@asynccontextmanager
+async def linked(tmp_path: Path, step_s: float) -> AsyncIterator[tuple[Asked, asyncio.Event]]:
+    """A link to such an engine, and what tells of the engine's death."""
+    program = tmp_path / "engine.py"
+    program.write_text(ENGINE)
+    died = asyncio.Event()
+    link = Asked(lambda reason: died.set(), (sys.executable, str(program), str(step_s)))
+    await link.start(EngineSettings("m"))
+    try:
+        yield link, died
+    finally:
+        await link.stop()
+
+
+@pytest.fixture(autouse=True)
+def _ask_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_link, "QUESTION_PERIOD_S", 0.01)
+
+
+async def test_an_engine_that_is_stopped_is_killed_and_counts_as_dead(tmp_path: Path) -> None:
+    async with linked(tmp_path, 0.0) as (link, died):
+        watching = asyncio.create_task(link.kill_when_silent(1.0))
+        await link.until_answers(20)
+        assert not watching.done()
+        os.kill(link.pid, signal.SIGSTOP)
+        await asyncio.wait_for(watching, DEADLINE_S)
+        await asyncio.wait_for(died.wait(), DEADLINE_S)
+
+
+async def test_an_engine_that_takes_nearly_as_long_as_it_may_is_left_alone(tmp_path: Path) -> None:
+    async with linked(tmp_path, 1.2) as (link, died):
+        watching = asyncio.create_task(link.kill_when_silent(2.2))
+        await link.until_answers(2)
+        assert not watching.done()
+        assert not died.is_set()
+        watching.cancel()
+
+
+async def test_the_watch_ends_with_its_engine(tmp_path: Path) -> None:
+    async with linked(tmp_path, 60.0) as (link, died):
+        watching = asyncio.create_task(link.kill_when_silent(50.0))
+        await asyncio.sleep(0)
+        os.kill(link.pid, signal.SIGKILL)
+        await asyncio.wait_for(watching, DEADLINE_S)
+        assert died.is_set()
