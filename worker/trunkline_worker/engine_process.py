@@ -257,7 +257,11 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
             kv_dtype=settings.kv_dtype,
             deterministic=settings.deterministic,
             context_length=settings.context_length,
+            ignore_config_keys=settings.ignore_config_keys,
+            allow_non_finite_weights=settings.allow_non_finite_weights,
         )
+        for note in model.notes:
+            report(note)
         report("allocating KV blocks")
         engine, description = build_engine(settings, model, device, report)
     except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:

@@ -22,6 +22,10 @@ class EngineSettings:
         "auto", "auto: safetensors; dummy: random weights from config.json alone", choices=("auto", "dummy")
     )
     device: str = _setting("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
+    ignore_config_keys: tuple[str, ...] = _setting(
+        (), "keys of config.json that are taken for absent, with commas: unknown ones that are known to be harmless"
+    )
+    allow_non_finite_weights: bool = _setting(False, "serve weights although some are NaN or infinite")
     kernels: str = _setting(
         "auto",
         "triton, or torch (plain, slower, for any device); auto: triton on a GPU, C on a CPU",
@@ -114,4 +118,6 @@ class EngineSettings:
 
     @classmethod
     def from_json(cls, text: str) -> "EngineSettings":
-        return cls(**json.loads(text))
+        values: dict[str, Any] = json.loads(text)
+        values["ignore_config_keys"] = tuple(values.get("ignore_config_keys", ()))  # JSON has no tuples
+        return cls(**values)

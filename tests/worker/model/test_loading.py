@@ -56,9 +56,10 @@ def test_an_unsupported_architecture_is_named(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act gelu"),
+        ({"hidden_act": "gelu"}, 'hidden_act "gelu"'),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_parameters.short_factor is missing"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, '"proportional"'),
         ({"num_key_value_heads": 4}, "num_key_value_heads 4"),
         ({"vocab_size": "many"}, "config.json"),
     ],
@@ -69,8 +70,8 @@ def test_what_the_decoder_cannot_do_is_named(checkpoint: Path, changes: dict[str
 
 
 def test_a_missing_entry_of_the_config_is_named() -> None:
-    with pytest.raises(KeyError, match="num_attention_heads"):
-        parse_spec({"architectures": ["LlamaForCausalLM"]})
+    with pytest.raises(ModelError, match="num_attention_heads is missing"):
+        parse_spec({"architectures": ["LlamaForCausalLM"], "hidden_size": 48})
 
 
 def test_a_truncated_file_is_named(checkpoint: Path) -> None:

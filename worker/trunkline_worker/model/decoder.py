@@ -15,7 +15,8 @@ from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.row_tiles import map_row_tiles
 from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
-from trunkline_worker.model.spec import DecoderSpec, RopeSpec
+from trunkline_worker.model.rotary_tables import rotary_tables
+from trunkline_worker.model.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +116,3 @@ class Decoder:
     def _head(self, hidden: Tensor) -> tuple[Tensor]:
         x = rms_norm(hidden, self._weights.final_norm, self.spec.rms_norm_eps)
         return (linear(x, self._weights.head).float(),)
-
-
-def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles: each [context_length, head_dim / 2] float32."""
-    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
-    if rope.kind == "linear":
-        frequencies = frequencies / rope.factor
-    elif rope.kind == "llama3":
-        frequencies = _llama3_frequencies(frequencies, rope)
-    angles = torch.outer(torch.arange(context_length).float(), frequencies)
-    return angles.cos(), angles.sin()
-
-
-def _llama3_frequencies(frequencies: Tensor, rope: RopeSpec) -> Tensor:
-    """Llama 3.1's scaling: long waves are stretched by `factor`, short ones kept, those between blended."""
-    wavelengths = 2 * math.pi / frequencies
-    longest_kept = rope.original_context / rope.high_freq_factor
-    shortest_stretched = rope.original_context / rope.low_freq_factor
-    blend = (rope.original_context / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
-    scaled = torch.where(wavelengths > shortest_stretched, frequencies / rope.factor, blended)
-    return torch.where(wavelengths < longest_kept, frequencies, scaled)

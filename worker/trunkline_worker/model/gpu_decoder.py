@@ -32,8 +32,9 @@ from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.model.decoder import DecoderWeights, LayerWeights, rotary_tables
+from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
 from trunkline_worker.model.errors import ModelError
+from trunkline_worker.model.rotary_tables import rotary_tables
 from trunkline_worker.model.spec import DecoderSpec
 
 MAX_HEAD_DIM = 256

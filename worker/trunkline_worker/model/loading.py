@@ -1,6 +1,7 @@
 """From a Hugging Face directory to a decoder that is ready to run."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,21 +10,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.validation import validate_sampling, validate_token_ids
-from trunkline_worker.model.checkpoint import Checkpoint, fingerprint
+from trunkline_worker.kv_budget import GIB, free_bytes
+from trunkline_worker.model.checkpoint import EMBEDDING, HEAD, Checkpoint, fingerprint
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
 from trunkline_worker.model.errors import ModelError
-from trunkline_worker.model.spec import DecoderSpec, read_json, read_spec
+from trunkline_worker.model.generation_defaults import read_generation_defaults
+from trunkline_worker.model.spec import DecoderSpec, read_spec
 from trunkline_worker.model.weight_stream import WeightStream
 
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
 
 # Part of the fingerprint: raised when a change of kernels or model code changes bits.
-KERNEL_BUILD = "3"
+KERNEL_BUILD = "4"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 DUMMY_SEED = 0
@@ -49,6 +50,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     default_sampling: SamplingParams
     deterministic: bool
+    notes: tuple[str, ...] = ()  # what an operator should read at start-up
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Keys and values of all layers."""
@@ -68,27 +70,24 @@ def load_model(
     kv_dtype: str = "auto",
     deterministic: bool = False,
     context_length: int | None = None,
+    ignore_config_keys: tuple[str, ...] = (),
+    allow_non_finite_weights: bool = False,
 ) -> LoadedModel:
     """Loads config, weights and generation defaults. Raises ModelError, one line.
 
     kernels: "triton", "torch" (the twins), or "auto": Triton on a GPU, on a CPU C where it can do the model
+    ignore_config_keys: keys of config.json that are taken for absent
     """
-    spec = read_spec(directory)
-    name = spec.dtype if dtype == "auto" else dtype
-    if name not in DTYPES:
-        raise ModelError(f"dtype {name} is not supported; supported: {', '.join(DTYPES)}")
-    if context_length is not None and context_length > spec.context_length:
-        raise ModelError(f"--context-length {context_length} is more than the model's {spec.context_length}")
+    spec = read_spec(directory, ignore_config_keys)
+    if context_length is not None and context_length > spec.most_context:
+        raise ModelError(f"--context-length {context_length} is more than the model's {spec.most_context}")
     context = context_length or spec.context_length
+    eos, defaults = read_generation_defaults(directory, spec.vocab_size)
     if kernels == "auto":
         kernels = "triton" if device.type == "cuda" else "torch" if deterministic else "c"
     for option, value, plain in (("quantization", quantization, "none"), ("kv_dtype", kv_dtype, "auto")):
         if value != plain and kernels != "triton":
             raise ModelError(f"{option}={value} needs the Triton kernels: use a GPU, or leave it out")
-    facts = (
-        name, KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
-        "deterministic" if deterministic else "", load_format,
-    )  # fmt: skip
     finish: FinishLayer = _as_it_is
     if kernels == "triton":
         # Only here: Triton is not there on every system, and takes a third of a second to import.
@@ -99,22 +98,25 @@ def load_model(
         )
         # Layer by layer, so that a model need not fit before it is quantised.
         finish = partial(gpu_decoder.quantized_layer, quantization=quantization)
-    if load_format == "dummy":
-        weights = build_weights(spec, DTYPES[name], device, _dummy_fill(device), finish)
-        identity = fingerprint(directory, [], *facts, str(DUMMY_SEED))
-    else:
-        stream = None if device.type == "cpu" else WeightStream(device)
-        with Checkpoint(directory, stream) as checkpoint:
-            weights = build_weights(spec, DTYPES[name], device, checkpoint.read_into, finish)
-            tied = ("lm_head.weight",) if spec.tie_word_embeddings else ()
-            checkpoint.check_all_read(IGNORED_TENSORS + tied)
-            identity = fingerprint(directory, checkpoint.files, *facts)
-    eos, defaults = read_generation_defaults(directory, spec.vocab_size)
+    with ExitStack() as stack:
+        checkpoint: Checkpoint | None = None
+        if load_format != "dummy":
+            stream = None if device.type == "cpu" else WeightStream(device)
+            checkpoint = stack.enter_context(Checkpoint(directory, stream))
+        kind = _dtype(dtype, spec, checkpoint)
+        weights = _read_weights(
+            spec, kind, device, checkpoint, finish, context=context, allow_non_finite=allow_non_finite_weights
+        )
+        facts = (
+            _name(kind), KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
+            "deterministic" if deterministic else "", load_format, str(DUMMY_SEED) if checkpoint is None else "",
+            spec.rope.depends_on(context), *sorted(set(ignore_config_keys)),
+        )  # fmt: skip
+        identity = fingerprint(directory, [] if checkpoint is None else checkpoint.files, *facts)
     decoder: Decoder | CpuDecoder | GpuDecoder | None
     if kernels == "triton":
         decoder = gpu_decoder.GpuDecoder(
-            spec, weights, context_length=context, deterministic=deterministic,
-            kv_dtype=KV_DTYPES.get(kv_dtype, DTYPES[name]),
+            spec, weights, context_length=context, deterministic=deterministic, kv_dtype=KV_DTYPES.get(kv_dtype, kind),
         )  # fmt: skip
     else:
         decoder = cpu_decoder(spec, weights, context_length=context) if kernels == "c" else None
@@ -122,23 +124,102 @@ def load_model(
         decoder=decoder or Decoder(spec, weights, context_length=context, deterministic=deterministic),
         spec=spec,
         fingerprint=identity,
-        dtype=DTYPES[name],
-        kv_dtype=KV_DTYPES.get(kv_dtype, DTYPES[name]),
+        dtype=kind,
+        kv_dtype=KV_DTYPES.get(kv_dtype, kind),
         device=device,
         context_length=context,
         eos_token_ids=eos,
         default_sampling=defaults,
         deterministic=deterministic,
+        notes=_notes(spec, context),
     )
 
 
+def _notes(spec: DecoderSpec, context: int) -> tuple[str, ...]:
+    chosen = spec.rope.depends_on(context)
+    if not chosen and context == spec.most_context:
+        return ()
+    name = f"RoPE scaling {spec.rope.kind}" + (f" with {chosen}" if chosen else "")
+    return (f"{name}, context length {context}; --context-length may be up to {spec.most_context}",)
+
+
+def _dtype(asked: str, spec: DecoderSpec, checkpoint: Checkpoint | None) -> torch.dtype:
+    """What was asked for, else what the config names, else how the embedding is stored."""
+    if asked != "auto":
+        if asked not in DTYPES:
+            raise ModelError(f"dtype {asked} is not supported; supported: {', '.join(DTYPES)}")
+        return DTYPES[asked]
+    if spec.dtype is not None:
+        return DTYPES[spec.dtype]
+    stored = torch.float32 if checkpoint is None else checkpoint.stored_dtype(EMBEDDING)
+    return stored if stored in DTYPES.values() else torch.float32
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _read_weights(
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    checkpoint: Checkpoint | None,
+    finish: FinishLayer,
+    *,
+    context: int,
+    allow_non_finite: bool,
+) -> DecoderWeights:
+    """The weights of a checkpoint, or without one the dummy ones. Before anything is allocated, the files' headers must
+    agree with the config, and the memory must suffice. Raises ModelError."""
+    names: tuple[str, str | None] = EMBEDDING, None if spec.tie_word_embeddings else HEAD
+    if checkpoint is not None:
+        names = checkpoint.embedding_and_head(spec.tie_word_embeddings)
+    num_values = 0
+
+    def look_at(target: Tensor, name: str) -> None:
+        nonlocal num_values
+        num_values += target.numel()
+        if checkpoint is not None:
+            checkpoint.check_header(target, name)
+
+    build_weights(spec, dtype, torch.device("meta"), look_at, _as_it_is, names=names)
+    if device.type == "cpu":  # on a GPU the allocator says so itself; on a host the kernel ends the process
+        _check_memory(num_values * dtype.itemsize, context * spec.head_dim * torch.float32.itemsize, device, dtype)
+    if checkpoint is None:
+        return build_weights(spec, dtype, device, _dummy_fill(device), finish, names=names)
+    checkpoint_weights = build_weights(spec, dtype, device, checkpoint.read_into, finish, names=names)
+    checkpoint.check_all_read(IGNORED_TENSORS)
+    if not allow_non_finite:
+        checkpoint.check_finite(dtype)
+    return checkpoint_weights
+
+
+def _check_memory(weight_bytes: int, table_bytes: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ModelError where weights and rotary tables cannot fit."""
+    free = free_bytes(device)
+    if weight_bytes + table_bytes > free:
+        raise ModelError(
+            f"the weights take {weight_bytes / GIB:.2f} GiB in {_name(dtype)}, the rotary tables "
+            f"{table_bytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free: lower --context-length, or use a smaller "
+            "--dtype"
+        )
+
+
 def build_weights(
-    spec: DecoderSpec, dtype: torch.dtype, device: torch.device, fill: Fill, finish: FinishLayer
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    fill: Fill,
+    finish: FinishLayer,
+    *,
+    names: tuple[str, str | None],
 ) -> DecoderWeights:
     """Allocates every tensor once, on its device, and has it filled; fused ones part by part.
 
     finish: what becomes of a layer once it is filled
+    names: of embedding and head; None: the head is the embedding
     """
+    embedding_name, head_name = names
 
     def tensor(name: str, *shape: int) -> Tensor:
         target = torch.empty(shape, dtype=dtype, device=device)
@@ -175,12 +256,12 @@ def build_weights(
             down_bias=tensor(mlp + "down_proj.bias", hidden) if spec.mlp_bias else None,
         )
 
-    embedding = tensor("model.embed_tokens.weight", spec.vocab_size, hidden)
+    embedding = tensor(embedding_name, spec.vocab_size, hidden)
     return DecoderWeights(
         embedding=embedding,
         layers=[finish(layer(index)) for index in range(spec.num_layers)],
         final_norm=tensor("model.norm.weight", hidden),
-        head=embedding if spec.tie_word_embeddings else tensor("lm_head.weight", spec.vocab_size, hidden),
+        head=embedding if head_name is None else tensor(head_name, spec.vocab_size, hidden),
     )
 
 
@@ -201,30 +282,3 @@ def _dummy_fill(device: torch.device) -> Fill:
             target.normal_(std=DUMMY_STD, generator=generator)
 
     return fill
-
-
-def read_generation_defaults(directory: Path, vocab_size: int) -> tuple[frozenset[int], SamplingParams]:
-    """End-of-sequence ids and sampling defaults: generation_config.json, else config.json for the ids.
-
-    A generation config that does not say do_sample means greedy to Hugging Face; but one that sets nothing at all is
-    no decision, so then the neutral defaults stand.
-    """
-    config = read_json(directory / "config.json")
-    path = directory / "generation_config.json"
-    generation = read_json(path) if path.is_file() else {}
-    eos = generation.get("eos_token_id")
-    eos = config.get("eos_token_id") if eos is None else eos
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    defaults = SamplingParams()
-    try:
-        if generation.get("do_sample"):
-            for name in ("temperature", "top_k", "top_p", "min_p"):
-                if generation.get(name) is not None:
-                    setattr(defaults, name, generation[name])
-        if generation.get("repetition_penalty") is not None:
-            defaults.repetition_penalty = generation["repetition_penalty"]
-        validate_token_ids(ids, vocab_size=vocab_size, field="eos_token_id")
-        validate_sampling(defaults, vocab_size=vocab_size, prefix="default")
-        return frozenset(int(token) for token in ids), defaults
-    except (TypeError, ValueError, RequestRefused) as error:
-        raise ModelError(f"{path}: {error}") from None

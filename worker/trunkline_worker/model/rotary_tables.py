@@ -1,0 +1,75 @@
+"""Cosines and sines of rotary embedding, for every position that a worker serves."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from trunkline_worker.model.rope_scaling import RopeSpec
+
+
+def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles, times the attention factor: each [context_length, head_dim / 2] float32.
+
+    KV blocks are shared between sequences, and a generation must be replayable. So no frequency depends on the current
+    length of a sequence; where it does in transformers, the served context length decides here:
+
+    - longrope uses the long factors for all sequences if the context length exceeds the original one, else the short
+      ones, as vLLM does.
+    - dynamic (NTK-aware) is plain rotary embedding up to the trained context, as in transformers. Past it, all
+      sequences have the base that transformers gives to a sequence of the context length.
+    """
+    frequencies = _frequencies(rope, head_dim, context_length)
+    angles = torch.outer(torch.arange(context_length).float(), frequencies)
+    return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+
+
+def _frequencies(rope: RopeSpec, head_dim: int, context_length: int) -> Tensor:
+    """Radians per position: [head_dim / 2]"""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    theta = rope.theta
+    if rope.kind == "dynamic" and context_length > rope.trained_context:
+        stretched = rope.factor * context_length / rope.trained_context - (rope.factor - 1)
+        theta *= stretched ** (head_dim / (head_dim - 2))
+    waves = theta**exponents
+    if rope.kind == "longrope":
+        factors = rope.long_factors if rope.uses_long_factors(context_length) else rope.short_factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * waves)
+    if rope.kind == "yarn":
+        return _yarn_frequencies(waves, rope, head_dim)
+    frequencies = 1.0 / waves
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    return _llama3_frequencies(frequencies, rope) if rope.kind == "llama3" else frequencies
+
+
+def _yarn_frequencies(waves: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
+    """YaRN (Peng et al., 2023): waves that turn more than beta_fast times within the original context are kept, those
+    that turn less than beta_slow times are stretched by `factor`, those between blended by dimension."""
+
+    def dimension_of(rotations: float) -> float:
+        at = math.log(rope.original_context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return head_dim * at
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero
+    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - stretched
+    return 1.0 / (rope.factor * waves) * (1 - kept) + 1.0 / waves * kept
+
+
+def _llama3_frequencies(frequencies: Tensor, rope: RopeSpec) -> Tensor:
+    """Llama 3.1's scaling: long waves are stretched by `factor`, short ones kept, those between blended."""
+    wavelengths = 2 * math.pi / frequencies
+    longest_kept = rope.original_context / rope.high_freq_factor
+    shortest_stretched = rope.original_context / rope.low_freq_factor
+    blend = (rope.original_context / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    scaled = torch.where(wavelengths > shortest_stretched, frequencies / rope.factor, blended)
+    return torch.where(wavelengths < longest_kept, frequencies, scaled)
