@@ -1,32 +1,23 @@
 """From logits to tokens.
 
 Order: log-probabilities of the untouched distribution; bias, penalties and min_tokens (penalties.py); greedy where the
-temperature is 0; otherwise temperature, top_k, top_p over what top_k left, min_p, and a draw.
-
-top_k keeps every token whose logit is at least the k-th largest one, so equal logits are treated equally. top_p keeps
-the smallest nucleus: of equal logits at its edge, those of the lowest token ids.
-
-Logits are shifted by the row's highest one before they are divided by the temperature. The highest is then 0 and the
-others are negative, so nothing overflows to a value that is compared or drawn: the likeliest token always stays.
+temperature is 0; otherwise temperature, top_k, top_p and min_p (candidates.py), and a draw.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import log
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from trunkline_worker.batch_rows import Row
+from trunkline_worker.candidates import is_narrowed, likely, narrowed
 from trunkline_worker.logprobs import position_logprobs
 from trunkline_worker.penalties import adjust_logits, changes_logits
-from trunkline_worker.plan import PositionLogprobs, RowError, Sampling
-from trunkline_worker.sampling_key import NOISE_SPREAD, position_key, race_noise
+from trunkline_worker.plan import PositionLogprobs, RowError
+from trunkline_worker.sampling_key import position_key, race_noise
 
-# The nucleus of top_p is looked for among this many likeliest tokens before the whole row is sorted.
-NUCLEUS_GUESS = 256
 NOT_FINITE = RowError("the model's output is not finite")
 NOTHING_LEFT = RowError("min_tokens leaves no token that may be chosen")
 
@@ -102,7 +93,7 @@ def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool) -> Sampled:
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and i not in errors]
     if drawn:
         highest = logits.gather(1, best[:, None])
-        for i, token_id in zip(drawn, _draw(logits, highest, rows, drawn), strict=True):
+        for i, token_id in _draw(logits, highest, rows, drawn).items():
             token_ids[i] = token_id
     for i in errors:
         token_ids[i] = None
@@ -131,53 +122,20 @@ def _logprobs(
     return {i: entry for i, entry in zip(wanting, found, strict=True) if token_ids[i] is not None}
 
 
-def _draw(logits: Tensor, highest: Tensor, rows: list[Row], drawn: list[int]) -> list[int]:
+def _draw(logits: Tensor, highest: Tensor, rows: list[Row], drawn: list[int]) -> dict[int, int]:
     """One token for each of the rows `drawn`.  highest: [num_rows, 1] finite"""
-    samplings = [rows[i].sampling for i in drawn]
-    temperature = torch.tensor([s.temperature for s in samplings])[:, None]
-    scaled = logits[drawn].sub_(highest[drawn]).div_(temperature)  # at most 0, which is the likeliest token's
-    # What lies further below the peak than noise can lift is left out: that changes nothing.
-    least = torch.tensor([max(-NOISE_SPREAD, log(s.min_p)) if s.min_p else -NOISE_SPREAD for s in samplings])
-    kept = scaled >= least[:, None]
-    for j, s in enumerate(samplings):
-        if 0 < s.top_k < scaled.shape[1] or s.top_p < 1.0:
-            kept[j] &= _nucleus(logits[drawn[j]], scaled[j], s)
-    row_of, ids = kept.nonzero(as_tuple=True)
-    values = scaled[row_of, ids].numpy().astype(np.float64)
-    keys = np.array([position_key(rows[i].sampling.seed, rows[i].num_tokens) for i in drawn], np.uint64)
-    starts = np.searchsorted(row_of.numpy(), np.arange(len(drawn)))
-    scores = values + race_noise(keys[row_of.numpy()], ids.numpy())
-    return _argmax_segments(scores, ids.numpy(), starts)
+    wide = [i for i in drawn if not is_narrowed(rows[i].sampling, logits.shape[1])]
+    order = wide + [i for i in drawn if is_narrowed(rows[i].sampling, logits.shape[1])]
+    found = [likely(logits[wide], highest[wide], [rows[i].sampling for i in wide])] if wide else []
+    for place, i in enumerate(order[len(wide) :], len(wide)):
+        found.append(narrowed(logits[i], highest[i], rows[i].sampling, place))
+    places, ids, scaled = map(np.concatenate, zip(*found, strict=True))
+    keys = np.array([position_key(rows[i].sampling.seed, rows[i].num_tokens) for i in order], np.uint64)
+    scores = scaled + race_noise(keys[places], ids)
+    starts = np.searchsorted(places, np.arange(len(order)))
+    return dict(zip(order, _argmax_segments(scores, ids, starts), strict=True))
 
 
 def _argmax_segments(scores: NDArray[np.float64], ids: NDArray[np.int64], starts: NDArray[np.int64]) -> list[int]:
     ends = [*starts[1:], len(scores)]
     return [int(ids[start + int(scores[start:end].argmax())]) for start, end in zip(starts, ends, strict=True)]
-
-
-def _nucleus(logits: Tensor, scaled: Tensor, s: Sampling) -> Tensor:
-    """What top_k and then top_p keep: [vocab] bool, at least one of them true.
-
-    Tokens are ordered by `logits`, which tell more of them apart than `scaled`, (logits - highest) / temperature, does.
-    """
-    candidates, weights = logits, scaled
-    if 0 < s.top_k < len(logits):
-        kept = logits >= logits.topk(s.top_k).values[-1]
-        if s.top_p >= 1.0:
-            return kept
-        candidates, weights = logits[kept], scaled[kept]
-    weights = weights.exp()
-    total = float(weights.sum(dtype=torch.float64))
-    size = min(NUCLEUS_GUESS, len(candidates))
-    while True:
-        largest = candidates.topk(size)
-        mass = weights[largest.indices].double().cumsum(0)
-        if size == len(candidates) or float(mass[-1]) >= s.top_p * total:
-            break
-        size = len(candidates)
-    count = min(int((mass < s.top_p * total).sum()) + 1, size)  # of tokens: the fewest that reach top_p
-    edge = largest.values[count - 1]
-    inside = logits > edge
-    equal = (logits == edge).nonzero()[:, 0]
-    inside[equal[: count - int(inside.sum())]] = True
-    return inside
