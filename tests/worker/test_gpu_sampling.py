@@ -6,28 +6,11 @@ import random
 import pytest
 import torch
 
-from tests.worker.sampling_rig import draw, logits_of, row_of
+from tests.worker.sampling_rig import draw, logits_of, placed, row_of
 from trunkline_kernels.gpu import sampling as gpu
-from trunkline_kernels.gpu.device_rows import DeviceRows
 from trunkline_worker.batch_rows import Row
-from trunkline_worker.gpu.row_table import TableRow, sampling_columns
 from trunkline_worker.logprobs import position_logprobs
 from trunkline_worker.penalties import adjust_logits
-
-
-def placed(rows: list[Row]) -> tuple[DeviceRows, list[TableRow]]:
-    """Rows as they lie on the device, in another order, among others."""
-    longest = max(row.num_tokens for row in rows) + 2
-    device_rows = DeviceRows.allocate(
-        num_rows=len(rows) + 3, max_tokens=longest, max_blocks=1, device=torch.device("cpu")
-    )
-    table = []
-    for at, row in enumerate(rows):
-        index = len(rows) + 1 - at
-        table.append(TableRow(index, at, row.sampling, row.prompt_len, [], row.num_tokens, 0))
-        device_rows.tokens[index, : row.num_tokens] = torch.from_numpy(row.tokens)
-        device_rows.sampling[index] = torch.from_numpy(sampling_columns(table[-1]))
-    return device_rows, table
 
 
 def sampled(logits: torch.Tensor, rows: list[Row]) -> list[int]:

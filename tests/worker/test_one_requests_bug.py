@@ -141,7 +141,7 @@ def test_in_what_the_engine_takes_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_what_the_engine_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine_module._output
+    real = engine_module.sequence_output
 
     def broken(news: Any) -> EngineOutput:
         if news.sequence_id == VICTIM:
@@ -149,7 +149,7 @@ def test_in_what_the_engine_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(news)
 
     check_that_only_the_victim_fails(
-        on_the_host({"kernels": "c"}), lambda: monkeypatch.setattr(engine_module, "_output", broken)
+        on_the_host({"kernels": "c"}), lambda: monkeypatch.setattr(engine_module, "sequence_output", broken)
     )
 
 

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.worker.sampling_reference import LARGEST, adjusted, kept, scores
-from tests.worker.sampling_rig import VOCAB, draw, logits_of, row_of
-from tests.worker.test_gpu_sampling import placed
+from tests.worker.sampling_rig import VOCAB, draw, logits_of, placed, row_of
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.validation import LEAST_REPETITION_PENALTY, validate_sampling
 from trunkline_kernels.gpu import sampling as gpu

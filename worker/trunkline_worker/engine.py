@@ -7,24 +7,16 @@ time.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
 from trunkline.status import (
-    CODE_INTERNAL,
     CODE_INVALID_ARGUMENT,
     CONTEXT_LENGTH_EXCEEDED,
-    INTERNAL,
     RequestRefused,
 )
-from trunkline.v1.generation_pb2 import FinishReason, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import (
-    BlocksRemoved,
-    BlocksStored,
-    CacheEvent,
-    CacheTier,
     GetStatsResponse,
     LoadSample,
     StepCostModel,
@@ -34,20 +26,14 @@ from trunkline_worker.deadlines import too_late
 from trunkline_worker.executor import Executor, RepeatingExecutor
 from trunkline_worker.lanes import LANES, Lane, lane_of
 from trunkline_worker.news import SequenceNews, StepNews
-from trunkline_worker.plan import PositionLogprobs, RowError, StepPlan
-from trunkline_worker.prefix_tree import CacheChange, Removed, Stored
+from trunkline_worker.plan import StepPlan
 from trunkline_worker.queue_bounds import QueueBounds, queue_full
 from trunkline_worker.scheduler import Scheduler
-from trunkline_worker.sequence import Finish, Sequence
+from trunkline_worker.sequence import Sequence
 from trunkline_worker.stats import StepCounts
 from trunkline_worker.stats_report import stats_report
+from trunkline_worker.step_messages import broken_off, cache_events, sequence_output
 from trunkline_worker.submission import Prompt, sequence_of
-
-_FINISH = {
-    Finish.STOP: FinishReason.FINISH_REASON_STOP,
-    Finish.LENGTH: FinishReason.FINISH_REASON_LENGTH,
-    Finish.ABORT: FinishReason.FINISH_REASON_ABORT,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +273,10 @@ class Engine:
     def _output(self, news: SequenceNews) -> EngineOutput:
         """A sequence's news as a message. An exception that its values raise ends that sequence only."""
         try:
-            return _output(news)
+            return sequence_output(news)
         except Exception as error:
             self.scheduler.abort(news.sequence_id, self._clock_s())
-            return _broken_off(news.sequence_id, error)
+            return broken_off(news.sequence_id, error)
 
     # Admission to the queue
 
@@ -302,7 +288,7 @@ class Engine:
         except RequestRefused as refused:
             self._outputs.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
         except Exception as error:
-            self._outputs.append(_broken_off(submit.handle, error))
+            self._outputs.append(broken_off(submit.handle, error))
         return None
 
     def _admitted(self, submit: Submit, prompt: Prompt, now_s: float) -> Sequence:
@@ -355,64 +341,3 @@ class Engine:
 
     def _retry_delay_ms(self, lane: Lane, now_s: float) -> int:
         return round(self.scheduler.drain_rate.retry_delay_s(lane, self.scheduler.waiting.count, now_s) * 1e3)
-
-
-def cache_events(changes: Iterable[CacheChange]) -> list[CacheEvent]:
-    """Changes as events, with the blocks of one chain and runs of removals packed together. Order is kept."""
-    events: list[CacheEvent] = []
-    for kind, run in groupby(changes, key=type):
-        if kind is Removed:
-            removed = BlocksRemoved(block_hashes=b"".join(change.digest for change in run))
-            events.append(CacheEvent(removed=removed, tier=CacheTier.CACHE_TIER_DEVICE))
-            continue
-        chain: list[Stored] = []
-        for change in run:
-            assert isinstance(change, Stored)
-            if chain and change.parent_digest != chain[-1].digest:
-                events.append(_stored(chain))
-                chain = []
-            chain.append(change)
-        events.append(_stored(chain))
-    return events
-
-
-def _stored(chain: list[Stored]) -> CacheEvent:
-    stored = BlocksStored(
-        block_hashes=b"".join(change.digest for change in chain),
-        parent_hash=chain[0].parent_digest,
-        depth=chain[0].depth,
-    )
-    return CacheEvent(stored=stored, tier=CacheTier.CACHE_TIER_DEVICE)
-
-
-def _broken_off(handle: int, error: Exception) -> EngineOutput:
-    """News of a sequence that a bug has ended."""
-    found = RowError.of_bug(error)
-    refused = RequestRefused(CODE_INTERNAL, INTERNAL, found.reason)
-    return EngineOutput(handle=handle, error=refused.to_proto(), trace=found.trace)
-
-
-def _output(news: SequenceNews) -> EngineOutput:
-    output = EngineOutput(handle=news.sequence_id, token_ids=news.token_ids, stop_token_id=news.stop_token_id)
-    if news.logprobs:
-        output.logprobs.extend(_logprobs(entry) for entry in news.logprobs)
-    if news.finish is not None:
-        output.finish_reason = _FINISH[news.finish]
-    if news.prompt is not None:
-        output.prompt.CopyFrom(
-            PromptReport(prompt_tokens=news.prompt.num_tokens, cached_tokens=news.prompt.cached_tokens)
-        )
-        if news.prompt.logprobs is not None:
-            # Nothing predicts the first prompt token: its entry is empty.
-            output.prompt.logprobs.extend([TokenLogprobs(), *map(_logprobs, news.prompt.logprobs)])
-    if news.error is not None:
-        output.error.CopyFrom(news.error.to_proto())
-        output.trace = news.trace
-    return output
-
-
-def _logprobs(entry: PositionLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(
-        chosen=TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, rank=entry.rank),
-        top=[TokenLogprob(token_id=t, logprob=p, rank=rank) for rank, (t, p) in enumerate(entry.top, start=1)],
-    )
