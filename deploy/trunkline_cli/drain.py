@@ -10,13 +10,19 @@ import grpc
 from trunkline.proof import proof_metadata
 from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, GetModelResponse
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline_cli.arguments import seconds, server, text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--address", default="127.0.0.1:50061", help="worker, host:port (default: %(default)s)")
-    parser.add_argument("--timeout-s", type=float, help="time for running requests; default: the worker's own setting")
+    parser.add_argument(
+        "--address", type=server, default="127.0.0.1:50061", help="worker, host:port (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout-s", type=seconds, help="time for running requests; default: the worker's own setting"
+    )
     parser.add_argument(
         "--grant-key",
+        type=text,
         default=os.environ.get("TRUNKLINE_GRANT_KEY", ""),
         help="the worker's, where it has one; better as TRUNKLINE_GRANT_KEY: arguments can be seen by others",
     )

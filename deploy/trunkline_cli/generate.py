@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -13,41 +14,48 @@ from google.protobuf.json_format import MessageToDict
 from trunkline.client import Client, Prompt
 from trunkline.errors import TrunklineError
 from trunkline.validation import LANES
+from trunkline_cli.arguments import INT32, UINT32, UINT64, seconds, server, text, whole
 
-# Flags that are passed on as they are, when given: name → type
-SAMPLING: dict[str, type] = {
-    "max_tokens": int,
-    "min_tokens": int,
+# Flags that are passed on as they are, when given: name → type. The router knows what makes sense.
+SAMPLING: dict[str, Callable[[str], float]] = {
+    "max_tokens": whole(0, UINT32),
+    "min_tokens": whole(0, UINT32),
     "temperature": float,
-    "top_k": int,
+    "top_k": whole(0, UINT32),
     "top_p": float,
     "min_p": float,
     "repetition_penalty": float,
     "presence_penalty": float,
     "frequency_penalty": float,
-    "seed": int,
-    "logprobs": int,
-    "prompt_logprobs": int,
+    "seed": whole(0, UINT64),
+    "logprobs": whole(0, UINT32),
+    "prompt_logprobs": whole(0, UINT32),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", help="text to continue; with --chat, the user's message; - reads standard input")
-    parser.add_argument("--server", default="127.0.0.1:50051", help="router, host:port (default: %(default)s)")
-    parser.add_argument("--model", default="", help="served model name; not needed where there is one")
+    parser.add_argument(
+        "prompt", type=text, help="text to continue; with --chat, the user's message; - reads standard input"
+    )
+    parser.add_argument(
+        "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
+    )
+    parser.add_argument("--model", type=text, default="", help="served model name; not needed where there is one")
     parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
-    parser.add_argument("--system", help="with --chat: a system message before it")
+    parser.add_argument("--system", type=text, help="with --chat: a system message before it")
     parser.add_argument("--stream", action="store_true", help="print text as it comes")
     parser.add_argument("--json", action="store_true", help="print responses as JSON lines")
-    parser.add_argument("--n", type=int, help="number of choices")
-    parser.add_argument("--stop", action="append", default=[], help="stop string; may be given several times")
+    parser.add_argument("--n", type=whole(0, UINT32), help="number of choices")
+    parser.add_argument(
+        "--stop", type=text, action="append", default=[], help="stop string; may be given several times"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence")
-    parser.add_argument("--timeout-s", type=float, help="deadline")
+    parser.add_argument("--timeout-s", type=seconds, help="deadline")
     parser.add_argument("--lane", choices=tuple(LANES), help="priority (default: standard)")
     parser.add_argument("--tenant", default="", help="on whose account the request runs")
     parser.add_argument("--session", default="", help="what requests of one conversation have in common")
     parser.add_argument(
-        "--stop-token-id", type=int, action="append", default=[], metavar="ID",
+        "--stop-token-id", type=whole(0, INT32), action="append", default=[], metavar="ID",
         help="token that ends the output; may be given several times",
     )  # fmt: skip
     parser.add_argument(
@@ -61,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _bias(text: str) -> tuple[int, float]:
     token_id, _, value = text.partition("=")
     try:
-        return int(token_id), float(value)
-    except ValueError:
+        return whole(0, INT32)(token_id), float(value)
+    except (ValueError, argparse.ArgumentTypeError):
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=VALUE, such as 42=-1.5") from None
 
 

@@ -72,8 +72,8 @@ class Cluster:
             self._announce()
             supervisors = [asyncio.create_task(self._supervise(name, life)) for name, life in lives.items()]
             done, _ = await asyncio.wait({stopped, *supervisors}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # only a bug ends a supervisor: then it is raised here
+            for ended in done:
+                ended.result()  # only a bug ends a supervisor: then it is raised here
         finally:
             tasks = [stopped, starting, *supervisors, *lives.values()]
             for task in tasks:
@@ -182,18 +182,22 @@ async def wait_until_serving(address: str) -> None:
 def find_model(name: str) -> Path:
     """A directory, or a hub id that is downloaded (safetensors and JSON only). Raises LaunchError."""
     path = Path(name)
-    if path.is_dir():
-        return path.resolve()
+    shown = name if name and name.isprintable() else repr(name)
+    try:
+        if name and path.is_dir():
+            return path.resolve()
+    except OSError as error:
+        raise LaunchError(f"the model directory {shown} cannot be read: {error.strerror}") from None
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise LaunchError(f"there is no model directory {name}")
+        raise LaunchError(f"there is no model directory {shown}")
     from huggingface_hub import snapshot_download
 
-    say(f"{name} is no directory: looking on the Hugging Face hub")
+    say(f"{shown} is no directory: looking on the Hugging Face hub")
     try:
         return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja"]))
     except Exception as error:  # whatever the library or the network raises: all mean the same here
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LaunchError(f"there is no directory {name}, and it could not be downloaded: {first}") from None
+        raise LaunchError(f"there is no directory {shown}, and it could not be downloaded: {first}") from None
 
 
 def serve(plan: ClusterPlan) -> int:

@@ -5,6 +5,7 @@ import os
 import sys
 
 from trunkline_cli import drain, generate, launcher
+from trunkline_cli.arguments import MOST_PORT, Parser, host, server, text, whole
 from trunkline_cli.child import script
 from trunkline_cli.gpus import visible_gpus
 from trunkline_cli.plan import ClusterPlan, LaunchError
@@ -14,19 +15,26 @@ BENCHES = {
     "simulate-fleet": "trunkline_bench.simulation.fleet.main",
 }
 
+MOST_THREADS = 4096  # a worker's own bound
+
 
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] in (["router"], ["worker"]):
         command = script(f"trunkline-{arguments[0]}")
-        os.execvp(command, [command, *arguments[1:]])
+        try:
+            os.execvp(command, [command, *arguments[1:]])
+        except OSError as error:
+            sys.exit(f"trunkline {arguments[0]}: {command}: {error.strerror}")
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHES:
         os.execv(sys.executable, [sys.executable, "-m", BENCHES[arguments[1]], *arguments[2:]])
-    parser = argparse.ArgumentParser(prog="trunkline", description="An LLM serving cluster.")
+    parser = Parser(prog="trunkline", description="An LLM serving cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     generate.add_arguments(commands.add_parser("generate", help="generate text from a prompt"))
     models = commands.add_parser("models", help="list the served models")
-    models.add_argument("--server", default="127.0.0.1:50051", help="router, host:port (default: %(default)s)")
+    models.add_argument(
+        "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
+    )
     drain.add_arguments(commands.add_parser("drain", help="have a worker finish what it runs and admit nothing more"))
     add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
     commands.add_parser("router", help="run a router (trunkline router --help)")
@@ -47,13 +55,17 @@ def main() -> None:
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Further flags are handed to every worker: see trunkline worker --help."
     parser.add_argument("--model", required=True, help="directory in Hugging Face layout, or hub id")
-    parser.add_argument("--name", default="", help="served model name; default: the directory's base name")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=50051, help="the router's (default: %(default)s)")
-    parser.add_argument("--worker-port", type=int, default=50061, help="the first worker's (default: %(default)s)")
+    parser.add_argument("--name", type=text, default="", help="served model name; default: the directory's base name")
+    parser.add_argument("--workers", type=whole(1, MOST_PORT), default=2)
+    parser.add_argument("--host", type=host, default="127.0.0.1")
+    parser.add_argument("--port", type=whole(1, MOST_PORT), default=50051, help="the router's (default: %(default)s)")
+    parser.add_argument(
+        "--worker-port", type=whole(1, MOST_PORT), default=50061, help="the first worker's (default: %(default)s)"
+    )
     parser.add_argument("--tenants", default="", help="JSON file with the terms of tenants (trunkline router --help)")
-    parser.add_argument("--threads", type=int, help="CPU threads per worker; default: the cores, shared out")
+    parser.add_argument(
+        "--threads", type=whole(1, MOST_THREADS), help="CPU threads per worker; default: the cores, shared out"
+    )
 
 
 def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
@@ -63,19 +75,10 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
         return generate.list_models(parsed)
     if parsed.command == "drain":
         return drain.run(parsed)
-    if parsed.workers < 1:
-        print(f"trunkline serve: --workers={parsed.workers} is out of range; allowed: 1 or more", file=sys.stderr)
-        return 2
     try:
-        model = launcher.find_model(parsed.model)
-    except LaunchError as error:
-        print(f"trunkline serve: {error}", file=sys.stderr)
-        return 1
-    name = parsed.name or os.path.basename(os.path.abspath(parsed.model))
-    return launcher.serve(
-        ClusterPlan(
-            model=model,
-            name=name,
+        plan = ClusterPlan(
+            model=launcher.find_model(parsed.model),
+            name=served_name(parsed.name, parsed.model),
             workers=parsed.workers,
             host=parsed.host,
             port=parsed.port,
@@ -85,7 +88,21 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
             tenants=parsed.tenants,
             gpus=visible_gpus(),
         )
-    )
+    except LaunchError as error:
+        print(f"trunkline serve: {error}", file=sys.stderr)
+        return 1
+    return launcher.serve(plan)
+
+
+def served_name(name: str, model: str) -> str:
+    """The name, or where it is empty that of the model's directory. Raises LaunchError."""
+    name = name or os.path.basename(os.path.abspath(model))
+    try:
+        return text(name)
+    except argparse.ArgumentTypeError:
+        raise LaunchError(
+            f"the directory's name {name!r} is not UTF-8: give the model another one with --name"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from trunkline_cli.arguments import MOST_PORT
 from trunkline_cli.child import script
 from trunkline_cli.gpus import gpu_environment, shared_fraction
-
-MOST_PORT = 65_535
 
 
 class LaunchError(Exception):
@@ -104,6 +103,8 @@ def check_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except UnicodeError:
+            raise LaunchError(f"{host} is no host name") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 reason = f"is taken ({error.strerror}): is a cluster running already?"

@@ -85,33 +85,16 @@ class Launched:
             await running
 
 
-async def test_a_worker_that_loads_or_computes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = Launched(monkeypatch)
-    worker = launched.plan.worker_address(0)
-    async with launched.running():
-        await launched.until(lambda: "worker-0" in launched.cluster._children, "it was started")
-        os.kill(launched.pid("worker-0"), signal.SIGSTOP)  # as one whose model takes its time
-        await launched.until(lambda: launched.probes[worker, False] >= 3 * OFTEN.failure_threshold, "it is probed")
-        os.kill(launched.pid("worker-0"), signal.SIGCONT)
-        await launched.until_ready()
-        before = launched.probes[worker, True]
-        async with Client(launched.plan.router_address) as client:
-            for round_ in range(100):
-                prompts = [[5, 6 + round_, *range(10 + n, 900)] for n in range(16)]
-                await asyncio.gather(*(client.complete(prompt, max_tokens=1) for prompt in prompts))
-                if launched.probes[worker, True] >= before + 2 * OFTEN.failure_threshold:
-                    break
-        assert launched.probes[worker, True] >= before + 2 * OFTEN.failure_threshold
-        assert not launched.restarts()
-
-
-async def test_what_hangs_is_stopped_with_its_engine_and_started_again_and_the_end_does_not_wait_for_it(
+async def test_what_loads_or_computes_is_left_alone_and_what_hangs_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One cluster for all of it: starting one takes seconds. At its end, too, nothing waits for what hangs."""
     launched = Launched(monkeypatch)
+    names = ("worker-0", "router")
     async with launched.running():
-        await launched.until_ready()
-        names = ("worker-0", "router")
+        await left_alone_while_it_loads(launched)
+        await left_alone_while_it_computes(launched)
+        assert not launched.restarts()
         first = {name: launched.pid(name) for name in names}
         family = set().union(*map(descendants, first.values()))
         assert len(family) >= 3, "router, front, engine"
@@ -133,6 +116,29 @@ async def test_what_hangs_is_stopped_with_its_engine_and_started_again_and_the_e
         stopped_s = time.monotonic()
     assert time.monotonic() - stopped_s < STOP_S + SLACK_S
     await launched.until(lambda: not alive(family), "all are gone")
+
+
+async def left_alone_while_it_loads(launched: Launched) -> None:
+    """A front that is stopped before it has answered is as one whose model takes its time."""
+    worker = launched.plan.worker_address(0)
+    await launched.until(lambda: "worker-0" in launched.cluster._children, "it was started")
+    os.kill(launched.pid("worker-0"), signal.SIGSTOP)
+    await launched.until(lambda: launched.probes[worker, False] >= 3 * OFTEN.failure_threshold, "it is probed")
+    os.kill(launched.pid("worker-0"), signal.SIGCONT)
+    await launched.until_ready()
+
+
+async def left_alone_while_it_computes(launched: Launched) -> None:
+    """Prompts as long as the context, one after the other, for as long as three probes that fail would take."""
+    worker = launched.plan.worker_address(0)
+    enough = launched.probes[worker, True] + 2 * OFTEN.failure_threshold
+    async with Client(launched.plan.router_address) as client:
+        for first in range(6, 500):
+            prompts = [[5, first, *range(10 + n, 900)] for n in range(16)]
+            await asyncio.gather(*(client.complete(prompt, max_tokens=1) for prompt in prompts))
+            if launched.probes[worker, True] >= enough:
+                return
+    raise AssertionError("it was not probed often enough")
 
 
 @pytest.mark.slow

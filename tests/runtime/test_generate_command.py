@@ -87,7 +87,7 @@ def test_every_flag_reaches_the_router(served: tuple[str, Recorder], capsys: pyt
         ("--lane=express", "invalid choice: 'express'"),
         ("--logit-bias=42", "'42' is not ID=VALUE, such as 42=-1.5"),
         ("--logit-bias=a=1", "'a=1' is not ID=VALUE"),
-        ("--stop-token-id=x", "invalid int value"),
+        ("--stop-token-id=x", "'x' is not a whole number"),
     ],
 )
 def test_a_flag_that_makes_no_sense_is_named(flag: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

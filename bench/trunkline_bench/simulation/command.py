@@ -80,7 +80,7 @@ def number(least: float, most: float) -> Callable[[str], float]:
     def convert(text: str) -> float:
         value = type(least)(text)
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is out of range; allowed: {least:g} to {most:g}")
+            raise argparse.ArgumentTypeError(f"{text.strip()} is out of range; allowed: {least:g} to {most:g}")
         return value
 
     convert.__name__ = "number"
