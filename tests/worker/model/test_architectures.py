@@ -8,8 +8,7 @@ import torch
 
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from tests.worker.model.checkpoints import VARIANTS, VOCAB, write_checkpoint
-from trunkline_kernels.cpu.paged_batch import PagedBatch
-from trunkline_kernels.ragged_batch import RaggedBatch, allocate_kv
+from tests.worker.model.forward import ragged_logits
 from trunkline_worker.model import loading
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import load_model
@@ -33,49 +32,9 @@ def test_logits_equal_transformers_in_a_ragged_batch_of_chunks(
         monkeypatch.setattr(loading, "cpu_decoder", lambda *_, **__: None)
     model = load_model(tmp_path, device=torch.device("cpu"), deterministic=how == "deterministic")
     assert isinstance(model.decoder, CpuDecoder) == (how == "c-kernels")
-    spec, size = model.spec, 4
-    kv = allocate_kv(
-        num_layers=spec.num_layers,
-        num_blocks=100,
-        block_size=size,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=model.dtype,
-        device=model.device,
-    )
-    sequences = prompts()
-    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
-    tables = order[: len(sequences) * 16].view(len(sequences), 16)
-    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
-    computed = [0] * len(sequences)
-    chunks = random.Random(1)
-    while any(done < len(tokens) for done, tokens in zip(computed, sequences, strict=True)):
-        active = [i for i, tokens in enumerate(sequences) if computed[i] < len(tokens)]
-        news = [min(len(sequences[i]) - computed[i], chunks.choice((1, 2, 5, 23))) for i in active]
-        positions = torch.cat([torch.arange(computed[i], computed[i] + n) for i, n in zip(active, news, strict=True)])
-        owners = torch.repeat_interleave(torch.tensor(active), torch.tensor(news))
-        batch = RaggedBatch(
-            positions=positions,
-            slots=tables[owners, positions // size] * size + positions % size,
-            query_lens=news,
-            context_lens=[computed[i] + n for i, n in zip(active, news, strict=True)],
-            block_tables=tables[active],
-            block_size=size,
-        )
-        token_ids = torch.tensor([sequences[int(i)][int(p)] for i, p in zip(owners, positions, strict=True)])
-        if isinstance(model.decoder, CpuDecoder):
-            ends = torch.tensor([0, *news]).cumsum(0)
-            addresses = torch.tensor([tables[i].data_ptr() for i in active])
-            paged = PagedBatch(token_ids, ends, torch.tensor(batch.context_lens), addresses, size)
-            rows = model.decoder.logits(model.decoder.forward(paged, kv))
-        else:
-            rows = model.decoder.logits(model.decoder.forward(token_ids, batch, kv))
-        for i, part in zip(active, rows.split(news), strict=True):
-            logits[i].append(part)
-            computed[i] += len(part)
-    for tokens, parts in zip(sequences, logits, strict=True):
+    for tokens, logits in zip(prompts(), ragged_logits(model, prompts()), strict=True):
         expected = truth(torch.tensor([tokens])).logits[0]
-        torch.testing.assert_close(torch.cat(parts), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -150,7 +150,53 @@ def test_generation_defaults_come_from_generation_config(checkpoint: Path) -> No
     assert load(checkpoint).eos_token_ids == {2}
 
 
-@pytest.mark.parametrize("settings", [{"eos_token_id": 4000}, {"eos_token_id": -1}, {"do_sample": True, "top_p": 0.0}])
+DEFAULTS: list[tuple[dict[str, object], dict[str, float]]] = [
+    ({}, {}),
+    ({"temperature": 0.6}, {"temperature": 0.6}),
+    ({"temperature": 0.6, "do_sample": False}, {"temperature": 0.6}),
+    ({"do_sample": False}, {}),
+    ({"do_sample": True}, {}),
+    ({"do_sample": True, "top_k": 20, "top_p": 0.8, "min_p": 0.1}, {"top_k": 20, "top_p": 0.8, "min_p": 0.1}),
+    ({"top_k": -1, "temperature": None, "repetition_penalty": 1.1}, {"top_k": 0, "repetition_penalty": 1.1}),
+    ({"temperature": 1, "top_k": 0, "max_new_tokens": 5}, {"temperature": 1.0, "top_k": 0}),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), DEFAULTS)
+def test_sampling_defaults_count_whatever_do_sample_says(
+    checkpoint: Path, settings: dict[str, object], expected: dict[str, float]
+) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps(settings))
+    defaults = load(checkpoint).default_sampling
+    assert {field.name for field, _ in defaults.ListFields()} == expected.keys()
+    for name, value in expected.items():
+        assert getattr(defaults, name) == pytest.approx(value)
+
+
+def test_sampling_parameters_in_config_json_have_no_effect(checkpoint: Path) -> None:
+    change_config(checkpoint, temperature=0.1, top_k=3, do_sample=True)
+    assert not load(checkpoint).default_sampling.ListFields()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eos_token_id": 4000},
+        {"eos_token_id": -1},
+        {"eos_token_id": [[2]]},
+        {"eos_token_id": 1.0},
+        {"eos_token_id": True},
+        {"do_sample": True, "top_p": 0.0},
+        {"temperature": -0.1},
+        {"temperature": 101},
+        {"temperature": "0.7"},
+        {"temperature": True},
+        {"repetition_penalty": 0},
+        {"top_k": -2},
+        {"top_k": 2.0},
+        {"min_p": float("nan")},
+    ],
+)
 def test_generation_defaults_that_no_request_could_use_are_refused(
     checkpoint: Path, settings: dict[str, object]
 ) -> None:

@@ -19,6 +19,7 @@ from trunkline_worker.model.rotary_tables import rotary_tables
 from trunkline_worker.model.spec import DecoderSpec
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # of the C kernels' buffers
+MAX_HIDDEN = 1 << 16  # of the row that the C kernels keep on a thread's stack
 
 
 class _Layer:
@@ -39,6 +40,7 @@ def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: i
     """The decoder for these weights, or None where the kernels do not reach. The weights' layers are consumed."""
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
+    fits = fits and spec.hidden_size <= MAX_HIDDEN
     if weights.embedding.device.type != "cpu" or not fits or not can_pack(dtype):
         return None
     kernels = library(dtype)

@@ -1,0 +1,116 @@
+"""What transformers makes of a config.json: the truth for what Trunkline makes of it."""
+
+import contextlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trunkline_worker.model.errors import ModelError
+from trunkline_worker.model.spec import parse_spec
+
+VOCAB = 61
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+def base_config(architecture: str) -> dict[str, Any]:
+    """A small config.json of this architecture, with every size spelt out."""
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": ARCHITECTURES[architecture],
+        "vocab_size": VOCAB,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        "eos_token_id": 0,
+    }
+    if architecture == "MistralForCausalLM":
+        config |= {"sliding_window": 7}
+    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+        config |= {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    if architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
+        config |= {"attention_bias": True}
+    if architecture == "LlamaForCausalLM":
+        config |= {"mlp_bias": True}
+    return config
+
+
+def parse_problem(config: dict[str, Any]) -> str | None:
+    """Why parse_spec() refuses; None: it does not. No other exception may come out of it."""
+    try:
+        parse_spec(config)
+    except ModelError as error:
+        return checked(error)
+    return None
+
+
+def checked(error: ModelError) -> str:
+    """The error's text, which is one line that any terminal and any protocol takes."""
+    text = str(error)
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text) < 600
+    return text
+
+
+def write_config(directory: Path, config: dict[str, Any]) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def their_model(directory: Path, config: dict[str, Any]) -> Any:
+    """The model that transformers builds from this config.json, with seeded weights that are now in the directory.
+
+    Raises whatever transformers raises.
+    """
+    write_config(directory, config)
+    with silence():
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)).float().train(False)
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Large enough that every position, bias and norm shows in the logits.
+            scale = 0.2 if "layernorm" in name or "norm" in name else 0.5
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * scale)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    save_file(tensors, directory / "model.safetensors")
+    return model
+
+
+@torch.inference_mode()
+def their_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    """[len(tokens), vocab]"""
+    with silence():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+@contextlib.contextmanager
+def silence() -> Any:
+    """transformers warns of what these tests do on purpose."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(previous)
