@@ -27,6 +27,7 @@ from trunkline_worker.lanes import Lane, lane_of
 from trunkline_worker.output_stream import OutputStream
 from trunkline_worker.queue_bounds import queue_full
 from trunkline_worker.submit_validation import validate_submit
+from trunkline_worker.token_texts import TokenTexts
 
 # What a refused caller is told before the engine has said anything about its queue.
 UNKNOWN_RETRY_DELAY_MS = 1000
@@ -68,7 +69,7 @@ class Front:
         self.draining = False
         self.dead = asyncio.Event()  # the engine is gone
         self._link: EngineLink | None = None
-        self._tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
         self._eos = frozenset(model.eos_token_ids)
         self._choices: dict[int, Choice] = {}
         self._waiting = FrontQueue(model.max_waiting_requests, model.max_waiting_tokens)
@@ -102,7 +103,7 @@ class Front:
         num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
         if not submit.resume.output_token_ids:  # a ledger may be complete, and wait for nothing
             self._check_queue(submit, lane, num_tokens)
-        stream = OutputStream(submit, self._tokenizer, eos=self._eos, max_total=max_total_tokens(self.model))
+        stream = OutputStream(submit, self._texts, eos=self._eos, max_total=max_total_tokens(self.model))
         complete = stream.ledger_output()
         if complete is not None:
             deliver(complete)
@@ -126,6 +127,9 @@ class Front:
             num_prompt=len(submit.prompt_token_ids),
             suspect=submit.suspect,
         )
+        engine_submit = Submit()
+        engine_submit.CopyFrom(submit)
+        engine_submit.handle = choice.handle
         if submit.HasField("timeout"):
             after_s = submit.timeout.ToNanoseconds() / 1e9
             loop = asyncio.get_running_loop()
@@ -133,9 +137,6 @@ class Front:
         self._choices[choice.handle] = choice
         self._waiting.put(choice.handle, lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens)
         self._idle.clear()
-        engine_submit = Submit()
-        engine_submit.CopyFrom(submit)
-        engine_submit.handle = choice.handle
         self._link.submit(engine_submit)
         return choice
 
@@ -173,25 +174,24 @@ class Front:
         choice = self._choices.get(output.handle)
         if choice is None:
             return  # cancelled meanwhile
+        if output.trace:
+            self._log.error("a bug in the engine ended a request", request_id=choice.request_id, trace=output.trace)
         try:
             result = choice.stream.take(output)
+            if choice.stream.finished and not output.finish_reason:
+                assert self._link is not None
+                self._link.finish(choice.handle)  # a stop string: the engine does not know
+            choice.steps += 1
+            choice.deliver(result)
         except Exception as error:  # a bug must cost this choice only, not everybody's
             self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
-            self._break_off(choice, self._internal_error(choice.request_id))
+            message = f"an internal error; the log has it under request {choice.request_id}"
+            self._break_off(choice, RequestRefused(CODE_INTERNAL, INTERNAL, message))
             return
-        if choice.stream.finished and not output.finish_reason:
-            assert self._link is not None
-            self._link.finish(choice.handle)  # a stop string: the engine does not know
-        choice.steps += 1
-        choice.deliver(result)
         if result.HasField("error"):
             self._end(choice, result.error.reason)
         elif choice.stream.finished:
             self._end(choice, finish_name(choice.stream.finish))
-
-    @staticmethod
-    def _internal_error(request_id: str) -> RequestRefused:
-        return RequestRefused(CODE_INTERNAL, INTERNAL, f"an internal error; the log has it under request {request_id}")
 
     async def stats(self) -> GetStatsResponse:
         """What the engine has done. Raises RequestRefused."""
@@ -252,16 +252,17 @@ class Front:
         if choice.handle not in self._choices:
             return
         self._abort_in_engine(choice)
-        error = refused.to_proto()
-        choice.deliver(
-            SequenceOutput(
-                handle=choice.caller_handle,
-                error=error,
-                suspect=suspect,
-                sole_suspect=sole_suspect,
-                begun=not self._waiting.holds(choice.handle),
-            )
+        news = SequenceOutput(
+            handle=choice.caller_handle,
+            error=refused.to_proto(),
+            suspect=suspect,
+            sole_suspect=sole_suspect,
+            begun=not self._waiting.holds(choice.handle),
         )
+        try:
+            choice.deliver(news)
+        except Exception as error:  # its caller cannot be told; the others are
+            self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
         self._end(choice, refused.reason)
 
     def _abort_in_engine(self, choice: Choice) -> None:
@@ -269,8 +270,10 @@ class Front:
             self._link.abort(choice.handle)
 
     def _end(self, choice: Choice, outcome: str) -> None:
-        """The one way out: nothing of the choice stays behind."""
-        del self._choices[choice.handle]
+        """The one way out: nothing of the choice stays behind. Harmless if it has ended: a caller that was given its
+        last news may have been found not to read, and has cancelled everything."""
+        if self._choices.pop(choice.handle, None) is None:
+            return
         self._waiting.left(choice.handle)
         if not self._choices:
             self._idle.set()

@@ -22,6 +22,11 @@ class StopSearch:
         self._include_stop = include_stop
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        """What is held back, because a stop string may begin there."""
+        return self._held
+
     def push(self, text: str, *, may_stop: bool) -> Released:
         """Takes new text in. With `may_stop` false (min_tokens) no match may end in this text."""
         buffer = self._held + text

@@ -1,0 +1,247 @@
+"""The steps of a tokenizer's decoder, each as a stream.
+
+A decoder of the tokenizers library turns the list of all pieces (tokens' texts) into another list, one step after the
+other, and joins the last list. A stage here does the same piece by piece: it passes on what no later piece can change,
+and holds back the rest until it is known. Whatever it has passed on, in the end, equals the library's list, joined.
+
+Stages can be copied with `copy.copy`: the copy may be ended, and the original goes on.
+"""
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+REPLACEMENT = "\ufffd"  # what bytes that are no text decode to
+
+Unit = TypeVar("Unit", contravariant=True)
+TextMap = Callable[[str], str]
+
+
+class Stage(Protocol[Unit]):
+    """One step of a decoder."""
+
+    def push(self, unit: Unit) -> Sequence[str]:
+        """The pieces that are certain once this one has come."""
+        ...
+
+    def end(self) -> Sequence[str]:
+        """The pieces that were held back, when no other one comes."""
+        ...
+
+
+AnyStage = Stage[Any]
+
+
+class Characters:
+    """ByteLevel: the bytes of all tokens are one UTF-8 text. Of it only an incomplete character is held back, that is 3
+    bytes at most.
+
+    As in the library, every maximal part of a character that is not completed becomes one U+FFFD.
+    """
+
+    __slots__ = ("_incomplete",)
+
+    def __init__(self) -> None:
+        self._incomplete = b""
+
+    def push(self, unit: bytes) -> Sequence[str]:
+        data = self._incomplete + unit if self._incomplete else unit
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._incomplete = data[used:]
+        return (text,)
+
+    def end(self) -> Sequence[str]:
+        text, _ = codecs.utf_8_decode(self._incomplete, "replace", True)
+        self._incomplete = b""
+        return (text,)
+
+
+class ByteRuns:
+    """ByteFallback: tokens of one byte that follow each other are one text if together they are valid UTF-8, and else
+    one U+FFFD each. So nothing of such a run is certain before it has ended, and it is decoded once, then.
+    """
+
+    __slots__ = ("_run",)
+
+    def __init__(self) -> None:
+        self._run = bytearray()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the tokens so far end in a run."""
+        return bool(self._run)
+
+    def push(self, unit: str | int) -> Sequence[str]:
+        if isinstance(unit, int):
+            self._run.append(unit)
+            return ()
+        return (*self.end(), unit) if self._run else (unit,)
+
+    def end(self) -> Sequence[str]:
+        run, self._run = self._run, bytearray()
+        if not run:
+            return ()
+        try:
+            return (run.decode(),)
+        except UnicodeDecodeError:
+            return (REPLACEMENT,) * len(run)
+
+
+class FirstDiffers:
+    """WordPiece, Metaspace, and the blanks that join tokens where there is no decoder: the first piece is not changed
+    in the way in which the others are. `begun`: the first one has been already.
+    """
+
+    __slots__ = ("_begun", "_first", "_rest")
+
+    def __init__(self, first: TextMap, rest: TextMap, *, begun: bool) -> None:
+        self._first, self._rest, self._begun = first, rest, begun
+
+    def push(self, unit: str) -> Sequence[str]:
+        if self._begun:
+            return (self._rest(unit),)
+        self._begun = True
+        return (self._first(unit),)
+
+    def end(self) -> Sequence[str]:
+        return ()
+
+
+class LastDiffers:
+    """BPEDecoder: the end of a word becomes a blank, except in the last piece."""
+
+    __slots__ = ("_held", "_last", "_rest")
+
+    def __init__(self, last: TextMap, rest: TextMap) -> None:
+        self._last, self._rest = last, rest
+        self._held: str | None = None
+
+    def push(self, unit: str) -> Sequence[str]:
+        held, self._held = self._held, unit
+        return () if held is None else (self._rest(held),)
+
+    def end(self) -> Sequence[str]:
+        held, self._held = self._held, None
+        return () if held is None else (self._last(held),)
+
+
+class WithoutRepeats:
+    """CTC: a piece that equals the one before it is dropped, and so is one of which nothing is left."""
+
+    __slots__ = ("_change", "_previous")
+
+    def __init__(self, change: TextMap) -> None:
+        self._change = change
+        self._previous: str | None = None
+
+    def push(self, unit: str) -> Sequence[str]:
+        if unit == self._previous:
+            return ()
+        self._previous = unit
+        text = self._change(unit)
+        return (text,) if text else ()
+
+    def end(self) -> Sequence[str]:
+        return ()
+
+
+class Changed:
+    """Replace and Strip, of each piece by itself."""
+
+    __slots__ = ("_change",)
+
+    def __init__(self, change: TextMap) -> None:
+        self._change = change
+
+    def push(self, unit: str) -> Sequence[str]:
+        return (self._change(unit),)
+
+    def end(self) -> Sequence[str]:
+        return ()
+
+
+class WithoutStart:
+    """Strip, of the whole text: up to `count` times `content` at its beginning."""
+
+    __slots__ = ("_content", "_count")
+
+    def __init__(self, content: str, count: int) -> None:
+        self._content, self._count = content, count
+
+    def push(self, unit: str) -> Sequence[str]:
+        while self._count and unit:
+            if unit[0] != self._content:
+                self._count = 0
+                break
+            unit = unit[1:]
+            self._count -= 1
+        return (unit,)
+
+    def end(self) -> Sequence[str]:
+        return ()
+
+
+class WithoutEnd:
+    """Strip, of the whole text: up to `count` times `content` at its end."""
+
+    __slots__ = ("_content", "_count", "_held")
+
+    def __init__(self, content: str, count: int) -> None:
+        self._content, self._count = content, count
+        self._held = ""
+
+    def push(self, unit: str) -> Sequence[str]:
+        text = self._held + unit
+        end = len(text)
+        while end and len(text) - end < self._count and text[end - 1] == self._content:
+            end -= 1
+        self._held = text[end:]
+        return (text[:end],)
+
+    def end(self) -> Sequence[str]:
+        self._held = ""
+        return ()
+
+
+class Replaced:
+    """Replace, of the whole text: what may be the beginning of `pattern` is held back."""
+
+    __slots__ = ("_content", "_held", "_pattern")
+
+    def __init__(self, pattern: str, content: str) -> None:
+        self._pattern, self._content = pattern, content
+        self._held = ""
+
+    def push(self, unit: str) -> Sequence[str]:
+        *parts, rest = (self._held + unit).split(self._pattern)
+        longest = min(len(self._pattern) - 1, len(rest))
+        keep = next(size for size in range(longest, -1, -1) if rest.endswith(self._pattern[:size]))
+        self._held = rest[len(rest) - keep :]
+        return (self._content.join((*parts, rest[: len(rest) - keep])),)
+
+    def end(self) -> Sequence[str]:
+        held, self._held = self._held, ""
+        return (held,)
+
+
+class Whole:
+    """Any other step, and all after it: nothing is certain before the end. `decode`: the library's, of all pieces."""
+
+    __slots__ = ("_decode", "_pieces")
+
+    def __init__(self, decode: Callable[[list[str]], str]) -> None:
+        self._decode = decode
+        self._pieces: list[str] = []
+
+    def __copy__(self) -> "Whole":
+        twin = Whole(self._decode)
+        twin._pieces = self._pieces.copy()
+        return twin
+
+    def push(self, unit: str) -> Sequence[str]:
+        self._pieces.append(unit)
+        return ()
+
+    def end(self) -> Sequence[str]:
+        pieces, self._pieces = self._pieces, []
+        return (self._decode(pieces),)
