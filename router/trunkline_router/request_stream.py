@@ -13,7 +13,15 @@ from typing import Protocol
 
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.ledger import OutOfOrder
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, OVERLOADED, RequestRefused, no_worker
+from trunkline.status import (
+    CODE_INTERNAL,
+    CODE_RESOURCE_EXHAUSTED,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    OVERLOADED,
+    RequestRefused,
+    no_worker,
+)
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
@@ -21,6 +29,7 @@ from trunkline_router.backlog import Backlog
 from trunkline_router.fanout import Fanout
 from trunkline_router.meter import OutputMeter
 from trunkline_router.unread import Unread
+from trunkline_runtime.log import get_logger
 
 MAX_PROMPT_BYTES = 512 << 10  # of a prompt's report that goes with output: a larger one is a response by itself
 MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.
@@ -116,31 +125,37 @@ class RequestStream:
         self._attempt_choices = self.answer.num_unfinished
 
     def put(self, output: SequenceOutput) -> None:
-        """News of one choice."""
+        """News of one choice. Raises nothing: whoever brings them has other requests' news too."""
         if self._refused is not None:
             return
-        if output.HasField("error"):
-            self._break_off(RequestRefused.from_proto(output.error), output)
-            return
-        if self._broken is not None:
-            return  # of a choice whose sibling broke off: the next attempt computes it again
-        chunk = output.chunk
-        index = chunk.index
-        answer = self.answer
         try:
-            num_tokens = answer.add(chunk)
-        except OutOfOrder as error:
-            self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
-            return
-        if not answer.prompt_known and index == 0:
-            self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
-        self._meter.add(num_tokens)
-        self._unread.add(index, chunk)
-        if self._is_watched and self._attempt is not None:
-            self._attempt_tokens += num_tokens
-            self._attempt.progressed(self._attempt_tokens // self._attempt_choices)
-        if not self._due.is_set():
-            self._announce()
+            if output.HasField("error"):
+                self._break_off(RequestRefused.from_proto(output.error), output)
+                return
+            if self._broken is not None:
+                return  # of a choice whose sibling broke off: the next attempt computes it again
+            chunk = output.chunk
+            index = chunk.index
+            answer = self.answer
+            try:
+                num_tokens = answer.add(chunk)
+            except OutOfOrder as error:
+                self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
+                return
+            if not answer.prompt_known and index == 0:
+                self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
+            self._meter.add(num_tokens)
+            self._unread.add(index, chunk)
+            if self._is_watched and self._attempt is not None:
+                self._attempt_tokens += num_tokens
+                self._attempt.progressed(self._attempt_tokens // self._attempt_choices)
+            if not self._due.is_set():
+                self._announce()
+        except Exception as error:  # a bug must cost this request only, not every one of the worker's session
+            get_logger().error("unexpected error", request_id=self._request_id, exc_info=error)
+            self._refuse(RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; the router's log has it"))
+            if self._attempt is not None:
+                self._attempt.broke_off()
 
     async def take(self) -> GenerateResponse | None:
         """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
@@ -194,15 +209,15 @@ class RequestStream:
 
     def fall_behind(self, why: str) -> None:
         """The client has let too much wait: it gets no more of it."""
-        self._refused = RequestRefused(
-            CODE_RESOURCE_EXHAUSTED,
-            OVERLOADED,
-            f"the client reads too slowly: {why}",
-            retry_delay_ms=COME_BACK_MS,
-        )
-        self.close()
+        message = f"the client reads too slowly: {why}"
+        self._refuse(RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=COME_BACK_MS))
         if self._attempt is not None:
             self._attempt.gave_up()
+
+    def _refuse(self, refused: RequestRefused) -> None:
+        """The request is over, whatever is still to come."""
+        self._refused = refused
+        self.close()
         self._announce()
 
     def close(self) -> None:

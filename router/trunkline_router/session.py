@@ -17,6 +17,7 @@ from trunkline.v1.worker_pb2 import (
     SessionWelcome,
     Submit,
 )
+from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
@@ -67,7 +68,7 @@ class WorkerSession:
             submit.handle = self._next_handle
             handles.append(submit.handle)
             if self._broken:
-                sink(_lost(submit.handle, LOST))
+                _tell(sink, _lost(submit.handle, LOST))
                 continue
             self._sinks[submit.handle] = sink
             self._pending.submits.append(submit)
@@ -134,13 +135,15 @@ class WorkerSession:
             self._hear_of_grant(output.handle, output.granted)
             return
         self.num_news += not is_error
-        if sink is not None:  # None: aborted meanwhile
-            sink(output)
+        if sink is None:
+            return  # aborted meanwhile
+        if not _tell(sink, output) and not ended:
+            self.abort([output.handle])
 
     def _hear_of_grant(self, handle: int, report: GrantReport) -> None:
         hear = self._granted.pop(handle, None) if report.ended else self._granted.get(handle)
         if hear is not None:
-            hear(handle, report)
+            _tell(hear, handle, report)
 
     async def _write(
         self, call: "grpc.aio.StreamStreamCall[Any, Any]", router_id: str, welcomed: asyncio.Event
@@ -164,12 +167,12 @@ class WorkerSession:
         self._end_all(LOST)
         granted, self._granted = self._granted, {}
         for handle, hear in granted.items():
-            hear(handle, None)
+            _tell(hear, handle, None)
 
     def _end_all(self, why: str) -> None:
         sinks, self._sinks = self._sinks, {}
         for handle, sink in sinks.items():
-            sink(_lost(handle, why))
+            _tell(sink, _lost(handle, why))
 
 
 def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
@@ -190,6 +193,16 @@ def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
     part.abort_handles.extend(request.abort_handles)
     if part.submits or part.abort_handles:
         yield part
+
+
+def _tell(hear: Callable[..., None], *news: object) -> bool:
+    """Whether it took the news: what one request's bug raises must not end the session, which others share."""
+    try:
+        hear(*news)
+    except Exception as error:
+        get_logger().error("unexpected error", exc_info=error)
+        return False
+    return True
 
 
 def _lost(handle: int, why: str) -> SequenceOutput:
