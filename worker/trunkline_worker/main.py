@@ -85,6 +85,11 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         await link.stop()
         return 0
     model = starting.result()
+    try:
+        files.check_vocabulary(model.vocab_size)
+    except ModelError:
+        await link.stop()
+        raise
     model.model, model.worker_id, model.epoch = settings.model_name, worker_id, epoch
     model.protocol_version = PROTOCOL_VERSION
     grant_key = settings.grant_key.encode()
@@ -114,6 +119,11 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         log.info("worker ready", model=model.model, port=server.port, device=model.device, dtype=model.dtype,
                  kv_blocks=model.kv_blocks, context_length=model.context_length,
                  start_up_s=round(model.start_up_s, 1))  # fmt: skip
+        if files.template_problem:
+            log.warning("the model is served without chat", model=model.model, problem=files.template_problem)
+        if not model.eos_token_ids:
+            log.warning("the model names no end-of-sequence token: output ends at max_tokens, a stop string or a stop "
+                        "token alone", model=model.model)  # fmt: skip
         died = asyncio.create_task(front.dead.wait())
         if settings.engine.step_timeout_s:
             patience_s = settings.engine.step_timeout_s + ENGINE_PATIENCE_S

@@ -1,0 +1,47 @@
+"""The flags about models, and what an operator reads, with a real worker."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.processes import Worker
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_worker.settings import EngineSettings
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The demo model with a key that nobody knows, and without an end-of-sequence token."""
+    shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    for name, changes in (("config.json", {"secret_sauce": 1, "eos_token_id": None}), ("generation_config.json", {})):
+        path = tmp_path / "model" / name
+        values = {key: value for key, value in json.loads(path.read_text()).items() if key != "eos_token_id"}
+        path.write_text(json.dumps({**values, **changes}))
+    return tmp_path / "model"
+
+
+def test_a_refused_model_ends_the_worker_with_one_line(directory: Path) -> None:
+    worker = Worker(directory)
+    try:
+        worker.process.wait_for("trunkline-worker: .*config.json: secret_sauce is not known for LlamaForCausalLM")
+        assert worker.process.wait() == 2
+        assert not any("Traceback" in line for line in worker.process.lines)
+    finally:
+        worker.stop()
+
+
+def test_a_model_without_an_end_of_sequence_token_is_warned_of(directory: Path) -> None:
+    worker = Worker(directory, "--ignore-config-keys=secret_sauce,other", "--kv-blocks=64")
+    try:
+        line = json.loads(worker.wait_ready().process.wait_for("no end-of-sequence token"))
+        assert line["level"] == "warning"
+    finally:
+        worker.stop()
+
+
+def test_settings_are_the_same_after_their_way_to_the_engine() -> None:
+    settings = EngineSettings("model", ignore_config_keys=("a", "b.c"), allow_non_finite_weights=True)
+    assert EngineSettings.from_json(settings.to_json()) == settings
+    assert EngineSettings.from_json(EngineSettings("model").to_json()) == EngineSettings("model")
