@@ -15,17 +15,13 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from trunkline.status import invalid
+from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 
 FIELD = "chat"
+CONTENT = "content"  # a message's text, as templates call it
 MAX_MESSAGES = 4096
 MAX_RENDERED_BYTES = 16 << 20  # a template that writes more than this in answer to a conversation is broken
-KEPT_SPACES = " \t "  # a template that strips messages drops these, and writes none like them itself
-# What a template can raise about a conversation that it was not written for.
-RENDER_ERRORS = (
-    TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError, MemoryError,
-)  # fmt: skip
 
 
 class _GenerationTag(Extension):
@@ -44,8 +40,9 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
             self._template = _environment().from_string(source)
-        except RENDER_ERRORS as error:  # compiling computes constants
+        except Exception as error:  # a stranger's program: compiling computes constants, which can raise anything
             raise ValueError(f"the chat template does not compile: {error}") from None
+        self._names_content = CONTENT in source
         self._special_tokens = special_tokens
 
     def render(self, chat: ChatMessages) -> str:
@@ -54,17 +51,18 @@ class ChatTemplate:
         check_messages(messages)
         if not chat.continue_final_message:
             return self._render(messages, add_generation_prompt=True)
-        # A mark shows where the final message ends: what follows, such as an end-of-turn token, is cut off. Whether the
-        # message's own last spaces belong to the prompt is seen by what the template makes of those after the mark.
-        content = messages[-1]["content"]
-        bare = content.rstrip()
-        mark = secrets.token_hex(16)
-        messages[-1]["content"] = bare + mark + KEPT_SPACES
+        # As transformers does it: a mark shows where the final message ends, and what follows, such as an end-of-turn
+        # token, is cut off. Where the template takes off the blank after the mark, it trims messages, and then what is
+        # before the mark is trimmed too. The mark here is a random one, which no message contains.
+        content = messages[-1][CONTENT]
+        mark = secrets.token_hex(16).upper()
+        messages[-1][CONTENT] = content + mark + " "
         text = self._render(messages, add_generation_prompt=False)
         end = text.rfind(mark)
-        if end < 0:
+        if end < 0 or content.strip() not in text or not self._names_content:
             raise invalid(FIELD, "the model's chat template does not keep the final message, so it cannot be continued")
-        return text[:end] + (content[len(bare) :] if text.startswith(mark + KEPT_SPACES, end) else "")
+        kept = text[:end] if text.startswith(" ", end + len(mark)) else text[:end].rstrip()
+        return kept.replace(mark + " ", "").replace(mark, "")  # of a template that repeats the message
 
     def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         parts: list[str] = []
@@ -81,7 +79,9 @@ class ChatTemplate:
                 if size > MAX_RENDERED_BYTES:
                     raise invalid(FIELD, f"the rendered conversation is longer than {MAX_RENDERED_BYTES} characters")
                 parts.append(part)
-        except RENDER_ERRORS as error:
+        except RequestRefused:
+            raise
+        except Exception as error:  # a template can raise anything about a conversation that it was not written for
             raise invalid(FIELD, f"the model's chat template refuses the conversation: {error}") from None
         return "".join(parts)
 
@@ -90,7 +90,7 @@ def check_syntax(source: str) -> None:
     """Raises ValueError where a template cannot be parsed. Parsing runs nothing of it; compiling computes constants."""
     try:
         _environment().parse(source)
-    except (TemplateError, RecursionError) as error:
+    except Exception as error:  # its lexer and parser raise more than TemplateError: of numbers and depth, say
         raise ValueError(f"the chat template does not compile: {error}") from None
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
-from trunkline_router.chat_template import FIELD, RENDER_ERRORS, ChatTemplate
+from trunkline_router.chat_template import FIELD, ChatTemplate
 
 HEADER = struct.Struct("<IB32s")  # bytes of the body, kind, the template's name
 TEMPLATE, CHAT = 1, 2
@@ -61,7 +61,7 @@ def _rendered(template: ChatTemplate | RequestRefused, chat: bytes) -> tuple[int
         return TEXT, template.render(ChatMessages.FromString(chat)).encode()
     except RequestRefused as refused:
         return REFUSED, refused.to_proto().SerializeToString()
-    except RENDER_ERRORS as error:  # text that is no Unicode, or too much of it
+    except Exception as error:  # text that is no Unicode, or too much of it
         problem = invalid(FIELD, f"the model's chat template refuses the conversation: {error}")
         return REFUSED, problem.to_proto().SerializeToString()
 

@@ -118,7 +118,8 @@ REMINDING = PLAIN + "(last: {{ messages[-1].role }})</s>"
         (PLAIN, "Well, ", "Well, "),
         (PLAIN, "Well,", "Well,"),
         (TRIMMED, "Well, \n", "Well,"),
-        (TRIMMED.replace("</s>", "{% if m.role != 'user' %} {% endif %}</s>"), "Well, ", "Well,"),
+        # A blank that the template writes itself looks like one that it keeps, to transformers too.
+        (TRIMMED.replace("</s>", "{% if m.role != 'user' %} {% endif %}</s>"), "Well, ", "Well, "),
         # What the template writes afterwards may hold the message's own text, or all of it where there is none.
         (PLAIN, "s", "s"),
         (PLAIN, "", ""),
