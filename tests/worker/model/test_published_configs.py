@@ -140,6 +140,26 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         40960,
     ),
+    "deepseek-r1-0528-qwen3-8b": (
+        {
+            **QWEN_KEYS, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+            "head_dim": 128, **sizes(4096, 12288, 36, 32, 8, 131072, 151936), "max_window_layers": 36,
+            "rope_scaling": {
+                "attn_factor": 0.8782488562869419, "factor": 4.0, "original_max_position_embeddings": 32768,
+                "rope_type": "yarn",
+            },
+            "sliding_window": None,
+        },
+        131072,
+    ),
+    "falcon3-7b": (
+        {
+            **LLAMA_KEYS, "activation": "swiglu", "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            "head_dim": 256, "eos_token_id": 11, "rope_scaling": None, "rope_theta": 1000042,
+            **sizes(3072, 23040, 28, 12, 4, 32768, 131072),
+        },
+        32768,
+    ),
     "qwen3-as-transformers-5-writes-it": (
         {
             "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,

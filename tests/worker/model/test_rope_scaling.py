@@ -146,6 +146,12 @@ def test_context_lengths_follow_from_the_scaling() -> None:
     assert served({"type": "default"}, max_position_embeddings=32) == (32, 32)
 
 
+def test_an_attn_factor_multiplies_as_in_vllm() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "attn_factor": 0.8782488562869419}
+    rope = parse_spec({**base_config("Qwen3ForCausalLM"), "rope_scaling": yarn}).rope
+    assert rope.attention_factor == pytest.approx(1.0)
+
+
 def test_the_context_length_is_in_the_fingerprint_where_it_decides_the_logits(tmp_path: Path) -> None:
     long = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     base = {**base_config("LlamaForCausalLM"), "original_max_position_embeddings": 16}

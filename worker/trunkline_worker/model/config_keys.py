@@ -91,6 +91,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None, {}),
     "quantization": (None, {}),
     "compression_config": (None, {}),
+    "activation": (None, "silu", "swiglu"),
     "partial_rotary_factor": _ONE,
     "rope_interleaved": _OFF,
     "use_mrope": _OFF,

@@ -24,6 +24,7 @@ _KEYS: dict[str, set[str]] = {
     "yarn": {
         "factor",
         "attention_factor",
+        "attn_factor",
         "mscale",
         "mscale_all_dim",
         "beta_fast",
@@ -185,6 +186,10 @@ def _yarn(theta: float, scaling: Entries, original: int, trained: int) -> RopeSp
         attention_factor = _mscale(factor, 1.0)
         if mscale and mscale_all:
             attention_factor = _mscale(factor, mscale) / _mscale(factor, mscale_all)
+    if scaling.has("attn_factor"):
+        # DeepSeek-R1-0528-Qwen3-8B has it, so that the product is 1. vLLM multiplies; transformers ignores the key with a
+        # warning.
+        attention_factor *= scaling.positive("attn_factor", MOST_FACTOR)
     # 0 and null stand for the defaults, as in transformers.
     fast, slow = (
         (scaling.number(key, 0.0, MOST_FACTOR) if scaling.has(key) else 0.0) or default
