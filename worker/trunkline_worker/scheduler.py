@@ -214,6 +214,9 @@ class Scheduler(RunningSet):
                 self._defer(sequence)
                 deferred += 1
                 continue
+            if not budget.can_begin(sequence):
+                stopped = Stopped.STEP_FULL
+                break
             if not self.admission.fits(sequence, self.running, hurries=hurries):
                 # Where the pool has room for it now, but not for what all of its lane will need, lower lanes may use
                 # what is free: they give it back when it is wanted.

@@ -5,8 +5,8 @@ from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.sequence import Sequence
 from trunkline_worker.step_cost import LEAST_ADDED_SHARE, StepCost, StepLoad, chunk_pairs
 
-# A prompt gets on by at least this many tokens in a step, however slow the device is: work that is never done would
-# stall everything behind it. One prompt only: the first in order.
+# A prompt gets on by at least this many tokens in a step, or by all it lacks, however slow the device is: work that is
+# never done would stall everything behind it. One prompt only: the first in order.
 LEAST_CHUNK = 16
 
 
@@ -42,14 +42,25 @@ class StepBudget:
             return 0
         return min(self.tokens_left, self.lower_left) if lane else self.tokens_left
 
+    def can_begin(self, sequence: Sequence) -> bool:
+        """Whether a sequence that waits gets at least one token in this step. One that got none would hold a place and
+        blocks for nothing, and go before others that were served less."""
+        cached = sequence.num_known_cached
+        return self.room(sequence.lane) > 0 and self._longest_chunk(cached, len(sequence.token_ids) - cached) > 0
+
+    def _longest_chunk(self, num_before: int, num_left: int) -> int:
+        """Most tokens of a prompt, after `num_before` and out of `num_left`, for which the step has time."""
+        if self._time_left_s is None:
+            return num_left
+        longest = self._cost.longest_chunk(self._time_left_s, num_before)
+        if longest < min(LEAST_CHUNK, num_left):
+            return 0 if self.num_prefill else LEAST_CHUNK
+        return longest
+
     def take_chunk(self, sequence: Sequence, most: int) -> int:
         """Tokens of a sequence that are computed in this step: 0 if there is no room."""
-        num_new = min(most, sequence.num_unscheduled, self.room(sequence.lane))
-        if self._time_left_s is not None:
-            longest = self._cost.longest_chunk(self._time_left_s, sequence.num_scheduled)
-            if longest < LEAST_CHUNK:
-                longest = 0 if self.num_prefill else LEAST_CHUNK
-            num_new = min(num_new, longest)
+        left = sequence.num_unscheduled
+        num_new = min(most, left, self.room(sequence.lane), self._longest_chunk(sequence.num_scheduled, left))
         if num_new <= 0:
             return 0
         if self._time_left_s is not None:
