@@ -5,6 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.cluster.processes import Process
 
@@ -12,6 +13,10 @@ from tests.cluster.processes import Process
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton kernels run on the CPU; whether they compile for a GPU, tests ask a process of its own.
 os.environ["TRITON_INTERPRET"] = "1"
+
+# The same examples in every run, however busy the machine is.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 PRINTED_LINES = 30  # of each process, shown when a test fails
 
