@@ -100,7 +100,7 @@ def outcome(directory: Path, config: dict[str, Any]) -> str:
     problem = parse_problem(config)
     if problem is not None:
         return problem
-    vocab, length = config.get("vocab_size", VOCAB), min(len(TOKENS), config.get("max_position_embeddings", 64))
+    vocab, length = config.get("vocab_size", VOCAB), min(len(TOKENS), parse_spec(config).context_length)
     write_config(directory, config)
     try:
         read_generation_defaults(directory, vocab)
@@ -171,6 +171,10 @@ def test_random_configs_give_the_logits_of_transformers_or_are_refused(
             config = changed(config, key, draw.choice(choices[key]))
         if config.get("layer_types") == "random":
             config["layer_types"] = [draw.choice((FULL, SLIDING)) for _ in range(config["num_hidden_layers"])]
+        if architecture == "MistralForCausalLM" and "layer_types" in config:
+            config.setdefault(
+                "head_dim", 6
+            )  # for transformers this is a Ministral then, which does not find it by itself
         try:
             results.append(outcome(tmp_path, config))
         except Exception as error:

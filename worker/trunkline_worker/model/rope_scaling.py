@@ -187,8 +187,7 @@ def _yarn(theta: float, scaling: Entries, original: int, trained: int) -> RopeSp
         if mscale and mscale_all:
             attention_factor = _mscale(factor, mscale) / _mscale(factor, mscale_all)
     if scaling.has("attn_factor"):
-        # DeepSeek-R1-0528-Qwen3-8B has it, so that the product is 1. vLLM multiplies; transformers ignores the key with a
-        # warning.
+        # DeepSeek-R1-0528-Qwen3-8B has it, so that the product is 1. vLLM multiplies; transformers ignores the key.
         attention_factor *= scaling.positive("attn_factor", MOST_FACTOR)
     # 0 and null stand for the defaults, as in transformers.
     fast, slow = (
