@@ -172,9 +172,8 @@ def test_random_configs_give_the_logits_of_transformers_or_are_refused(
         if config.get("layer_types") == "random":
             config["layer_types"] = [draw.choice((FULL, SLIDING)) for _ in range(config["num_hidden_layers"])]
         if architecture == "MistralForCausalLM" and "layer_types" in config:
-            config.setdefault(
-                "head_dim", 6
-            )  # for transformers this is a Ministral then, which does not find it by itself
+            # For transformers this is a Ministral then, whose code needs both.
+            config |= {"head_dim": config.get("head_dim", 6), "sliding_window": config.get("sliding_window") or 7}
         try:
             results.append(outcome(tmp_path, config))
         except Exception as error:
