@@ -1,9 +1,8 @@
 """Text to tokens and back, with the files that a worker sent."""
 
 import asyncio
-import json
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from tokenizers import Tokenizer
 
@@ -12,11 +11,11 @@ from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline_router.chat_template import check_messages, check_syntax
 from trunkline_router.render_pool import RenderPool, TemplateSource
 from trunkline_router.text_width import characters_per_token
+from trunkline_router.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
 # Encoding this much text takes about a millisecond; more goes to a thread (the library lets go of the GIL).
 INLINE_CHARACTERS = 4096
 MAX_TEXT_BYTES = 16 << 20  # takes seconds, and its tokens fill a message
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class TokenizerError(Exception):
@@ -29,16 +28,19 @@ class PromptTokenizer:
     def __init__(self, files: Mapping[str, bytes], renderers: RenderPool) -> None:
         try:
             self._tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
-            config: dict[str, Any] = json.loads(files.get("tokenizer_config.json", b"{}"))
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"the worker's tokenizer files are damaged: {error}") from None
-        # A prompt is never cut or filled up in silence, whatever the file was trained with.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._prefix, self._suffix = self._missing_special_ids(config)
-        self._characters_per_token = characters_per_token(self._tokenizer)
+            padding = self._tokenizer.padding or {}
+            config = read_tokenizer_config(files, padding_token=padding.get("pad_token"))
+            # A prompt is never cut or filled up in silence, whatever the file was trained with.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._prefix, self._suffix = self._missing_special_ids(config)
+            self._characters_per_token = characters_per_token(self._tokenizer)
+        except BaseException as error:  # the library raises bare Exception, or panics
+            if not _is_failure(error):
+                raise
+            raise TokenizerError(f"the worker's tokenizer files are damaged: {_one_line(error)}") from None
         self._renderers = renderers
-        self._template, self.template_problem = _read_template(files, config)
+        self._template, self.template_problem = _template_of(config)
 
     @property
     def has_chat_template(self) -> bool:
@@ -74,46 +76,52 @@ class PromptTokenizer:
         return await self.encode(text, special_tokens=False)
 
     async def decode(self, token_ids: list[int], *, keep_special: bool) -> str:
-        if len(token_ids) <= INLINE_CHARACTERS:
-            return self._tokenizer.decode(token_ids, skip_special_tokens=not keep_special)
-        return await asyncio.to_thread(self._tokenizer.decode, token_ids, skip_special_tokens=not keep_special)
+        decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=not keep_special)
+        try:
+            return decode() if len(token_ids) <= INLINE_CHARACTERS else await asyncio.to_thread(decode)
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            raise invalid("token_ids", f"the model's tokenizer cannot decode them: {_one_line(error)}") from None
 
     def _encode(self, text: str, special_tokens: bool) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            raise invalid("text", f"the model's tokenizer cannot encode it: {_one_line(error)}") from None
 
-    def _missing_special_ids(self, config: dict[str, Any]) -> tuple[list[int], list[int]]:
+    def _missing_special_ids(self, config: TokenizerConfig) -> tuple[list[int], list[int]]:
         """BOS and EOS where tokenizer_config.json asks for them and tokenizer.json's own processor leaves them out.
 
-        What the processor adds unasked stays: transformers 5 takes tokenizer.json at its word too.
+        What the processor adds unasked stays. tokenizer.json is taken as it is written throughout, as transformers 5
+        does in PreTrainedTokenizerFast. Where tokenizer_config.json names another class, AutoTokenizer may rebuild
+        parts of it: a LlamaTokenizer with `legacy: false` then cuts text after special tokens differently.
         """
         ids = self._encode("a", True)
-        bos, eos = (
-            self._tokenizer.token_to_id(_content(config.get(name)) or "") for name in ("bos_token", "eos_token")
-        )
-        prefix = [bos] if config.get("add_bos_token") and bos is not None and ids[:1] != [bos] else []
-        suffix = [eos] if config.get("add_eos_token") and eos is not None and ids[-1:] != [eos] else []
+        tokens = config.special_tokens
+        bos, eos = (self._tokenizer.token_to_id(tokens.get(name, "")) for name in ("bos_token", "eos_token"))
+        prefix = [bos] if config.add_bos and bos is not None and ids[:1] != [bos] else []
+        suffix = [eos] if config.add_eos and eos is not None and ids[-1:] != [eos] else []
         return prefix, suffix
 
 
-def _content(token: Any) -> str | None:
-    """A special token's text: a string, or an object that holds it."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _read_template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[TemplateSource | None, str]:
+def _template_of(config: TokenizerConfig) -> tuple[TemplateSource | None, str]:
     """The template and, where there is one that cannot be used, why."""
-    source: Any = (
-        files["chat_template.jinja"].decode() if "chat_template.jinja" in files else config.get("chat_template")
-    )
-    if isinstance(source, list):  # several named ones
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-    if not isinstance(source, str):
-        return None, ""
-    special = {name: text for name in SPECIAL_TOKENS if (text := _content(config.get(name))) is not None}
+    if config.template is None:
+        return None, config.template_problem
     try:
-        check_syntax(source)
+        check_syntax(config.template)
     except ValueError as error:
         return None, str(error)
-    return TemplateSource(source, special), ""
+    return TemplateSource(config.template, config.special_tokens), ""
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether the library failed. Its panics are no Exception, and their class cannot be imported."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

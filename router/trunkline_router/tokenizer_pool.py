@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from trunkline.v1.worker_pb2 import GetModelResponse, GetTokenizerRequest
 from trunkline_router.render_pool import RenderPool
-from trunkline_router.tokenizer import PromptTokenizer
+from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
+from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
@@ -19,6 +20,7 @@ class Tokenizers:
     def __init__(self, renderers: RenderPool) -> None:
         self._renderers = renderers
         self._by_digest: dict[bytes, PromptTokenizer] = {}
+        self._problems: dict[bytes, str] = {}  # by digest: the same files are not fetched again and again
         self._fetching = asyncio.Lock()  # a pool starts together: the first worker's files serve the others
 
     async def of(self, model: GetModelResponse, stub: "WorkerServiceAsyncStub") -> PromptTokenizer:
@@ -27,10 +29,19 @@ class Tokenizers:
             known = self._by_digest.get(model.tokenizer_digest)
             if known is not None:
                 return known
+            if model.tokenizer_digest in self._problems:
+                raise TokenizerError(self._problems[model.tokenizer_digest])
             files: dict[str, bytearray] = {}
             async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=FETCH_TIMEOUT_S):
                 files.setdefault(piece.name, bytearray()).extend(piece.data)
             whole = {name: bytes(data) for name, data in files.items()}
-            tokenizer = await asyncio.to_thread(PromptTokenizer, whole, self._renderers)
+            try:
+                tokenizer = await asyncio.to_thread(PromptTokenizer, whole, self._renderers)
+            except TokenizerError as error:
+                self._problems[model.tokenizer_digest] = str(error)
+                raise
             self._by_digest[model.tokenizer_digest] = tokenizer
+            if tokenizer.template_problem:
+                problem = tokenizer.template_problem
+                get_logger().warning("a model is served without chat", model=model.model, problem=problem)
             return tokenizer
