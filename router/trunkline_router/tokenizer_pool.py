@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 FETCH_TIMEOUT_S = 10.0
+MAX_PROBLEMS = 1024  # lives of workers with bad files that are remembered
 
 
 class Tokenizers:
@@ -20,7 +21,8 @@ class Tokenizers:
     def __init__(self, renderers: RenderPool) -> None:
         self._renderers = renderers
         self._by_digest: dict[bytes, PromptTokenizer] = {}
-        self._problems: dict[bytes, str] = {}  # by digest: the same files are not fetched again and again
+        # By worker and its life: in one life its files stay as they are, and are not fetched again and again.
+        self._problems: dict[tuple[str, int], str] = {}
         self._fetching = asyncio.Lock()  # a pool starts together: the first worker's files serve the others
 
     async def of(self, model: GetModelResponse, stub: "WorkerServiceAsyncStub") -> PromptTokenizer:
@@ -29,8 +31,9 @@ class Tokenizers:
             known = self._by_digest.get(model.tokenizer_digest)
             if known is not None:
                 return known
-            if model.tokenizer_digest in self._problems:
-                raise TokenizerError(self._problems[model.tokenizer_digest])
+            life = (model.worker_id, model.epoch)
+            if life in self._problems:
+                raise TokenizerError(self._problems[life])
             files: dict[str, bytearray] = {}
             async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=FETCH_TIMEOUT_S):
                 files.setdefault(piece.name, bytearray()).extend(piece.data)
@@ -38,7 +41,9 @@ class Tokenizers:
             try:
                 tokenizer = await asyncio.to_thread(PromptTokenizer, whole, self._renderers)
             except TokenizerError as error:
-                self._problems[model.tokenizer_digest] = str(error)
+                if len(self._problems) >= MAX_PROBLEMS:
+                    self._problems.clear()
+                self._problems[life] = str(error)
                 raise
             self._by_digest[model.tokenizer_digest] = tokenizer
             if tokenizer.template_problem:

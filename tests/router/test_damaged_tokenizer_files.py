@@ -173,7 +173,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) ->
 
 async def test_a_worker_with_bad_files_costs_one_line_and_the_others_serve(capsys: pytest.CaptureFixture[str]) -> None:
     bad = [
-        FakeWorker(f"bad-{index}", files={**FILES, "tokenizer_config.json": content}, tokenizer_digest=content[:9])
+        FakeWorker(f"bad-{index}", files={**FILES, "tokenizer_config.json": content}, tokenizer_digest=b"bad")
         for index, content in enumerate([b"[]", b"\xff", b"[" * 100_000])
     ]
     good = FakeWorker("good")
