@@ -176,10 +176,24 @@ def test_a_file_that_may_not_be_read_is_named(name: str, directory: Path) -> Non
     with TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
         os.chmod(folder, 0o755)
         copy = shutil.copytree(directory, Path(folder) / "model")
+        copy.chmod(0o755)
         path = next(copy.glob(name + "*"))
         path.chmod(0)
         with not_as_root():
             assert path.name in problem(copy)
+
+
+@pytest.mark.parametrize("closed", [".", "model"])
+def test_a_closed_folder_is_not_said_to_lack_its_files(closed: str, directory: Path) -> None:
+    with TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        copy = shutil.copytree(directory, Path(folder) / "model")
+        (Path(folder) / closed).chmod(0o600)
+        try:
+            with not_as_root():
+                assert "denied" in problem(copy)
+        finally:
+            (Path(folder) / closed).chmod(0o700)
 
 
 def header_of(file: Path) -> dict[str, Any]:

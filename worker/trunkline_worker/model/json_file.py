@@ -12,8 +12,12 @@ MOST_BYTES = 64 << 20  # the index of the largest checkpoints takes a few MiB
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ModelError naming the file."""
-    if not os.path.lexists(path):
-        raise ModelError(f"{path} is missing")
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing") from None
+    except OSError as error:  # a folder on the way to it may be closed
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     if not os.path.isfile(path):
         raise ModelError(f"{path} cannot be read: it is a directory, a link to nothing, or not a regular file")
     try:

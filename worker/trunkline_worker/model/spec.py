@@ -63,8 +63,11 @@ def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpe
 
     ignored_keys: keys of config.json that are taken for absent
     """
-    if not directory.is_dir():
-        raise ModelError(f"{directory} is not a directory")
+    try:
+        if not directory.is_dir():
+            raise ModelError(f"{directory} is not a directory")
+    except OSError as error:  # a folder on the way to it may be closed
+        raise ModelError(f"{directory} cannot be read: {error.strerror}") from None
     path = directory / "config.json"
     config = read_json(path)
     try:
