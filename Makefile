@@ -29,7 +29,7 @@ PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow lint protos chart-schema demo-model clean \
   bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
-  bench-routing bench-faults bench-quotas bench-streaming
+  bench-routing bench-faults bench-quotas bench-streaming bench-attacks
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
@@ -46,6 +46,7 @@ help:
 	@echo '  bench-routing         choosing a worker, and the index of what is cached where'
 	@echo '  bench-streaming       what a router adds to a stream, beside a hop that passes bytes on'
 	@echo '  bench-faults          accidents to a fleet of real processes, stream by stream; prints its report'
+	@echo '  bench-attacks         what one hostile client does to a router and its other clients'
 	@echo '  bench-quotas          quotas and fairness over two routers and Redis'
 	@echo '  bench-fleet           routing policies before a simulated fleet; hours'
 	@echo '  bench-scheduler       the scheduler in virtual time'
@@ -113,6 +114,9 @@ bench-faults: $(DEV_STAMP)
 
 bench-streaming: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.streaming.main $(ARGS)
+
+bench-attacks: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.attacks.main $(ARGS)
 
 # With the Python that has a torch for the GPU: PYTHONPATH is all that the stages need.
 bench-gpu:

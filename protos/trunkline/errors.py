@@ -84,6 +84,9 @@ _BY_REASON: dict[str, type[TrunklineError]] = {
     status.INTERNAL: InternalError,
 }
 
+# What gRPC itself says of a message over the receiver's limit, RESOURCE_EXHAUSTED without details.
+TOO_LARGE = "message larger than max"
+
 # Where a status comes without details: from grpc itself, or a proxy.
 _BY_CODE: dict[grpc.StatusCode, type[TrunklineError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -111,4 +114,6 @@ def error_of(call: grpc.aio.AioRpcError) -> TrunklineError:
         elif packed.Unpack(retry):
             retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
     kind = _BY_REASON.get(reason) or _BY_CODE.get(call.code(), TrunklineError)
+    if not reason and kind is Overloaded and TOO_LARGE in (call.details() or ""):
+        kind = InvalidRequest  # trying again would not help
     return kind(call.details() or call.code().name, reason=reason, field=field, retry_after_s=retry_after_s)

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from trunkline.names import lane_name
 from trunkline.status import context_exceeded, invalid
@@ -95,9 +95,14 @@ def validate_sampling(
             raise invalid(f"{prefix}.logit_bias", f"the bias {bias} of token {token_id} is not in [-100, 100]")
 
 
-def validate_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) naming the first id that is not in [0, vocab_size)."""
-    for index, token_id in enumerate(token_ids):
+def validate_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str, first_index: int = 0) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) naming the first id that is not in [0, vocab_size).
+
+    first_index: of token_ids, where they are a piece of the field
+    """
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):  # several times faster than one by one
+        return
+    for index, token_id in enumerate(token_ids, first_index):
         if not 0 <= token_id < vocab_size:
             raise invalid(field, f"token id {token_id} at index {index} is not in [0, {vocab_size})")
 

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.any_pb2 import Any as AnyProto
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status.rpc_status import to_status
 
-from trunkline.status import CODE_INTERNAL, ERROR_DOMAIN, INTERNAL, RequestRefused
+from trunkline.status import CODE_INTERNAL, ERROR_DOMAIN, INTERNAL, RequestRefused, invalid
 from trunkline_runtime.log import get_logger
 
 # A status travels in trailing metadata, 8 KiB for all of it; a message may quote what a client sent.
@@ -53,8 +53,19 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], refused: Reque
     raise AssertionError("abort() does not return")
 
 
+# Raises RequestRefused for a message that is not worth parsing: (the method's full name, the message as it came).
+CheckRequest = Callable[[str, bytes], None]
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """RequestRefused becomes its row of the error table; anything unexpected INTERNAL, logged, without internals."""
+    """RequestRefused becomes its row of the error table; anything unexpected INTERNAL, logged, without internals.
+
+    check: asked before a request is parsed. Parsing happens here, so that a request that cannot be parsed is refused as
+    any other bad one.
+    """
+
+    def __init__(self, check: CheckRequest | None = None) -> None:
+        self._check = check
 
     async def intercept_service(
         self,
@@ -68,23 +79,41 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         kind = ("stream" if handler.request_streaming else "unary") + (
             "_stream" if handler.response_streaming else "_unary"
         )
-        behaviour = getattr(handler, kind)
-        wrapped = (_stream if handler.response_streaming else _unary)(behaviour, method)
+        behaviour, parse = getattr(handler, kind), self._parser(method, handler.request_deserializer)
+        wrap = _stream if handler.response_streaming else _unary
         make = getattr(grpc, kind + "_rpc_method_handler")
-        made: grpc.RpcMethodHandler[Any, Any] = make(
-            wrapped,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+        made: grpc.RpcMethodHandler[Any, Any]
+        if handler.request_streaming:  # grpc parses as the behaviour reads: a refusal is raised there
+            made = make(
+                wrap(behaviour, method, None),
+                request_deserializer=parse,
+                response_serializer=handler.response_serializer,
+            )
+        else:
+            made = make(wrap(behaviour, method, parse), response_serializer=handler.response_serializer)
         return made
 
+    def _parser(self, method: str, deserialize: "Parse") -> "Parse":
+        def parse(raw: bytes) -> Any:
+            if self._check is not None:
+                self._check(method, raw)
+            try:
+                return deserialize(raw)
+            except DecodeError:
+                raise invalid("request", f"{len(raw)} bytes that are no message of {method}") from None
 
+        return parse
+
+
+Parse = Callable[[bytes], Any]
 Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 
 
-def _unary(behaviour: Behaviour, method: str) -> Behaviour:
+def _unary(behaviour: Behaviour, method: str, parse: Parse | None) -> Behaviour:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            if parse is not None:
+                request = parse(request)
             return await behaviour(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
@@ -94,11 +123,13 @@ def _unary(behaviour: Behaviour, method: str) -> Behaviour:
     return call
 
 
-def _stream(behaviour: Behaviour, method: str) -> Behaviour:
+def _stream(behaviour: Behaviour, method: str, parse: Parse | None) -> Behaviour:
     # Writes instead of yielding: a call that is cancelled while its client reads slowly then closes the behaviour's
     # generator here and now, in the task and the context that it ran in. grpc would leave that to the collector.
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
+            if parse is not None:
+                request = parse(request)
             answer = behaviour(request, context)
             if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
                 await answer

@@ -11,11 +11,19 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from trunkline.channel import KEEPALIVE_MS, MESSAGE_OPTIONS
-from trunkline_runtime.errors import ErrorInterceptor
+from trunkline.channel import KEEPALIVE_MS, MAX_MESSAGE_BYTES
+from trunkline_runtime.errors import CheckRequest, ErrorInterceptor
 
 LIVENESS = "liveness"
 READINESS = "readiness"
+
+# Calls that a connection may have open; a client's library queues further ones. Each takes some 20 KB before its
+# handler runs. With the limit, gRPC also refuses streams while as many cancelled ones are still being cleaned up. That
+# keeps a client that opens and resets streams in a loop from filling the memory.
+MAX_STREAMS_PER_CONNECTION = 2048
+# Identity alone. gRPC decompresses a whole message before it looks at the limit of its size: a few KB become gigabytes.
+# Clients that compress are told UNIMPLEMENTED and which algorithms there are.
+NO_COMPRESSION = 1
 
 
 class PortInUse(Exception):
@@ -74,6 +82,8 @@ class GrpcServer:
     (hold_port).
     max_connection_age_s: a connection that is about this old takes no further calls, and the client opens another one;
     calls that run on it run on. None: never.
+    max_request_bytes: a longer message is refused by gRPC itself, RESOURCE_EXHAUSTED.
+    check_request: looks at a request before it is parsed.
     """
 
     def __init__(
@@ -84,6 +94,8 @@ class GrpcServer:
         services: Sequence[str],
         shared_port: bool = False,
         max_connection_age_s: float | None = None,
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
+        check_request: CheckRequest | None = None,
     ) -> None:
         self._host = host
         self._wanted_port = port
@@ -91,9 +103,12 @@ class GrpcServer:
         self._shared_port = shared_port
         self.port = 0  # the bound one, once started
         self.grpc = grpc.aio.server(
-            interceptors=(ErrorInterceptor(),),
+            interceptors=(ErrorInterceptor(check_request),),
             options=(
-                *MESSAGE_OPTIONS,
+                ("grpc.max_receive_message_length", max_request_bytes),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+                ("grpc.compression_enabled_algorithms_bitset", NO_COMPRESSION),
                 ("grpc.so_reuseport", int(shared_port)),  # a taken port must fail, not be shared in silence
                 ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
                 ("grpc.http2.max_ping_strikes", 0),

@@ -21,7 +21,7 @@ from trunkline.v1.inference_pb2 import ChatMessages
 FIELD = "chat"
 CONTENT = "content"  # a message's text, as templates call it
 MAX_MESSAGES = 4096
-MAX_RENDERED_BYTES = 16 << 20  # a template that writes more than this in answer to a conversation is broken
+MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this in answer to a conversation is broken
 
 
 class _GenerationTag(Extension):
@@ -47,8 +47,8 @@ class ChatTemplate:
 
     def render(self, chat: ChatMessages) -> str:
         """The prompt's text. Raises RequestRefused (INVALID_REQUEST) where the template refuses the conversation."""
+        check_conversation(chat)
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
-        check_messages(messages)
         if not chat.continue_final_message:
             return self._render(messages, add_generation_prompt=True)
         # As transformers does it: a mark shows where the final message ends, and what follows, such as an end-of-turn
@@ -94,14 +94,14 @@ def check_syntax(source: str) -> None:
         raise ValueError(f"the chat template does not compile: {error}") from None
 
 
-def check_messages(messages: Sequence[Mapping[str, str]]) -> None:
+def check_conversation(chat: ChatMessages) -> None:
     """Raises RequestRefused (INVALID_REQUEST) for what no template can make sense of."""
-    if not messages:
+    if not chat.messages:
         raise invalid(FIELD, "the conversation is empty")
-    if len(messages) > MAX_MESSAGES:
-        raise invalid(FIELD, f"{len(messages)} messages are more than {MAX_MESSAGES}")
-    for index, message in enumerate(messages):
-        if not message["role"]:
+    if len(chat.messages) > MAX_MESSAGES:
+        raise invalid(FIELD, f"{len(chat.messages)} messages are more than {MAX_MESSAGES}")
+    for index, message in enumerate(chat.messages):
+        if not message.role:
             raise invalid(f"{FIELD}.messages", f"message {index} has no role")
 
 

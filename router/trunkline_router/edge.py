@@ -4,7 +4,7 @@ import secrets
 import string
 import uuid
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trunkline.ledger import Ledger
@@ -19,11 +19,11 @@ from trunkline.validation import (
     max_total_tokens,
     session_problem,
     validate_sampling,
-    validate_token_ids,
 )
 from trunkline_router.pool import Pool
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.tenants import Scheduling
+from trunkline_router.token_ids import read_ids
 from trunkline_router.tokenizer import PromptTokenizer
 
 MAX_REQUEST_ID = 128
@@ -161,7 +161,7 @@ async def prepare(
     return PreparedRequest(
         request_id,
         pool.name,
-        array("i", prompt),
+        prompt if isinstance(prompt, array) else array("i", prompt),
         sampling,
         choices,
         scheduling,
@@ -171,21 +171,24 @@ async def prepare(
     )
 
 
-async def prompt_tokens(request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse) -> list[int]:
-    """The prompt's tokens. Raises RequestRefused."""
+async def prompt_tokens(
+    request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse
+) -> Sequence[int]:
+    """The prompt's tokens; unchecked where there are too many for any worker. Raises RequestRefused."""
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise invalid("prompt", "one of text, token_ids and chat must be set")
     most_tokens = max_total_tokens(limits)
     if kind == "token_ids":
-        prompt = list(request.token_ids.ids)
+        prompt: Sequence[int] = request.token_ids.ids
         if len(prompt) < most_tokens:  # others are refused for their length, and need not be read through
-            validate_token_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
+            prompt = await read_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
     elif kind == "text":
-        if not request.text:
+        text = request.text  # a copy each time that it is asked for
+        if not text:
             raise invalid("text", "the prompt is empty")
-        tokenizer.check_fits(request.text, most_tokens)
-        prompt = await tokenizer.encode(request.text)
+        tokenizer.check_fits(text, most_tokens)
+        prompt = await tokenizer.encode(text)
     else:
         prompt = await tokenizer.encode_chat(request.chat, most_tokens)
     if not prompt:

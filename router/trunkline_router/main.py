@@ -24,6 +24,7 @@ from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
+from trunkline_router.request_size import MAX_REQUEST_BYTES, RequestSize
 from trunkline_router.routing_policy import RoutingPolicy
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
@@ -38,6 +39,7 @@ from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
+from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
@@ -126,6 +128,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         services=[SERVICE, FLEET_SERVICE],
         shared_port=shared_port is not None,
         max_connection_age_s=settings.max_connection_age_s,
+        max_request_bytes=MAX_REQUEST_BYTES,
+        check_request=RequestSize(pools).check,
     )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
@@ -165,7 +169,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     add_FleetServiceServicer_to_server(fleet, server.grpc)
     sources, lookups = sources_of(settings.workers, rng)
     pools.search.lookups += lookups
-    tasks = [asyncio.create_task(shared.run()), asyncio.create_task(members.run(sources, leases))]
+    background = (shared.run(), members.run(sources, leases), LoopLag().run())
+    tasks = [asyncio.create_task(running) for running in background]
     stopped = asyncio.create_task(signals.stop.wait())
 
     async def have_a_worker() -> None:

@@ -32,15 +32,17 @@ from trunkline.v1.inference_pb2 import (
     TokenizeResponse,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
-from trunkline.validation import validate_token_ids
+from trunkline.validation import max_total_tokens
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import PreparedRequest, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.grant_charge import GrantCharge
 from trunkline_router.granting import Granter
+from trunkline_router.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.running import Running
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants, tenant_of
+from trunkline_router.token_ids import read_ids, write_ids
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import request_span, trace_context_of
 
@@ -206,16 +208,22 @@ class InferenceService(InferenceServiceServicer):
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
         if kind == "chat":
-            return TokenizeResponse(token_ids=await tokenizer.encode_chat(request.chat))
-        tokenizer.check_fits(request.text)
-        ids = await tokenizer.encode(request.text, special_tokens=not request.omit_special_tokens)
-        return TokenizeResponse(token_ids=ids)
+            ids = await tokenizer.encode_chat(request.chat)
+        else:
+            text = request.text  # a copy each time that it is asked for
+            tokenizer.check_fits(text)
+            ids = await tokenizer.encode(text, special_tokens=not request.omit_special_tokens)
+        response = TokenizeResponse()
+        await write_ids(ids, response.token_ids)
+        return response
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
         tenant = tenant_of(context.invocation_metadata())
         pool = await self._pools.found(request.model, tenant, context.time_remaining())
-        validate_token_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
-        ids = list(request.token_ids)
+        most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
+        if len(request.token_ids) > most:
+            raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
+        ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
         text = await pool.workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)
         return DetokenizeResponse(text=text)
 

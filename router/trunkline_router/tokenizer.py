@@ -1,21 +1,21 @@
 """Text to tokens and back, with the files that a worker sent."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from trunkline.status import context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
-from trunkline_router.chat_template import check_messages, check_syntax
+from trunkline_router.chat_template import check_conversation, check_syntax
 from trunkline_router.render_pool import RenderPool, TemplateSource
 from trunkline_router.text_width import characters_per_token
 from trunkline_router.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
-# Encoding this much text takes about a millisecond; more goes to a thread (the library lets go of the GIL).
-INLINE_CHARACTERS = 4096
-MAX_TEXT_BYTES = 16 << 20  # takes seconds, and its tokens fill a message
+# Encoding this much text takes about a millisecond, and so does decoding so many tokens; more goes to a thread.
+INLINE_CHARACTERS = INLINE_TOKENS = 4096
+MAX_TEXT_BYTES = 4 << 20  # a million tokens of prose; takes seconds and up to a GiB
 
 
 class TokenizerError(Exception):
@@ -51,7 +51,7 @@ class PromptTokenizer:
         if len(text) <= INLINE_CHARACTERS:
             ids = self._encode(text, special_tokens)
         else:
-            ids = await asyncio.to_thread(self._encode, text, special_tokens)
+            ids = await asyncio.to_thread(self._encode_long, text, special_tokens)
         return [*self._prefix, *ids, *self._suffix] if special_tokens else ids
 
     def check_fits(self, text: str, most_tokens: int | None = None) -> None:
@@ -61,12 +61,12 @@ class PromptTokenizer:
         width = self._characters_per_token
         if most_tokens is not None and width is not None and len(text) > most_tokens * width:
             raise context_exceeded(f"{len(text)} characters of text cannot fit into {most_tokens} tokens")
-        if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
+        if len(text) > MAX_TEXT_BYTES or (not text.isascii() and len(text.encode()) > MAX_TEXT_BYTES):
             raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
 
     async def encode_chat(self, chat: ChatMessages, most_tokens: int | None = None) -> list[int]:
         """The rendered conversation's ids: the template writes special tokens itself. Raises RequestRefused."""
-        check_messages([{"role": message.role} for message in chat.messages])
+        check_conversation(chat)
         if self._template is None:
             raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
         if chat.ByteSize() > MAX_TEXT_BYTES:
@@ -75,18 +75,29 @@ class PromptTokenizer:
         self.check_fits(text, most_tokens)
         return await self.encode(text, special_tokens=False)
 
-    async def decode(self, token_ids: list[int], *, keep_special: bool) -> str:
-        decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=not keep_special)
+    async def decode(self, token_ids: Sequence[int], *, keep_special: bool) -> str:
+        skip = not keep_special
         try:
-            return decode() if len(token_ids) <= INLINE_CHARACTERS else await asyncio.to_thread(decode)
+            if len(token_ids) <= INLINE_TOKENS:
+                return self._tokenizer.decode(token_ids, skip_special_tokens=skip)
+            # Of the library's two ways this one lets go of the GIL.
+            decode = partial(self._tokenizer.decode_batch, [token_ids], skip_special_tokens=skip)
+            return (await asyncio.to_thread(decode))[0]
         except BaseException as error:
             if not _is_failure(error):
                 raise
             raise invalid("token_ids", f"the model's tokenizer cannot decode them: {_one_line(error)}") from None
 
     def _encode(self, text: str, special_tokens: bool) -> list[int]:
+        return self._ids(lambda: self._tokenizer.encode(text, add_special_tokens=special_tokens))
+
+    def _encode_long(self, text: str, special_tokens: bool) -> list[int]:
+        # Of the library's ways to encode this one lets go of the GIL, and keeps no offsets.
+        return self._ids(lambda: self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)[0])
+
+    def _ids(self, encode: Callable[[], Encoding]) -> list[int]:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+            return encode().ids
         except BaseException as error:
             if not _is_failure(error):
                 raise

@@ -23,6 +23,7 @@ from trunkline_router.link_context import LinkContext, LinkLimits
 from trunkline_router.live import Live
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
+from trunkline_router.request_size import MAX_REQUEST_BYTES, RequestSize
 from trunkline_router.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.service import InferenceService
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
@@ -161,7 +162,13 @@ async def router_before(
         context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, grant_key)
         links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
-        server = GrpcServer("127.0.0.1", 0, services=[SERVICE, "trunkline.v1.FleetService"])
+        server = GrpcServer(
+            "127.0.0.1",
+            0,
+            services=[SERVICE, "trunkline.v1.FleetService"],
+            max_request_bytes=MAX_REQUEST_BYTES,
+            check_request=RequestSize(pools).check,
+        )
         dispatcher = Dispatcher(pools, clock_s, rng, limits=failover, backlog=backlog)
         shared = share(pools, rng)
         await shared.start()
