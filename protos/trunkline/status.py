@@ -31,6 +31,25 @@ DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 QUARANTINED = "QUARANTINED"
 INTERNAL = "INTERNAL"
 
+_CODES = {
+    INVALID_REQUEST: CODE_INVALID_ARGUMENT,
+    CONTEXT_LENGTH_EXCEEDED: CODE_INVALID_ARGUMENT,
+    MODEL_NOT_FOUND: CODE_NOT_FOUND,
+    UNAUTHENTICATED: CODE_UNAUTHENTICATED,
+    FORBIDDEN: CODE_PERMISSION_DENIED,
+    OVERLOADED: CODE_RESOURCE_EXHAUSTED,
+    QUOTA_EXCEEDED: CODE_RESOURCE_EXHAUSTED,
+    NO_WORKER: CODE_UNAVAILABLE,
+    DEADLINE_EXCEEDED: CODE_DEADLINE_EXCEEDED,
+    QUARANTINED: CODE_FAILED_PRECONDITION,
+    INTERNAL: CODE_INTERNAL,
+}
+
+
+def code_of(reason: str) -> int | None:
+    """The code that goes with a reason of the table; None: the reason is in a later table."""
+    return _CODES.get(reason)
+
 
 class RequestRefused(Exception):
     """A request ends with this row of the error table instead of an answer.

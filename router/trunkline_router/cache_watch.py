@@ -9,6 +9,8 @@ from trunkline.v1.worker_pb2 import WatchCacheRequest
 from trunkline_router.cache_follower import CacheFollower
 from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
+from trunkline_router.model_check import FalseClaim
+from trunkline_router.worker_claims import load_problem
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ SUBSCRIBE_AGAIN_S = 0.2
 async def follow_cache(stub: "WorkerServiceAsyncStub", live: Live, synced: asyncio.Event, context: LinkContext) -> None:
     """Follows the worker's cache and load until it is cancelled, and sets `synced` once a snapshot is there. A gap or a
     broken stream starts a new subscription, while requests go on and what is known stays in use until the new snapshot
-    comes. A new epoch ends the connection: raises WatchBroken.
+    comes. A new epoch ends the connection: raises WatchBroken, and FalseClaim where
+    the worker says what cannot be.
     """
     log = get_logger()
     while True:
@@ -32,6 +35,8 @@ async def follow_cache(stub: "WorkerServiceAsyncStub", live: Live, synced: async
                 now_s = context.clock_s()
                 live.num_watched += 1
                 if item.WhichOneof("item") == "load":
+                    if claim := load_problem(item.load):
+                        raise FalseClaim(claim)
                     accepts = live.accepts
                     live.take_load(item.load, now_s)
                     if live.accepts != accepts:

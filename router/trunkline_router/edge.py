@@ -148,7 +148,7 @@ async def prepare(
     choices = request.n if request.HasField("n") else 1
     if not 1 <= choices <= max_choices:
         raise invalid("n", f"{choices} is not in [1, {max_choices}]")
-    prompt = await prompt_tokens(request, pool.workers[0].tokenizer, limits)
+    prompt = await prompt_tokens(request, pool.tokenizer, limits)
     check_length(
         len(prompt),
         request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None,

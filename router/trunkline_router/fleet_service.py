@@ -78,6 +78,8 @@ def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
         status.state, status.problem = fleet_pb2.WORKER_STATE_HUNG, "it has work, and says nothing"
     elif live.load.draining:
         status.state = fleet_pb2.WORKER_STATE_DRAINING
+    elif live.aside:
+        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, live.aside
     elif not link.breaker.is_closed:
         status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, "requests failed there of late"
     else:

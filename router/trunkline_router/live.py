@@ -3,6 +3,7 @@
 from math import inf
 
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.pool_terms import Terms
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import PromptTokenizer
 from trunkline_router.worker_blocks import WorkerBlocks
@@ -28,6 +29,8 @@ class Live(WorkerState):
         self.tokenizer = tokenizer
         self.session = session
         self.breaker = breaker  # the worker's, whichever its connection
+        self.terms = Terms(model.vocab_size, tokenizer.encoding)
+        self.aside = ""  # why it gets nothing although it is well, in one line: it is another worker than its pool's
         self.is_hung = False
         self.comebacks = 0  # how often it was there again after it had hung
         self.num_watched = 0  # items of its watch stream

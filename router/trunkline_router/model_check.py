@@ -3,10 +3,15 @@
 from trunkline.grant import key_id
 from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.worker_claims import model_problem
 
 
 class WorkerUnusable(Exception):
     """What the worker says of itself makes no sense: perhaps it is of another version. One line for a person."""
+
+
+class FalseClaim(WorkerUnusable):
+    """A message of the worker cannot be true. It is left alone for longer than one that is only gone."""
 
 
 def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
@@ -20,8 +25,5 @@ def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
     if asks_for_proofs and model.grant_key_id and model.grant_key_id != key_id(grant_key):
         lacks = "has another one" if grant_key else "has none"
         raise WorkerUnusable(f"the worker has a grant key, and this router {lacks}: start both with one --grant-key")
-    if not model.model:
-        raise WorkerUnusable("the worker does not say which model it serves")
-    for name in ("block_size", "vocab_size", "context_length", "kv_token_capacity"):
-        if getattr(model, name) < 1:
-            raise WorkerUnusable(f"the worker's {name} is {getattr(model, name)}; allowed: 1 or more")
+    if problem := model_problem(model):
+        raise WorkerUnusable(problem)

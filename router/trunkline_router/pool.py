@@ -9,14 +9,16 @@ from random import Random
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline.validation import max_total_tokens
 from trunkline_router.live import Live
 from trunkline_router.pool_search import PoolSearch
+from trunkline_router.pool_terms import Terms, agreed, deviation, limits_of, most_common
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.route import Route, route
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.routing_policy import RoutingPolicy
+from trunkline_router.tokenizer import PromptTokenizer
 from trunkline_router.worker_link import WorkerLink
+from trunkline_runtime.log import get_logger
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,14 @@ class Pool:
 
     @cached_property
     def limits(self) -> GetModelResponse:
-        """The model's description; limits that differ among its workers are those of the most capable one."""
-        return max((live.model for live in self.workers), key=max_total_tokens)
+        """The model's description, see limits_of()."""
+        return limits_of([live.model for live in self.workers])
+
+    @cached_property
+    def tokenizer(self) -> PromptTokenizer:
+        """All encode alike; of chat templates the one that most have."""
+        rendering = most_common(live.tokenizer.rendering for live in self.workers)
+        return next(live.tokenizer for live in self.workers if live.tokenizer.rendering == rendering)
 
     def with_room(self, num_tokens: int) -> Sequence[Live]:
         """Those that take so many tokens, of prompt and output together."""
@@ -67,6 +75,7 @@ class Pools:
         self._rng = rng
         self._change = asyncio.Event()
         self._models: dict[str, Pool] | None = None  # until something changes
+        self._terms: dict[str, Terms] = {}  # by model: on which its workers agreed last
 
     def change(self) -> asyncio.Event:
         """Set when something changes, see notify(): to be asked for before looking, then waited for."""
@@ -83,6 +92,7 @@ class Pools:
         """Workers that accept requests, by model name."""
         if self._models is None:
             self._models = self._accepting()
+            self._terms = {name: pool.workers[0].terms for name, pool in self._models.items()}
             self.search.served(self._models)
         return self._models
 
@@ -139,7 +149,19 @@ class Pools:
         for link in self.links:
             if (live := link.live) is not None and live.accepts:
                 accepting.setdefault(live.model_name, []).append(live)
-        return {name: Pool(name, workers) for name, workers in accepting.items()}
+        return {name: Pool(name, self._agreeing(name, workers)) for name, workers in accepting.items()}
+
+    def _agreeing(self, name: str, workers: list[Live]) -> list[Live]:
+        """Those on whose terms requests can go to any of them; the others are set aside."""
+        terms = [live.terms for live in workers]
+        common = agreed(terms, self._terms.get(name))
+        count = terms.count(common)
+        for live in workers:
+            aside = deviation(live.terms, common, count, len(workers))
+            if aside and not live.aside:
+                get_logger().error("worker set aside", worker=live.worker_id, address=live.address, problem=aside)
+            live.aside = aside
+        return [live for live in workers if not live.aside]
 
     def _has(self, name: str) -> bool:
         """Whether the model has a ready worker; of an empty name, whether any has."""

@@ -124,16 +124,17 @@ class RequestStream:
         self._attempt_tokens = 0
         self._attempt_choices = self.answer.num_unfinished
 
-    def put(self, output: SequenceOutput) -> None:
-        """News of one choice. Raises nothing: whoever brings them has other requests' news too."""
+    def put(self, output: SequenceOutput) -> bool:
+        """News of one choice; False where they do not follow what came before. Raises nothing: whoever brings them has
+        other requests' news too."""
         if self._refused is not None:
-            return
+            return True
         try:
             if output.HasField("error"):
                 self._break_off(RequestRefused.from_proto(output.error), output)
-                return
+                return True
             if self._broken is not None:
-                return  # of a choice whose sibling broke off: the next attempt computes it again
+                return True  # of a choice whose sibling broke off: the next attempt computes it again
             chunk = output.chunk
             index = chunk.index
             answer = self.answer
@@ -141,7 +142,7 @@ class RequestStream:
                 num_tokens = answer.add(chunk)
             except OutOfOrder as error:
                 self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
-                return
+                return False
             if not answer.prompt_known and index == 0:
                 self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
             self._meter.add(num_tokens)
@@ -156,6 +157,7 @@ class RequestStream:
             self._refuse(RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; the router's log has it"))
             if self._attempt is not None:
                 self._attempt.broke_off()
+        return True
 
     async def take(self) -> GenerateResponse | None:
         """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker

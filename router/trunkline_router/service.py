@@ -203,7 +203,7 @@ class InferenceService(InferenceServiceServicer):
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         tenant = tenant_of(context.invocation_metadata())
         pool = await self._pools.found(request.model, tenant, context.time_remaining())
-        tokenizer = pool.workers[0].tokenizer
+        tokenizer = pool.tokenizer
         kind = request.WhichOneof("input")
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
@@ -224,7 +224,7 @@ class InferenceService(InferenceServiceServicer):
         if len(request.token_ids) > most:
             raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
         ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
-        text = await pool.workers[0].tokenizer.decode(ids, keep_special=request.keep_special_tokens)
+        text = await pool.tokenizer.decode(ids, keep_special=request.keep_special_tokens)
         return DetokenizeResponse(text=text)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
@@ -236,7 +236,7 @@ class InferenceService(InferenceServiceServicer):
                     name=name,
                     context_length=pool.limits.context_length,
                     vocab_size=pool.limits.vocab_size,
-                    has_chat_template=pool.workers[0].tokenizer.has_chat_template,
+                    has_chat_template=pool.tokenizer.has_chat_template,
                     ready_workers=len(pool.workers),
                 )
             )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 
 from tokenizers import Encoding, Tokenizer
 
@@ -23,7 +24,10 @@ class TokenizerError(Exception):
 
 
 class PromptTokenizer:
-    """A model's tokenizer and chat template. Raises TokenizerError."""
+    """A model's tokenizer and chat template. Raises TokenizerError.
+
+    encoding: identifies how text becomes tokens; rendering: how a conversation becomes text; largest_id: of its tokens
+    """
 
     def __init__(self, files: Mapping[str, bytes], renderers: RenderPool) -> None:
         try:
@@ -35,12 +39,16 @@ class PromptTokenizer:
             self._tokenizer.no_padding()
             self._prefix, self._suffix = self._missing_special_ids(config)
             self._characters_per_token = characters_per_token(self._tokenizer)
+            self.largest_id = max(self._tokenizer.get_vocab().values(), default=-1)
+            self.encoding = self._identity()
         except BaseException as error:  # the library raises bare Exception, or panics
             if not _is_failure(error):
                 raise
             raise TokenizerError(f"the worker's tokenizer files are damaged: {_one_line(error)}") from None
         self._renderers = renderers
         self._template, self.template_problem = _template_of(config)
+        # Identifies what becomes of a conversation before it is tokenized.
+        self.rendering = b"" if self._template is None else self._template.name
 
     @property
     def has_chat_template(self) -> bool:
@@ -102,6 +110,10 @@ class PromptTokenizer:
             if not _is_failure(error):
                 raise
             raise invalid("text", f"the model's tokenizer cannot encode it: {_one_line(error)}") from None
+
+    def _identity(self) -> bytes:
+        """Equal where text becomes equal tokens, and tokens equal text, however the files are written."""
+        return sha256(f"{self._prefix}{self._suffix}{self._tokenizer.to_str()}".encode()).digest()
 
     def _missing_special_ids(self, config: TokenizerConfig) -> tuple[list[int], list[int]]:
         """BOS and EOS where tokenizer_config.json asks for them and tokenizer.json's own processor leaves them out.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 LONG_STEPS = 3.0  # steps of the largest size that a worker may be silent for beyond the time-out
+MOST_SILENCE_S = 4000.0  # whatever a worker says of its steps; the longest window of a batch is an hour
 LEAST_SHARE = 0.1  # of a worker that has this moment come
 
 
@@ -91,7 +92,8 @@ class WorkerHealth:
 
 def longest_silence_s(model: GetModelResponse, cost: StepCostModel) -> float:
     """How long a worker that is well may say nothing: in its largest steps, and while a batch fills."""
-    return LONG_STEPS * (cost.fixed_s + cost.token_s * model.max_step_tokens) + model.batch_window_ms / 1e3
+    steps_s = LONG_STEPS * (cost.fixed_s + cost.token_s * model.max_step_tokens)
+    return min(steps_s + model.batch_window_ms / 1e3, MOST_SILENCE_S)
 
 
 def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:

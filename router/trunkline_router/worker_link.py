@@ -7,16 +7,18 @@ import grpc
 
 from trunkline.v1.worker_pb2 import GetModelRequest, GetModelResponse, SessionWelcome
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline.validation import max_total_tokens
 from trunkline_router.cache_follower import WatchBroken
 from trunkline_router.cache_watch import follow_cache
 from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
-from trunkline_router.model_check import WorkerUnusable, check_model
+from trunkline_router.model_check import FalseClaim, WorkerUnusable, check_model
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import TokenizerError
 from trunkline_router.tries import Tries
 from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_router.worker_breaker import WorkerBreaker
+from trunkline_router.worker_claims import welcome_problem
 from trunkline_router.worker_health import WorkerHealth
 from trunkline_router.worker_names import SameWorker
 from trunkline_runtime.channel import open_channel
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 UNARY_TIMEOUT_S = 10.0  # GetModel, from a worker that says it is up
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
+# After a false claim. What it took to see through it is spent again at each return.
+ASIDE_FIRST_S, ASIDE_MOST_S = 1.0, 60.0
+HONEST_S = 300.0  # a connection that lasted for so long makes the next time aside short again
+MAX_PROBLEM_CHARACTERS = 400
 
 
 class WorkerLink:
@@ -50,12 +56,13 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Connects, and again whenever the connection ends, as long as it is wanted."""
-        backoff_s = BACKOFF_FIRST_S
+        backoff_s, aside_s = BACKOFF_FIRST_S, ASIDE_FIRST_S
         last_problem = ""
         while self.wanted:
             problem = "closed by the worker"
-            was_live = False
+            was_live = is_false = False
             holder = None
+            begun_s = self._context.clock_s()
             try:
                 async with open_channel(self.address) as channel:
                     await self._serve(channel)
@@ -65,6 +72,7 @@ class WorkerLink:
                 holder, problem = same.holder, str(same)
             except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
                 problem = str(error) or type(error).__name__
+                is_false = isinstance(error, FalseClaim)
             except Exception as error:  # one worker's nonsense must not end the router for all the others
                 problem = f"unexpected {type(error).__name__}"
                 self._log.error("unexpected error", address=self.address, exc_info=error)
@@ -74,12 +82,18 @@ class WorkerLink:
                     now_s = self._context.clock_s()
                     self.breaker.on_lost(now_s, now_s - self._connected_s)
                     self._context.on_change()
+            problem = one_line(problem)
             if was_live or problem != last_problem:  # one line per change, not per try
                 self._log.warning("worker not connected", address=self.address, problem=problem)
             last_problem = self.problem = problem
             self.same_as = holder
             backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
-            await self.tries.pause(backoff_s * self._context.rng.uniform(0.5, 1.0))
+            pause_s = backoff_s
+            if self._context.clock_s() - begun_s > HONEST_S:
+                aside_s = ASIDE_FIRST_S
+            if is_false:
+                pause_s, aside_s = aside_s, min(aside_s * 2, ASIDE_MOST_S)
+            await self.tries.pause(pause_s * self._context.rng.uniform(0.5, 1.0))
         if self._sweeping is not None:
             await self._sweeping
 
@@ -95,21 +109,29 @@ class WorkerLink:
 
     async def _converse(self, stub: "WorkerServiceAsyncStub", model: GetModelResponse) -> None:
         tokenizer = await self._context.tokenizers.of(model, stub)
-        live = Live(model, WorkerBlocks(self._context.index), tokenizer, WorkerSession(), self.breaker, self.address)
+        if tokenizer.largest_id >= model.vocab_size:
+            raise WorkerUnusable(
+                f"the worker's tokenizer is another model's: it has a token {tokenizer.largest_id}, and the model's "
+                f"vocab_size is {model.vocab_size}"
+            )
+        session = WorkerSession(vocab_size=model.vocab_size, most_tokens=max_total_tokens(model))
+        live = Live(model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address)
         opened, synced = asyncio.Event(), asyncio.Event()
 
         def on_open(welcome: SessionWelcome) -> None:
             if welcome.epoch != model.epoch:
                 raise WatchBroken("the worker was restarted while connecting")
+            if problem := welcome_problem(welcome, model):
+                raise FalseClaim(problem)
             opened.set()
 
         proof = self._context.proof("Session", model)
-        session = asyncio.create_task(live.session.run(stub, self._context.router_id, on_open, proof))
+        talking = asyncio.create_task(session.run(stub, self._context.router_id, on_open, proof))
         watch = asyncio.create_task(follow_cache(stub, live, synced, self._context))
         ready = asyncio.create_task(self._announce(live, opened, synced))
         looking = asyncio.create_task(WorkerHealth(live, stub, self._context).look_after())
         try:
-            done, _ = await asyncio.wait({session, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({talking, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if not task.cancelled():  # a stream that broke while it was written to
                     task.result()
@@ -117,9 +139,9 @@ class WorkerLink:
             self.live = None  # before anything else runs: nobody may choose a worker that is gone
             self._context.on_change()
             self.tries.lost()
-            for task in (session, watch, ready, looking):
+            for task in (talking, watch, ready, looking):
                 task.cancel()
-            await asyncio.gather(session, watch, ready, looking, return_exceptions=True)
+            await asyncio.gather(talking, watch, ready, looking, return_exceptions=True)
             live.blocks.close()
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.create_task(self._sweep())
@@ -138,3 +160,9 @@ class WorkerLink:
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip
         self._context.on_change()
+
+
+def one_line(problem: str) -> str:
+    """What a worker's words may be a part of, as a person can read it: in one printable line."""
+    shown = "".join(c if c.isprintable() else " " for c in problem[:MAX_PROBLEM_CHARACTERS])
+    return " ".join(shown.split())

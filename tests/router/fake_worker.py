@@ -14,6 +14,7 @@ from trunkline.grant import key_id, open_grant
 from trunkline.proof import check_proof
 from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker
+from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
 from trunkline.v1.worker_pb2 import (
     BlocksRemoved,
@@ -95,13 +96,14 @@ class FakeWorker(WorkerServiceServicer):
     fingerprint: str = "weights-1"
     context_length: int = 4096
     kv_token_capacity: int = 4096
+    vocab_size: int = VOCAB_SIZE  # tokens are counted up from 0: long answers need a larger one
     block_size: int = BLOCK
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     grant_key: bytes = b""
     reports: bool = True  # what becomes of grants
     clock_ahead_s: float = 0.0
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
-    tokenizer_digest: bytes = b"digest of the files"
+    tokenizer_digest: bytes | None = None  # None: that of the files
     protocol_version: int = PROTOCOL_VERSION
     min_router_protocol: int = 0
     cached: set[bytes] = field(default_factory=set)
@@ -272,7 +274,8 @@ class FakeWorker(WorkerServiceServicer):
         if self.answer is None:
             self.arrived.put_nowait(choice)
         else:
-            choice.tokens(self.answer, finish=True)
+            left = submit.sampling.max_tokens - choice.sent if submit.sampling.HasField("max_tokens") else self.answer
+            choice.tokens(min(self.answer, left), finish=True)
         return choice
 
     async def WatchCache(self, request: Any, context: Any) -> AsyncIterator[WatchCacheResponse]:
@@ -299,13 +302,13 @@ class FakeWorker(WorkerServiceServicer):
             epoch=self.epoch,
             fingerprint=self.fingerprint,
             architecture="FakeForCausalLM",
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.vocab_size,
             context_length=self.context_length,
             kv_token_capacity=self.kv_token_capacity,
             block_size=self.block_size,
             eos_token_ids=[EOS],
             default_sampling=self.default_sampling,
-            tokenizer_digest=self.tokenizer_digest,
+            tokenizer_digest=tokenizer_digest(self.files) if self.tokenizer_digest is None else self.tokenizer_digest,
             protocol_version=self.protocol_version,
             min_router_protocol=max(self.min_router_protocol, MIN_ROUTER_PROTOCOL_WITH_KEY if self.grant_key else 0),
             grant_key_id=key_id(self.grant_key),

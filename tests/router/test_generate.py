@@ -171,7 +171,7 @@ async def test_a_slow_client_holds_nobody_up_and_gets_everything_in_few_response
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unread, "MAX_WAITING_BYTES", 1 << 30)  # how much of it waits is the transport's choice
-    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000)
+    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000, vocab_size=100_000)
     async with cluster(worker) as router:
         slow = router.generate(PROMPT)
         mine = await worker.arrived.get()
@@ -192,7 +192,10 @@ async def test_a_slow_client_holds_nobody_up_and_gets_everything_in_few_response
 
 
 async def test_a_client_that_paused_and_sets_nothing_of_grpc_gets_everything() -> None:
-    worker, backlog = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000), Backlog()
+    worker, backlog = (
+        FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000, vocab_size=100_000),
+        Backlog(),
+    )
     await worker.start()
     try:
         async with router_before(worker, backlog=backlog) as router:
@@ -216,7 +219,7 @@ async def test_a_client_that_paused_and_sets_nothing_of_grpc_gets_everything() -
 
 
 async def test_a_client_that_falls_too_far_behind_loses_its_request_at_once_and_others_nothing() -> None:
-    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000)
+    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000, vocab_size=100_000)
     async with cluster(worker) as router:
         slow = router.generate(PROMPT)
         mine = await worker.arrived.get()
@@ -239,7 +242,7 @@ async def test_a_client_that_falls_too_far_behind_loses_its_request_at_once_and_
 
 
 async def test_many_slow_clients_together_are_bounded_and_the_one_furthest_behind_goes_first() -> None:
-    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000)
+    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000, vocab_size=100_000)
     backlog = Backlog(max_bytes := 4 << 20)
     await worker.start()
     try:
@@ -269,7 +272,7 @@ async def test_many_slow_clients_together_are_bounded_and_the_one_furthest_behin
 
 
 async def test_a_slow_client_that_gives_up_frees_its_work_on_the_worker(caplog: pytest.LogCaptureFixture) -> None:
-    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000)
+    worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000, vocab_size=100_000)
     async with cluster(worker) as router:
         slow = router.generate(PROMPT)
         mine = await worker.arrived.get()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def fleet_of(*fingerprints: str, capacities: tuple[int, ...] = ()) -> tuple[Pool
     """Pools of one model whose workers are connected, and stay so."""
     pools, lives = Pools(Random(0)), []
     for number, fingerprint in enumerate(fingerprints):
-        tokenizer: Any = None
+        tokenizer: Any = SimpleNamespace(encoding=b"", rendering=b"")
         tokenizers: Any = None
         model = GetModelResponse(
             model="m",

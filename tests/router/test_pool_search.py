@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,7 +102,7 @@ class Address:
                 tries.answered(self.model)
                 await asyncio.sleep(LONG_S if self.hangs else CONNECT_S)
                 model = GetModelResponse(model=self.model, worker_id=self.link.address, block_size=16)
-                tokenizer: Any = None
+                tokenizer: Any = SimpleNamespace(encoding=b"")
                 self.link.live = Live(
                     model, WorkerBlocks(fleet.pools.index), tokenizer, WorkerSession(), self.link.breaker, ""
                 )

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from xxhash import xxh3_128
 
+from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline_worker.model.errors import ModelError, shown
 from trunkline_worker.model.json_file import read_json
 from trunkline_worker.token_texts import PANIC, TokenTexts
@@ -36,10 +36,7 @@ class TokenizerFiles:
     @property
     def digest(self) -> bytes:
         """Equal digests, equal files."""
-        digest = xxh3_128()
-        for name, data in self.contents.items():
-            digest.update(f"{name}:{len(data)}:".encode() + data)
-        return digest.digest()
+        return tokenizer_digest(self.contents)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises ModelError where a text can become tokens that a model of this size does not have. Fewer tokens than

@@ -1,0 +1,336 @@
+"""A worker that says what cannot be costs no other worker's requests anything, and its own a second try."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.router.cluster import Cluster, cluster, until
+from tests.router.fake_worker import FakeChoice, FakeWorker
+from tests.router.lies import lies
+from tests.router.tokenizer_files import VOCAB_SIZE, tokenizer_files
+from trunkline.status import OVERLOADED, RequestRefused, code_of
+from trunkline.tokenizer_digest import tokenizer_digest
+from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ListWorkersRequest
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline.v1.worker_pb2 import (
+    GetModelResponse,
+    GrantReport,
+    LoadSample,
+    SequenceOutput,
+    SessionResponse,
+    SessionWelcome,
+    StepCostModel,
+    WatchCacheResponse,
+)
+from trunkline_router.link_context import LinkLimits
+from trunkline_router.model_check import WorkerUnusable, check_model
+from trunkline_router.policy import choose
+from trunkline_router.pool_terms import Terms, agreed
+from trunkline_router.prefix_index import PrefixIndex
+from trunkline_router.render_pool import RenderPool
+from trunkline_router.route_request import RouteRequest
+from trunkline_router.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.tokenizer import PromptTokenizer
+from trunkline_router.worker_blocks import WorkerBlocks
+from trunkline_router.worker_claims import load_problem, model_problem
+from trunkline_router.worker_facts import WorkerTable
+from trunkline_router.worker_state import WorkerState
+
+PROMPT = [5, 6, 7, 8, 9]
+PAIRS = 16  # of a good worker and a liar, before one router: as many models
+LIMITS = LinkLimits(inter_token_timeout_s=0.5, slow_start_s=0.0)
+HONEST_LOAD = LoadSample(
+    running=2,
+    waiting=3,
+    waiting_uncached_tokens=60,
+    kv_live_blocks=10,
+    kv_cached_blocks=5,
+    kv_free_blocks=100,
+    step_time_us=900,
+    waiting_tokens=70,
+    waiting_by_lane=[1, 1, 1],
+    retry_delay_ms_by_lane=[10, 20, 30],
+    uncached_tokens_by_lane=[10, 20, 30],
+    step_cost=StepCostModel(fixed_s=1e-3, token_s=1e-5, kv_token_s=1e-8, pair_s=1e-10),
+    running_kv_tokens=100,
+)
+HONEST_MODEL = GetModelResponse(
+    model="tiny",
+    worker_id="liar",
+    epoch=1,
+    fingerprint="weights-1",
+    architecture="FakeForCausalLM",
+    vocab_size=VOCAB_SIZE,
+    context_length=4096,
+    kv_token_capacity=4096,
+    block_size=4,
+    kv_blocks=1024,
+    max_step_tokens=512,
+    max_running_requests=16,
+    eos_token_ids=[2],
+    default_sampling=SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1),
+    itl_target_ms=100.0,
+    interactive_reserve=0.05,
+    batch_window_ms=100.0,
+    protocol_version=2,
+)
+HONEST_REFUSAL = RequestRefused(code_of(OVERLOADED) or 0, OVERLOADED, "full", retry_delay_ms=1).to_proto()
+HONEST_CHUNK = OutputChunk(token_ids=[1, 2], text="xx", finish_reason=FinishReason.FINISH_REASON_STOP, stop_token_id=2)
+
+
+@dataclass
+class Liar(FakeWorker):
+    """Says `said` in the place of what it would say: its model, a load sample, its welcome, or news of a choice."""
+
+    said: Any = None
+    told: bool = False
+    may_speak: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def GetModel(self, request: Any, context: Any) -> GetModelResponse:
+        await self.may_speak.wait()
+        honest = await super().GetModel(request, context)
+        if not isinstance(self.said, GetModelResponse):
+            return honest
+        lie = GetModelResponse()
+        lie.CopyFrom(self.said)
+        if lie.model == HONEST_MODEL.model:
+            lie.model = self.model
+        return lie
+
+    async def WatchCache(self, request: Any, context: Any) -> AsyncIterator[WatchCacheResponse]:
+        async for item in super().WatchCache(request, context):
+            yield item
+            if isinstance(self.said, LoadSample):
+                self.told = True
+                yield WatchCacheResponse(epoch=self.epoch, sequence=self.sequence, load=self.said)
+            if isinstance(self.said, WatchCacheResponse):
+                self.told = True
+                yield self.said
+
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[SessionResponse]:
+        async for response in super().Session(request_iterator, context):
+            if response.HasField("welcome") and isinstance(self.said, SessionWelcome):
+                yield SessionResponse(welcome=self.said)
+            else:
+                yield response
+
+    def _take(self, submit: Any, outbox: Any) -> FakeChoice:
+        if not isinstance(self.said, SequenceOutput):
+            return super()._take(submit, outbox)
+        answer, self.answer = self.answer, None
+        choice = super()._take(submit, outbox)
+        self.arrived.get_nowait()
+        self.answer, self.told = answer, True
+        lie = SequenceOutput()
+        lie.CopyFrom(self.said)
+        if lie.handle == 1:
+            lie.handle = submit.handle
+        if lie.chunk.index == submit.choice and lie.HasField("prompt"):
+            lie.prompt.prompt_tokens = len(submit.prompt_token_ids)
+        outbox.put_nowait(SessionResponse(outputs=[lie]))
+        return choice
+
+
+async def innocents(router: Cluster, model: str, count: int = 4) -> None:
+    """Requests of one model, some with and some without a bound: all are answered."""
+    answers = await asyncio.gather(
+        *(
+            router.answer([*PROMPT, number], model=model, sampling=SamplingParams(max_tokens=3 if number % 2 else None))
+            for number in range(count)
+        )
+    )
+    assert all(answers)
+
+
+def by_model(said: list[Any]) -> list[list[tuple[FakeWorker, Liar]]]:
+    """For every lie a good worker and one that tells it, in groups that go before one router."""
+    pairs = [
+        (FakeWorker(f"good-{number}", model=f"m{number}"), Liar(f"liar-{number}", model=f"m{number}", said=lie))
+        for number, lie in enumerate(said)
+    ]
+    return [pairs[start : start + PAIRS] for start in range(0, len(pairs), PAIRS)]
+
+
+async def serve_beside(said: list[Any]) -> dict[str, str]:
+    """Innocents of every model get their answers; returns what is said of each liar, by the worker's name."""
+    problems = {}
+    for group in by_model(said):
+        goods, liars = [good for good, _ in group], [liar for _, liar in group]
+        ready = (*(True for _ in goods), *(False for _ in liars))
+        async with cluster(*goods, *liars, expected=ready, link_limits=LIMITS) as router:
+            links = dict(zip((liar.worker_id for liar in liars), router.links[len(goods) :], strict=True))
+            for liar in liars:
+                liar.may_speak.set()  # the good ones are there first: what must agree, agrees with them
+            await until(lambda links=links: all(link.live or "yet" not in link.problem for link in links.values()))  # type: ignore[misc]
+            await asyncio.gather(*(innocents(router, good.model) for good in goods))
+            listed = await router.fleet.ListWorkers(ListWorkersRequest())
+            names = {link.address: name for name, link in links.items()}
+            problems |= {names[one.address]: one.problem for one in listed.workers if one.address in names}
+            for good in goods:
+                request = GenerateRequest(token_ids=TokenIds(ids=PROMPT), model=good.model)
+                await router.fleet.ExplainRoute(ExplainRouteRequest(request=request))
+    return problems
+
+
+def distinct(message: Any) -> list[Any]:
+    """Its lies, each once."""
+    return list({lie.SerializeToString(deterministic=True): lie for _, lie in lies(message)}.values())
+
+
+def test_whatever_a_worker_says_of_its_load_is_refused_or_can_be_reckoned_with() -> None:
+    rng, refused = Random(0), 0
+    for model_name, model in [("honest", HONEST_MODEL), *lies(HONEST_MODEL)]:
+        try:
+            check_model(model)
+        except WorkerUnusable as unusable:
+            refused += str(unusable).isprintable()
+            continue
+        for load_name, load in [("honest", HONEST_LOAD), *lies(HONEST_LOAD)] if rng.random() < 0.04 else []:
+            if load_problem(load):
+                continue
+            states = [WorkerState(each, WorkerBlocks(PrefixIndex())) for each in (HONEST_MODEL, model) * 4]
+            states[1].take_load(load, 0.0)
+            for lane in range(3):
+                request = RouteRequest(PROMPT, 0.0, lane=lane)
+                for count in (2, len(states)):
+                    table = WorkerTable(
+                        [str(n) for n in range(count)], [0.0] * count, [one.row() for one in states[:count]]
+                    )
+                    plan = choose(request, table, 0, RoutingPolicy(PolicyName.PREDICTED_TTFT), rng)
+                    for candidate in plan.candidates:
+                        assert math.isfinite(candidate.cost_s), (model_name, load_name)
+                        assert 0 <= candidate.queued_tokens < 1 << 64
+                        assert 0 <= candidate.running < 1 << 32
+    assert refused > 50
+
+
+async def test_innocents_are_served_beside_a_worker_that_lies_of_its_model() -> None:
+    all_lies = distinct(HONEST_MODEL)
+    accepted = [lie for lie in all_lies if not model_problem(lie)]
+    refused = [lie for lie in all_lies if model_problem(lie)]
+    problems = await serve_beside([*accepted[::3], *refused[::10]])
+    assert sum("worker's" in problem for problem in problems.values()) > 5
+
+
+async def test_innocents_are_served_beside_a_worker_that_lies_of_its_load() -> None:
+    problems = await serve_beside(distinct(HONEST_LOAD))
+    assert sum("allowed" in problem for problem in problems.values()) > 20
+
+
+async def test_innocents_are_served_beside_a_worker_that_lies_as_it_opens_a_session() -> None:
+    problems = await serve_beside(distinct(SessionWelcome(worker_id="w", epoch=1, session=3)))
+    assert any("another name" in problem for problem in problems.values())
+
+
+@pytest.mark.parametrize(
+    "honest",
+    [
+        SequenceOutput(handle=1, chunk=HONEST_CHUNK, prompt=PromptReport(prompt_tokens=6, cached_tokens=1)),
+        SequenceOutput(handle=1, error=HONEST_REFUSAL),
+        SequenceOutput(handle=1, granted=GrantReport(ended=True, prompt_tokens=3, output_tokens=4)),
+    ],
+    ids=["output", "error", "grant"],
+)
+async def test_innocents_are_served_beside_a_worker_whose_answers_are_lies(honest: SequenceOutput) -> None:
+    await serve_beside(distinct(honest))
+
+
+async def test_a_code_or_an_end_that_is_none_costs_a_second_try_and_no_status_is_missing() -> None:
+    for error in ({"code": 0}, {"code": 999}, {"code": -1}, {"code": 13}, {"reason": ""}):
+        said = SequenceOutput(handle=1, error=HONEST_REFUSAL)
+        for name, value in error.items():
+            setattr(said.error, name, value)
+        problems = await serve_beside([said])
+        assert (
+            "requests failed there" in problems["liar-0"] or not problems["liar-0"] or "no sense" in problems["liar-0"]
+        )
+
+
+def test_most_workers_decide_what_must_agree_and_of_equally_many_those_from_before() -> None:
+    a, b = Terms(100, b"x"), Terms(100, b"y")
+    for seed in range(200):
+        rng = Random(seed)
+        terms = [rng.choice((a, b)) for _ in range(rng.randrange(1, 7))]
+        before = rng.choice((None, a, b))
+        common = agreed(terms, before)
+        assert 2 * terms.count(common) >= len(terms)
+        if 2 * terms.count(common) == len(terms):
+            assert common == (before or terms[0])
+
+
+def other_text(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """Files of a tokenizer that is as large, and spells two of its tokens the other way round."""
+    files = json.loads(contents["tokenizer.json"])
+    vocab = files["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    return {**contents, "tokenizer.json": json.dumps(files).encode()}
+
+
+def another_version(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """Files of the same tokenizer, written otherwise, with one more, as an older or newer worker sends them."""
+    return {
+        **contents,
+        "tokenizer.json": json.dumps(json.loads(contents["tokenizer.json"]), indent=1).encode(),
+        "special_tokens_map.json": b'{"bos_token": "<s>"}',
+    }
+
+
+async def test_a_worker_with_another_tokenizer_is_set_aside_by_name_and_its_text_never_mixes() -> None:
+    good = [FakeWorker("good-0"), FakeWorker("good-1", files=another_version(tokenizer_files()))]
+    odd = FakeWorker("odd", files=other_text(tokenizer_files()))
+    async with cluster(*good, odd) as router:
+        for number in range(12):
+            await router.answer(f"{number} abba")
+        listed = (await router.fleet.ListWorkers(ListWorkersRequest())).workers
+        problems = {one.worker_id: one.problem for one in listed}
+        assert "other tokens of a text than at 2 of the model's 3" in problems.pop("odd")
+        assert set(problems.values()) == {""}
+        assert not odd.submits
+        assert all(worker.submits for worker in good), "files that are written otherwise are no other tokenizer"
+        before = tokens_of_text(good[0])
+        for worker in good:
+            worker.send_load(draining=True)
+        await until(lambda: not (router.live(0).accepts or router.live(1).accepts))
+        await router.answer("abba")
+        assert tokens_of_text(odd)[-4:] != before[-4:], "when the others leave, its terms hold"
+
+
+async def test_a_copied_digest_brings_nobody_the_copiers_files() -> None:
+    for number in range(6):  # whichever comes first
+        good, copier = FakeWorker("good"), FakeWorker("copier", files=other_text(tokenizer_files()))
+        copier.tokenizer_digest = tokenizer_digest(good.files)
+        workers = (copier, good) if number % 2 else (good, copier)
+        async with cluster(*workers, seed=number) as router:
+            await router.answer("abba")
+            assert router.live(workers.index(good)).tokenizer.encoding == encoding_of(good.files)
+
+
+def tokens_of_text(worker: FakeWorker) -> list[int]:
+    return list(worker.submits[-1].prompt_token_ids)
+
+
+def encoding_of(files: dict[str, bytes]) -> bytes:
+    return PromptTokenizer(files, RenderPool()).encoding
+
+
+async def test_defaults_that_few_workers_have_are_nobodys() -> None:
+    defaults = [SamplingParams(temperature=value) for value in (0.5, 0.5, 0.25)]
+    workers = [FakeWorker(f"w{n}", default_sampling=each, context_length=4096 + n) for n, each in enumerate(defaults)]
+    async with cluster(*workers) as router:
+        for number in range(24):
+            await router.answer([20 + number, *PROMPT])
+        assert {submit.sampling.temperature for worker in workers for submit in worker.submits} == {0.5}
+        assert workers[2].submits, "it is a worker like the others"
+
+
+async def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_though_it_comes_alone() -> None:
+    small = FakeWorker("small", vocab_size=VOCAB_SIZE - 1, model="other")
+    async with cluster(FakeWorker("good"), small, expected=(True, False)) as router:
+        await until(lambda: "tokenizer is another model's" in router.links[1].problem)
