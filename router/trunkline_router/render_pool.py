@@ -4,12 +4,9 @@ A template that loops for ever costs its own request, and for two seconds one of
 """
 
 import asyncio
-import contextlib
 import json
 import signal
-import socket
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from hashlib import sha256
@@ -18,13 +15,15 @@ from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline_router.chat_template import FIELD
-from trunkline_router.render_process import CHAT, HEADER, READY, TEMPLATE, TEXT
+from trunkline_router.encode_pool import EncodePool
+from trunkline_router.frame_process import FrameProcess, ProcessEnded
+from trunkline_router.render_process import CHAT, TEMPLATE, TEXT
 from trunkline_runtime.log import get_logger
 
+RENDERER = "trunkline_router.render_process"
 PROCESSES = 4  # of some 30 MiB; a rendering takes about a millisecond
 PROCESSES_PER_TEMPLATE = PROCESSES - 1  # a model's template that hangs leaves one to the other models
 TIME_LIMIT_S = 2.0  # of CPU, for one conversation; a long one takes some tens of milliseconds
-START_TIMEOUT_S = 30.0
 # A process that is stopped, or so short of memory that it stands still, uses no CPU time.
 STALLED_FACTOR = 10.0
 
@@ -37,18 +36,11 @@ class TemplateSource:
         self.name = sha256(self.told).digest()
 
 
-class RendererEnded(Exception):
-    """The process went away instead of answering. Its exit status, negative for a signal."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"exit status {status}")
-        self.status = status
-
-
 class RenderPool:
-    """Renders in at most PROCESSES processes at once."""
+    """Renders in at most PROCESSES processes at once. `encoders` tokenize what is long."""
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
+        self.encoders = EncodePool()
         self._time_limit_s = time_limit_s
         self._idle: list[_Renderer] = []
         self._places = asyncio.Semaphore(PROCESSES)
@@ -61,19 +53,20 @@ class RenderPool:
         async with self._places_of[template.name], self._places:
             try:
                 return await self._try(template, chat)
-            except RendererEnded as ended:
+            except ProcessEnded as ended:
                 get_logger().warning("a chat template's process ended", status=ended.status)
                 if ended.status == -signal.SIGPROF:
                     raise self._too_slow() from None
             try:  # it may have been ended from outside
                 return await self._try(template, chat)
-            except RendererEnded as ended:
+            except ProcessEnded as ended:
                 raise invalid(FIELD, f"the model's chat template ends the process that renders it: {ended}") from None
 
     async def close(self) -> None:
         """Ends the processes."""
         while self._idle:
             await self._idle.pop().end()
+        await self.encoders.close()
 
     async def _try(self, template: TemplateSource, chat: ChatMessages) -> str:
         renderer = await self._renderer()
@@ -98,73 +91,27 @@ class RenderPool:
             if renderer.is_alive:
                 return renderer
             await renderer.end()
-        return await _Renderer.start(self._time_limit_s)
+        return await _Renderer.start(RENDERER, str(self._time_limit_s))
 
     def _too_slow(self) -> RequestRefused:
         return invalid(FIELD, f"the model's chat template takes longer than {self._time_limit_s:g} s")
 
 
-class _Renderer:
+class _Renderer(FrameProcess):
     """One process, for one conversation at a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter):
-        self._process, self._stdin, self._stdout = process, stdin, stdout
+    def __init__(
+        self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter
+    ) -> None:
+        super().__init__(process, stdout, stdin)
         self._known: set[bytes] = set()  # templates
 
-    @classmethod
-    async def start(cls, time_limit_s: float) -> "_Renderer":
-        """Raises RuntimeError where the process does not come up."""
-        ours, theirs = socket.socketpair()
-        # Not the event loop's own way to start a process: uvloop forks, and gRPC's threads and fork handlers make a
-        # child that now and then stands still before it becomes the program. This one uses vfork.
-        # It takes a millisecond.
-        process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", "trunkline_router.render_process", str(time_limit_s)],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=subprocess.DEVNULL,  # what a template says may be what a client said, and never stands in a log
-            start_new_session=True,
-        )
-        theirs.close()
-        renderer = cls(process, *await asyncio.open_unix_connection(sock=ours))
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                kind, _ = await renderer._read()
-            assert kind == READY
-        except (RendererEnded, TimeoutError) as error:
-            await renderer.end()
-            raise RuntimeError(f"a process that renders chat templates did not start: {error!r}") from None
-        except BaseException:
-            await renderer.end()
-            raise
-        return renderer
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None and not self._stdout.at_eof()
-
     async def render(self, template: TemplateSource, chat: ChatMessages) -> str:
-        """Raises RequestRefused or RendererEnded."""
+        """Raises RequestRefused or ProcessEnded."""
         if template.name not in self._known:
             self._known.add(template.name)
-            self._stdin.write(HEADER.pack(len(template.told), TEMPLATE, template.name) + template.told)
-        body = chat.SerializeToString()
-        self._stdin.write(HEADER.pack(len(body), CHAT, template.name) + body)
-        with contextlib.suppress(ConnectionError):  # reading tells how it ended
-            await self._stdin.drain()
-        kind, answer = await self._read()
+            self.tell(TEMPLATE, template.name, template.told)
+        kind, answer = await self.ask(CHAT, template.name, chat.SerializeToString())
         if kind == TEXT:
             return answer.decode()
         raise RequestRefused.from_proto(RequestError.FromString(answer))
-
-    async def end(self) -> None:
-        self._process.kill()
-        self._stdin.close()
-        await asyncio.to_thread(self._process.wait)
-
-    async def _read(self) -> tuple[int, bytes]:
-        try:
-            size, kind, _ = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
-            return kind, await self._stdout.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise RendererEnded(await asyncio.to_thread(self._process.wait)) from None

@@ -1,8 +1,8 @@
 """A process that renders conversations: chat templates are code from strangers, and this can be killed.
 
-Reads frames from standard input and answers on standard output. A frame is the length of its body, its kind, the name
-of a template, and the body: TEMPLATE makes one known (JSON: source, special_tokens), CHAT renders with it
-(ChatMessages). Answers are READY, once, then TEXT (UTF-8) or REFUSED (RequestError) to each CHAT. Started
+Reads frames from standard input and answers on standard output, see frames.py. TEMPLATE makes the template that the
+frame names known (JSON: source, special_tokens), CHAT renders with it (ChatMessages). Answers are READY, once, then
+TEXT (UTF-8) or REFUSED (RequestError) to each CHAT. Started
 with the CPU seconds that a frame may take: past them the process is gone, whether somebody waits for it or not.
 """
 
@@ -10,17 +10,14 @@ import contextlib
 import json
 import resource
 import signal
-import struct
 import sys
-from typing import BinaryIO
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline_router.chat_template import FIELD, ChatTemplate
+from trunkline_router.frames import HEADER, READY, REFUSED, write_frame
 
-HEADER = struct.Struct("<IB32s")  # bytes of the body, kind, the template's name
-TEMPLATE, CHAT = 1, 2
-READY, TEXT, REFUSED = 3, 4, 5
+TEMPLATE, CHAT, TEXT = 1, 2, 4
 
 MAX_MEMORY_BYTES = 1 << 30  # 'x' * 10**10 is an expression like any other to a sandbox
 
@@ -32,7 +29,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     templates: dict[bytes, ChatTemplate | RequestRefused] = {}
     reader, writer = sys.stdin.buffer, sys.stdout.buffer
-    _write(writer, READY, b"")
+    write_frame(writer, READY, b"")
     while len(header := reader.read(HEADER.size)) == HEADER.size:
         size, kind, name = HEADER.unpack(header)
         body = reader.read(size)
@@ -43,7 +40,7 @@ def main() -> None:
         else:
             answer = _rendered(templates[name], body)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            _write(writer, *answer)
+            write_frame(writer, *answer)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -64,11 +61,6 @@ def _rendered(template: ChatTemplate | RequestRefused, chat: bytes) -> tuple[int
     except Exception as error:  # text that is no Unicode, or too much of it
         problem = invalid(FIELD, f"the model's chat template refuses the conversation: {error}")
         return REFUSED, problem.to_proto().SerializeToString()
-
-
-def _write(writer: BinaryIO, kind: int, body: bytes) -> None:
-    writer.write(HEADER.pack(len(body), kind, b"") + body)
-    writer.flush()
 
 
 if __name__ == "__main__":

@@ -208,11 +208,11 @@ class InferenceService(InferenceServiceServicer):
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
         if kind == "chat":
-            ids = await tokenizer.encode_chat(request.chat)
+            ids = await tokenizer.encode_chat(request.chat, tenant=tenant)
         else:
             text = request.text  # a copy each time that it is asked for
             tokenizer.check_fits(text)
-            ids = await tokenizer.encode(text, special_tokens=not request.omit_special_tokens)
+            ids = await tokenizer.encode(text, special_tokens=not request.omit_special_tokens, tenant=tenant)
         response = TokenizeResponse()
         await write_ids(ids, response.token_ids)
         return response

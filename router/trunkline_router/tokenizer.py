@@ -1,6 +1,7 @@
 """Text to tokens and back, with the files that a worker sent."""
 
 import asyncio
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -10,12 +11,15 @@ from tokenizers import Encoding, Tokenizer
 from trunkline.status import context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline_router.chat_template import check_conversation, check_syntax
+from trunkline_router.encode_pool import EncoderSource
 from trunkline_router.render_pool import RenderPool, TemplateSource
 from trunkline_router.text_width import characters_per_token
 from trunkline_router.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
-# Encoding this much text takes about a millisecond, and so does decoding so many tokens; more goes to a thread.
+# Encoding this much text takes about a millisecond, and so does decoding so many tokens. More goes to a thread. Text
+# that would hold others up from there goes to a process.
 INLINE_CHARACTERS = INLINE_TOKENS = 4096
+THREAD_CHARACTERS = 32 << 10
 MAX_TEXT_BYTES = 4 << 20  # a million tokens of prose; takes seconds and up to a GiB
 
 
@@ -32,6 +36,7 @@ class PromptTokenizer:
     def __init__(self, files: Mapping[str, bytes], renderers: RenderPool) -> None:
         try:
             self._tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
+            self._source = EncoderSource(files["tokenizer.json"])
             padding = self._tokenizer.padding or {}
             config = read_tokenizer_config(files, padding_token=padding.get("pad_token"))
             # A prompt is never cut or filled up in silence, whatever the file was trained with.
@@ -54,8 +59,14 @@ class PromptTokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Token ids; with the model's special tokens (BOS, say) unless told otherwise."""
+    async def encode(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> Sequence[int]:
+        """Token ids; with the model's special tokens (BOS, say) unless told otherwise. A tenant's long texts are
+        encoded one after the other. Raises RequestRefused.
+        """
+        if len(text) > THREAD_CHARACTERS:
+            encoders = self._renderers.encoders
+            many = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant)
+            return array("i", self._prefix) + many + array("i", self._suffix) if special_tokens else many
         if len(text) <= INLINE_CHARACTERS:
             ids = self._encode(text, special_tokens)
         else:
@@ -72,7 +83,9 @@ class PromptTokenizer:
         if len(text) > MAX_TEXT_BYTES or (not text.isascii() and len(text.encode()) > MAX_TEXT_BYTES):
             raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
 
-    async def encode_chat(self, chat: ChatMessages, most_tokens: int | None = None) -> list[int]:
+    async def encode_chat(
+        self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = ""
+    ) -> Sequence[int]:
         """The rendered conversation's ids: the template writes special tokens itself. Raises RequestRefused."""
         check_conversation(chat)
         if self._template is None:
@@ -81,7 +94,7 @@ class PromptTokenizer:
             raise invalid("chat", f"a conversation of more than {MAX_TEXT_BYTES} bytes is not rendered")
         text = await self._renderers.render(self._template, chat)
         self.check_fits(text, most_tokens)
-        return await self.encode(text, special_tokens=False)
+        return await self.encode(text, special_tokens=False, tenant=tenant)
 
     async def decode(self, token_ids: Sequence[int], *, keep_special: bool) -> str:
         skip = not keep_special

@@ -1,0 +1,70 @@
+"""A process that tokenizes long texts: they take seconds and hundreds of MiB, which here are nobody else's.
+
+Reads frames from standard input and answers on standard output, see frames.py. TOKENIZER makes the tokenizer known that
+the frame names (tokenizer.json), instead of the one before; WITH_SPECIAL and PLAIN encode with it (UTF-8), with and
+without special tokens. Answers are READY, once, then IDS (int32, as the machine has them) or REFUSED (RequestError).
+Started with the CPU seconds that a text may take: past them the process is gone.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from array import array
+
+from tokenizers import Tokenizer
+
+from trunkline.status import invalid
+from trunkline_router.frames import HEADER, READY, REFUSED, write_frame
+
+TOKENIZER, WITH_SPECIAL, PLAIN, IDS = 1, 2, 6, 4
+MAX_MEMORY_BYTES = 4 << 30  # the largest text takes up to 1.2 GiB
+NICENESS = 10  # the router's event loop goes first
+
+
+def main() -> None:
+    limit_s = float(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the router's: it closes standard input
+    with contextlib.suppress(ValueError, OSError):  # where the system knows no such limit, or has a lower one
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    os.nice(NICENESS)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read at each call: one text at a time needs no threads
+    tokenizer = None
+    reader, writer = sys.stdin.buffer, sys.stdout.buffer
+    write_frame(writer, READY, b"")
+    while len(header := reader.read(HEADER.size)) == HEADER.size:
+        size, kind, _ = HEADER.unpack(header)
+        body = reader.read(size)
+        if kind == TOKENIZER:
+            tokenizer = Tokenizer.from_buffer(body)
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            continue
+        assert tokenizer is not None
+        signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends the process
+        answer = _encoded(tokenizer, body, kind == WITH_SPECIAL)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_frame(writer, *answer)
+        del body, answer
+        _give_memory_back()
+
+
+def _encoded(tokenizer: Tokenizer, text: bytes, special_tokens: bool) -> tuple[int, bytes]:
+    try:
+        (encoding,) = tokenizer.encode_batch_fast([text.decode()], add_special_tokens=special_tokens)
+    except Exception as error:
+        refused = invalid("text", f"the model's tokenizer cannot encode it: {' '.join(str(error).split())}")
+        return REFUSED, refused.to_proto().SerializeToString()
+    return IDS, array("i", encoding.ids).tobytes()
+
+
+def _give_memory_back() -> None:
+    """The C library would keep what a long text took for the next one."""
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+if __name__ == "__main__":
+    main()
