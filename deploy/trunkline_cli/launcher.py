@@ -39,7 +39,7 @@ class End:
 class Cluster:
     """The processes of a plan."""
 
-    def __init__(self, plan: ClusterPlan, probe: Probe = CHART_PROBE) -> None:
+    def __init__(self, plan: ClusterPlan, probe: Probe | None = CHART_PROBE) -> None:
         self._plan = plan
         self._probe = probe
         self._children: dict[str, Child] = {}
@@ -101,6 +101,8 @@ class Cluster:
     async def _live(self, name: str) -> End:
         """Waits until a process ends, or hangs; what hangs is stopped."""
         child = self._children[name]
+        if self._probe is None:
+            return End(await child.wait(), child.last_line)
         ended = asyncio.create_task(child.wait())
         hung = asyncio.create_task(until_hung(self._plan.addresses()[name], self._probe))
         try:
@@ -200,15 +202,15 @@ def find_model(name: str) -> Path:
         raise LaunchError(f"there is no directory {shown}, and it could not be downloaded: {first}") from None
 
 
-def serve(plan: ClusterPlan) -> int:
-    """Runs the cluster until SIGINT or SIGTERM; returns the exit status."""
+def serve(plan: ClusterPlan, *, probe: Probe | None) -> int:
+    """Runs the cluster until SIGINT or SIGTERM; returns the exit status.  probe: None: what hangs is left as it is"""
 
     async def run() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop.set)
-        await Cluster(plan).run(stop)
+        await Cluster(plan, probe).run(stop)
 
     try:
         asyncio.run(run())

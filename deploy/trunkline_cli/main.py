@@ -8,6 +8,7 @@ from trunkline_cli import drain, generate, launcher
 from trunkline_cli.arguments import MOST_PORT, Parser, host, server, text, whole
 from trunkline_cli.child import script
 from trunkline_cli.gpus import visible_gpus
+from trunkline_cli.liveness import CHART_PROBE
 from trunkline_cli.plan import ClusterPlan, LaunchError
 
 BENCHES = {
@@ -53,7 +54,10 @@ def main() -> None:
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Further flags are handed to every worker: see trunkline worker --help."
+    parser.epilog = (
+        "Processes that die, or hang, are started again. "
+        "Further flags are handed to every worker: see trunkline worker --help."
+    )
     parser.add_argument("--model", required=True, help="directory in Hugging Face layout, or hub id")
     parser.add_argument("--name", type=text, default="", help="served model name; default: the directory's base name")
     parser.add_argument("--workers", type=whole(1, MOST_PORT), default=2)
@@ -63,6 +67,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--worker-port", type=whole(1, MOST_PORT), default=50061, help="the first worker's (default: %(default)s)"
     )
     parser.add_argument("--tenants", default="", help="JSON file with the terms of tenants (trunkline router --help)")
+    parser.add_argument(
+        "--no-liveness", action="store_true", help="leave what hangs as it is: under a debugger, for example"
+    )
     parser.add_argument(
         "--threads", type=whole(1, MOST_THREADS), help="CPU threads per worker; default: the cores, shared out"
     )
@@ -91,7 +98,7 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
     except LaunchError as error:
         print(f"trunkline serve: {error}", file=sys.stderr)
         return 1
-    return launcher.serve(plan)
+    return launcher.serve(plan, probe=None if parsed.no_liveness else CHART_PROBE)
 
 
 def served_name(name: str, model: str) -> str:

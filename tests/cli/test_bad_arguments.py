@@ -67,7 +67,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What would have been done; nothing is."""
     done: list[object] = []
 
-    def do(what: Namespace | ClusterPlan) -> int:
+    def do(what: Namespace | ClusterPlan, **_: object) -> int:
         done.append(what)
         return 0
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from trunkline.status import RequestRefused
 from trunkline_router.render_pool import RenderPool
 from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
 from trunkline_worker.model.errors import ModelError
+from trunkline_worker.model.model_file import MOST_BYTES
 from trunkline_worker.tokenizer_files import read_tokenizer_files
 
 FILES = {
@@ -159,6 +161,32 @@ def test_a_folder_or_a_dangling_link_in_the_place_of_a_file_is_one_line(name: st
         if not as_link:
             (tmp_path / name).rmdir()
             (tmp_path / name).touch()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_or_an_endless_file_in_the_place_of_a_file_is_one_line(name: str, tmp_path: Path) -> None:
+    write(tmp_path, FILES)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelError, match=Path(name).name):
+        read_tokenizer_files(tmp_path)
+    (tmp_path / name).unlink()
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(ModelError, match=f"{Path(name).name} cannot be read: it has more than"):
+        read_tokenizer_files(tmp_path)
+
+
+@pytest.mark.parametrize("length", [2, 10**6, 10**10])
+def test_padding_and_truncation_of_any_length_cost_nothing(length: int, tmp_path: Path) -> None:
+    padding = {"strategy": {"Fixed": length}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+               "pad_type_id": 0, "pad_token": "<pad>"}  # fmt: skip
+    truncation = {"direction": "Right", "max_length": length, "strategy": "LongestFirst", "stride": 0}
+    whole = json.loads(FILES["tokenizer.json"])
+    write(tmp_path, {**FILES, "tokenizer.json": json.dumps({**whole, "padding": padding}).encode()})
+    assert len(read_tokenizer_files(tmp_path).tokenizer.encode("a b c").ids) < 10
+    write(tmp_path, {**FILES, "tokenizer.json": json.dumps({**whole, "truncation": truncation}).encode()})
+    assert len(read_tokenizer_files(tmp_path).tokenizer.encode("a b c d e f").ids) > 2
 
 
 def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:

@@ -160,6 +160,12 @@ def test_the_nucleus_is_minimal_and_equal_tokens_enter_it_by_id(on_device: bool)
     assert drawn & set(range(4000, 4010))
 
 
+def test_the_least_temperature_that_is_sampled_is_the_one_that_a_float_field_carries() -> None:
+    for temperature, sampled in [(1e-5, True), (1.0001e-5, True), (0.9999e-5, False), (0.0, False)]:
+        params = SamplingParams(temperature=temperature)
+        assert (resolve_sampling(params, 0, 10, frozenset()).temperature > 0) is sampled
+
+
 def test_a_penalty_and_a_temperature_that_overflow_together_leave_a_token() -> None:
     """Below the least penalty that a request may have, too."""
     for penalty, temperature in [(1e-36, 1e-4), (2e-38, 0.5), (LEAST_REPETITION_PENALTY, 1e-5)]:

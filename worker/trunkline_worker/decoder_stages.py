@@ -89,7 +89,7 @@ class ByteRuns:
 
 class FirstDiffers:
     """WordPiece, Metaspace, and the blanks that join tokens where there is no decoder: the first piece is not changed
-    in the way in which the others are. `begun`: the first one has been already.
+    in the way in which the others are. `begun`: the first piece has passed already.
     """
 
     __slots__ = ("_begun", "_first", "_rest")

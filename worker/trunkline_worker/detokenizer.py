@@ -3,7 +3,8 @@
 A token's text depends on its neighbours: leading blanks, bytes of one character, bytes that turn out to be no text. So
 text leaves when nothing that may follow can change it. Where the tokenizer spells rare characters as tokens of one byte
 (SentencePiece's byte fallback), that is when the run of such tokens ends: its decoder makes text of a whole run or of
-nothing in it. Other text leaves at once, but for the bytes of an incomplete character.
+nothing in it. An output of nothing but such tokens therefore has no text before its end. Other text leaves at once, but
+for the bytes of an incomplete character.
 """
 
 import copy

@@ -17,6 +17,7 @@ from trunkline_runtime.log import get_logger
 from trunkline_worker.flight_recorder import FlightRecorder
 from trunkline_worker.frames import FrameReader, frame
 from trunkline_worker.settings import EngineSettings
+from trunkline_worker.silence import SLICE_S, Silence
 
 ENGINE_COMMAND = (sys.executable, "-m", "trunkline_worker.engine_process")
 RECEIVE_BYTES = 1 << 20
@@ -89,6 +90,8 @@ class EngineLink:
                     raise EngineStartError(response.failed.message)
                 elif kind == "ready":
                     self._reading = asyncio.create_task(self._read_steps())
+                    for note in response.ready.notes:
+                        self._log.info("model note", note=note)
                     response.ready.model.start_up_s = time.monotonic() - started_s
                     return response.ready.model
 
@@ -127,21 +130,24 @@ class EngineLink:
         self._pending.want_stats = True
         self._schedule_flush()
 
-    async def kill_when_silent(self, patience_s: float) -> None:
-        """Asks the engine now and then what it has done, and kills it when it does not answer for `patience_s`. Returns
+    async def kill_when_silent(self, silence: Silence, is_idle: Callable[[], bool]) -> None:
+        """Asks the engine now and then what it has done, and kills it when it has owed the answer for too long. Returns
         when it has killed the engine, or the engine has ended.
 
         The engine's own watchdog ends a step that hangs. But if the process is stopped, its watchdog stands still too.
+
+        is_idle: whether nobody waits for the engine
         """
         while True:
             answer = asyncio.ensure_future(self.stats())
-            # In two halves: after a time in which the whole machine stood still, the engine has one of them to answer.
-            for _ in range(2):
-                await asyncio.wait({answer}, timeout=patience_s / 2)
-            if not answer.done():
-                self._log.error("engine does not answer: it is killed", silent_s=patience_s)
-                self._kill()
-                return
+            silence.answered()
+            was_idle = is_idle()
+            while not (await asyncio.wait({answer}, timeout=SLICE_S))[0]:
+                if silence.is_too_long(idle=was_idle and is_idle()):
+                    self._log.error("engine does not answer: it is killed", silent_s=silence.silent_s)
+                    self._kill()
+                    return
+                was_idle = is_idle()
             if isinstance(answer.exception(), RequestRefused):
                 return
             answer.result()

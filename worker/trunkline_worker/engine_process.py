@@ -260,8 +260,6 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
             ignore_config_keys=settings.ignore_config_keys,
             allow_non_finite_weights=settings.allow_non_finite_weights,
         )
-        for note in model.notes:
-            report(note)
         report("allocating KV blocks")
         engine, description = build_engine(settings, model, device, report)
     except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:
@@ -270,7 +268,7 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         sys.exit(2)
     recorder.steps = engine.executor.run_ahead + 1
     engine.before_launch = recorder.launch
-    link.send(EngineResponse(ready=EngineReady(model=description)))
+    link.send(EngineResponse(ready=EngineReady(model=description, notes=model.notes)))
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not look at it again and again
     run(engine, link, Watchdog(settings.step_timeout_s))

@@ -25,12 +25,13 @@ from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.gate import Gate
 from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.model.errors import ModelError
+from trunkline_worker.model.spec import read_spec
 from trunkline_worker.service import WorkerService
+from trunkline_worker.silence import Silence
 from trunkline_worker.stats_log import log_stats
 from trunkline_worker.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 SERVICE = "trunkline.v1.WorkerService"
-ENGINE_PATIENCE_S = 5.0  # beyond step_timeout_s, for the engine's own watchdog to act first, which tells where it hangs
 STOP_GRACE_S = 1.0  # after draining, for the last messages to leave
 
 EXIT_ENGINE_DIED = 1
@@ -49,7 +50,10 @@ def main() -> None:
     try:
         if settings.port:
             check_port_is_free(settings.host, settings.port)  # before the model is loaded, not after
-        files = read_tokenizer_files(Path(settings.engine.model))
+        directory = Path(settings.engine.model)
+        files = read_tokenizer_files(directory)
+        spec = read_spec(directory, settings.engine.ignore_config_keys)
+        files.check_vocabulary(spec.vocab_size)  # before the weights are read, which takes minutes for a large model
         status = uvloop.run(serve(settings, worker_id, files))
     except (PortInUse, ModelError, EngineStartError, OSError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
@@ -72,6 +76,10 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         assert front is not None, "a step before the engine was ready"
         front.on_step(step)
 
+    def is_idle() -> bool:
+        assert front is not None, "the engine is watched once it is ready"
+        return not front.num_choices
+
     def on_death(reason: str) -> None:
         assert front is not None, "a death before the engine was ready"
         front.on_engine_death(reason)
@@ -85,11 +93,6 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         await link.stop()
         return 0
     model = starting.result()
-    try:
-        files.check_vocabulary(model.vocab_size)
-    except ModelError:
-        await link.stop()
-        raise
     model.model, model.worker_id, model.epoch = settings.model_name, worker_id, epoch
     model.protocol_version = PROTOCOL_VERSION
     grant_key = settings.grant_key.encode()
@@ -125,10 +128,9 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
             log.warning("the model names no end-of-sequence token: output ends at max_tokens, a stop string or a stop "
                         "token alone", model=model.model)  # fmt: skip
         died = asyncio.create_task(front.dead.wait())
-        if settings.engine.step_timeout_s:
-            patience_s = settings.engine.step_timeout_s + ENGINE_PATIENCE_S
-            watching = asyncio.create_task(link.kill_when_silent(patience_s))
-            watching.add_done_callback(lambda task: task.cancelled() or task.result())
+        silence = Silence(settings.engine.step_timeout_s)
+        watching = asyncio.create_task(link.kill_when_silent(silence, is_idle))
+        watching.add_done_callback(lambda task: task.cancelled() or task.result())
         if settings.stats_interval_s:
             logging_stats = asyncio.create_task(log_stats(front, settings.stats_interval_s))
             logging_stats.add_done_callback(lambda task: task.cancelled() or task.result())

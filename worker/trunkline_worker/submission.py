@@ -4,6 +4,8 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_worker.fair_share import Account
@@ -12,8 +14,8 @@ from trunkline_worker.prefix_tree import PrefixTree
 from trunkline_worker.sampling_key import choice_seed
 from trunkline_worker.sequence import Sequence
 
-# Below this, dividing logits by the temperature overflows, and what it would give is greedy anyhow.
-LEAST_TEMPERATURE = 1e-5
+# Sampling at a lower temperature is greedy but for exact ties. As a float field carries it, in 32 bits.
+LEAST_TEMPERATURE = float(np.float32(1e-5))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ class Units(dict[int, Unit]):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Where a stream has to begin to be right at the end of its prompt: at the prompt's token `start`. `begun`: what
-    comes before it is text, whatever it is."""
+    """Where a stream has to begin to be right at the end of its prompt: at the prompt's token `start`. `begun`: some
+    token before that one has a text."""
 
     start: int
     begun: bool

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline_worker.model.errors import ModelError, shown
-from trunkline_worker.model.json_file import read_json
+from trunkline_worker.model.model_file import read_file, read_json
 from trunkline_worker.token_texts import PANIC, TokenTexts
 
 REQUIRED = "tokenizer.json"
@@ -26,7 +26,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 class TokenizerFiles:
     """File name → contents, those that exist; and the tokenizer itself.
 
-    `template_problem`: why there is no chat although there is a template, in one line; empty where that is not so.
+    `template_problem`: why there is no chat although there is a template, in one line; else empty.
     """
 
     contents: dict[str, bytes]
@@ -52,24 +52,17 @@ class TokenizerFiles:
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     """Raises ModelError, one line naming the file, where tokenizer.json is missing or one of them is damaged. A damaged
     chat template alone is noted, and text is served."""
-    if not (directory / REQUIRED).is_file():
+    if not os.path.lexists(directory / REQUIRED):
         raise ModelError(f"{directory / REQUIRED} is missing: Trunkline reads tokenizers in this format only")
-    contents = {name: _read(directory / name) for name in NAMES if os.path.lexists(directory / name)}
+    contents = {name: read_file(directory / name) for name in NAMES if os.path.lexists(directory / name)}
     for path in sorted((directory / NAMED_TEMPLATES).glob("*.jinja")):
-        contents[f"{NAMED_TEMPLATES}/{path.name}"] = _read(path)
+        contents[f"{NAMED_TEMPLATES}/{path.name}"] = read_file(path)
     config = read_json(directory / CONFIG) if CONFIG in contents else {}
     for name, values in ((CONFIG, config), (SPECIAL_TOKENS, None)):
         if name in contents:
             _check_special_tokens(directory / name, read_json(directory / name) if values is None else values)
     tokenizer = _tokenizer(directory / REQUIRED, contents[REQUIRED])
     return TokenizerFiles(contents, tokenizer, next(_template_problems(contents, config), ""))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _tokenizer(path: Path, data: bytes) -> Tokenizer:
@@ -84,6 +77,9 @@ def _tokenizer(path: Path, data: bytes) -> Tokenizer:
             raise ModelError(f"{path} {what}: {' '.join(str(error).split())}") from None
 
     tokenizer: Tokenizer = attempt("is damaged", lambda: Tokenizer.from_buffer(data))
+    # What the file pads or cuts texts to may be any number, and no text is padded or cut here.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     ids = attempt("cannot encode a text", lambda: tokenizer.encode("a").ids)
     texts: TokenTexts = attempt("has a decoder that cannot be read", lambda: TokenTexts(tokenizer))
     attempt("cannot decode a text", lambda: [texts.units(keep_special=True)[token_id] for token_id in ids])

@@ -90,6 +90,8 @@ def _format_of(path: Path, skipped: SkippedLines | None) -> TraceFormat:
             first = first or InvalidLineError(f"{path}:{number}: {problem}")
         if skipped is None:
             break
+    if first is not None and skipped is not None:
+        raise TraceError(f"none of the trace's lines is a request; the first: {first}")
     raise first or TraceError(f"{path}: the file is empty")
 
 

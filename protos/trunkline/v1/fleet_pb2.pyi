@@ -197,7 +197,7 @@ Global___RouteCandidate: _TypeAlias = RouteCandidate  # noqa: Y015
 
 @_typing.final
 class ListWorkersRequest(_message.Message):
-    """Nothing to say."""
+    """Empty request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

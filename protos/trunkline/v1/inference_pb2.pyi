@@ -331,7 +331,7 @@ Global___GrantRequest: _TypeAlias = GrantRequest  # noqa: Y015
 
 @_typing.final
 class DirectStarted(_message.Message):
-    """Nothing to say."""
+    """Empty request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -572,7 +572,7 @@ Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """Nothing to say."""
+    """Empty request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -828,7 +828,7 @@ Global___StepCostModel: _TypeAlias = StepCostModel  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """Nothing to say."""
+    """Empty request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1017,7 +1017,7 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class GetTokenizerRequest(_message.Message):
-    """Nothing to say."""
+    """Empty request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1041,7 +1041,9 @@ class GetTokenizerResponse(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The file's name: tokenizer.json, tokenizer_config.json or chat_template.jinja."""
+    """The file's name in the model's directory: tokenizer.json, tokenizer_config.json, special_tokens_map.json,
+    chat_template.jinja, or additional_chat_templates/NAME.jinja.
+    """
     data: _builtins.bytes
     """The next piece of its contents."""
     def __init__(
@@ -1110,7 +1112,7 @@ Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class GetStatsRequest(_message.Message):
-    """Nothing to say."""
+    """Empty request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

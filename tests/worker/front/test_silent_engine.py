@@ -14,6 +14,7 @@ from trunkline.engine.v1.engine_pb2 import EngineResponse
 from trunkline_worker import engine_link
 from trunkline_worker.engine_link import EngineLink
 from trunkline_worker.settings import EngineSettings
+from trunkline_worker.silence import Silence
 
 # Speaks as an engine does; each answer takes it as long as argv[1] says, as behind a step.
 ENGINE = """
@@ -70,11 +71,15 @@ async def linked(tmp_path: Path, step_s: float) -> AsyncIterator[tuple[Asked, as
 @pytest.fixture(autouse=True)
 def _ask_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_link, "QUESTION_PERIOD_S", 0.01)
+    monkeypatch.setattr(engine_link, "SLICE_S", 0.05)  # of real time; each still counts as one of SLICE_S
 
 
-async def test_an_engine_that_is_stopped_is_killed_and_counts_as_dead(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("step_timeout_s", "idle"), [(0.0, True), (10.0, False)])
+async def test_an_engine_that_is_stopped_is_killed_and_counts_as_dead(
+    tmp_path: Path, step_timeout_s: float, idle: bool
+) -> None:
     async with linked(tmp_path, 0.0) as (link, died):
-        watching = asyncio.create_task(link.kill_when_silent(1.0))
+        watching = asyncio.create_task(link.kill_when_silent(Silence(step_timeout_s), lambda: idle))
         await link.until_answers(20)
         assert not watching.done()
         os.kill(link.pid, signal.SIGSTOP)
@@ -82,19 +87,33 @@ async def test_an_engine_that_is_stopped_is_killed_and_counts_as_dead(tmp_path: 
         await asyncio.wait_for(died.wait(), DEADLINE_S)
 
 
-async def test_an_engine_that_takes_nearly_as_long_as_it_may_is_left_alone(tmp_path: Path) -> None:
-    async with linked(tmp_path, 1.2) as (link, died):
-        watching = asyncio.create_task(link.kill_when_silent(2.2))
-        await link.until_answers(2)
-        assert not watching.done()
-        assert not died.is_set()
-        watching.cancel()
-
-
 async def test_the_watch_ends_with_its_engine(tmp_path: Path) -> None:
     async with linked(tmp_path, 60.0) as (link, died):
-        watching = asyncio.create_task(link.kill_when_silent(50.0))
+        watching = asyncio.create_task(link.kill_when_silent(Silence(0.0), lambda: False))
         await asyncio.sleep(0)
         os.kill(link.pid, signal.SIGKILL)
         await asyncio.wait_for(watching, DEADLINE_S)
         assert died.is_set()
+
+
+def slices(silence: Silence, idle: list[bool]) -> int:
+    """How many slices of silence it takes, the last entry of `idle` repeated."""
+    for count in range(1, 10_000):
+        if silence.is_too_long(idle=idle[min(count, len(idle)) - 1]):
+            return count
+    return -1
+
+
+def test_a_busy_engine_has_the_time_of_a_step_and_an_idle_one_has_little() -> None:
+    assert slices(Silence(120.0), [False]) == 125
+    assert slices(Silence(0.0), [False]) == -1, "a step may take any time"
+    assert slices(Silence(120.0), [True]) == slices(Silence(0.0), [True]) == 30
+
+
+def test_a_step_whose_request_was_cancelled_is_not_held_against_the_engine() -> None:
+    assert slices(Silence(120.0), [False] * 60 + [True]) == 90, "idle time counts from then on"
+    assert slices(Silence(120.0), [True] * 20 + [False] * 10 + [True]) == 60
+    silence = Silence(120.0)
+    assert not silence.is_too_long(idle=True)
+    silence.answered()
+    assert slices(silence, [True]) == 30

@@ -18,8 +18,8 @@ from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, checked, their_model
 from trunkline_worker.model.checkpoint import INDEX, SINGLE
 from trunkline_worker.model.errors import ModelError
-from trunkline_worker.model.json_file import MOST_BYTES
 from trunkline_worker.model.loading import load_model
+from trunkline_worker.model.model_file import MOST_BYTES
 
 CPU = torch.device("cpu")
 NOBODY = 65534  # the user id of that name
@@ -127,7 +127,7 @@ def test_any_depth_of_nesting_loads_or_is_one_line(directory: Path) -> None:
 def test_a_file_without_end_is_not_read(directory: Path) -> None:
     with (directory / "config.json").open("r+b") as file:
         file.truncate(MOST_BYTES + 1)
-    assert "config.json cannot be read: its" in problem(directory)
+    assert "config.json cannot be read: it has more" in problem(directory)
 
 
 def a_directory(path: Path) -> None:

@@ -212,6 +212,33 @@ def test_an_unknown_key_is_refused_by_name_unless_the_operator_names_it(tmp_path
     assert served.fingerprint != plain.fingerprint
 
 
+def test_all_unknown_keys_are_named_at_once() -> None:
+    config = base_config("LlamaForCausalLM")
+    problem = parse_problem({**config, "sauce": 1, "a b": 2, "other": None}) or ""
+    assert problem.startswith('"a b", other, sauce are not known')
+    assert "--ignore-config-keys '\"a b\",other,sauce' serves" in problem
+    many = parse_problem({**config, **{f"key_{n}": n for n in range(500)}}) or ""
+    assert "and 480 more are not known" in many
+    assert len(many) < 1000
+
+
+@pytest.mark.parametrize("key", sorted(_READ - {"vocab_size"}))
+def test_a_known_key_that_is_ignored_counts_as_absent_in_every_reader(key: str, tmp_path: Path) -> None:
+    base = {**base_config("LlamaForCausalLM"), "eos_token_id": 2, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    their_model(tmp_path, base)
+
+    def outcome(config: dict[str, Any], ignored: tuple[str, ...]) -> Any:
+        write_config(tmp_path, config)
+        try:
+            model = load_model(tmp_path, device=CPU, ignore_config_keys=ignored)
+        except ModelError as error:
+            return str(error)
+        return model.spec, model.eos_token_ids, model.context_length
+
+    absent = {name: value for name, value in base.items() if name != key}
+    assert outcome({**base, key: "nonsense"}, (key,)) == outcome(absent, ())
+
+
 def test_keys_that_are_ignored_are_part_of_the_fingerprint(tmp_path: Path) -> None:
     base = {**base_config("LlamaForCausalLM"), "rope_scaling": {"type": "linear", "factor": 2.0}}
     their_model(tmp_path, base)

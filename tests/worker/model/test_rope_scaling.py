@@ -29,6 +29,34 @@ CPU = torch.device("cpu")
 HEAD_DIMS = (4, 8, 10, 64)
 
 
+NOT_FINITE: list[dict[str, Any]] = [
+    {"type": "yarn", "factor": 4.0, "beta_fast": 5e-324},
+    {"type": "yarn", "factor": 4.0, "beta_slow": 1e-310, "truncate": False},
+    {"type": "yarn", "factor": 1e-300, "original_max_position_embeddings": 2},
+    {"type": "linear", "factor": 1e-300},
+    {"type": "linear", "factor": 5e-324},
+    {"type": "dynamic", "factor": 5e-324},
+    {"type": "llama3", "factor": 1e-300, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"type": "llama3", "factor": 8.0, "low_freq_factor": 5e-324, "high_freq_factor": 1e-323},
+    {"type": "longrope", "short_factor": [1e-46] * 4, "long_factor": [1.0] * 4},
+    {"type": "longrope", "short_factor": [5e-324] * 4, "long_factor": [1.0] * 4},
+]
+
+
+@pytest.mark.parametrize("scaling", NOT_FINITE, ids=str)
+def test_settings_without_finite_angles_are_refused(
+    scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    base = {**base_config("LlamaForCausalLM"), "head_dim": 8, "rope_scaling": scaling}
+    their_model(tmp_path, {**base, "rope_scaling": None})
+    write_config(tmp_path, base)
+    try:
+        served = load_model(tmp_path, device=CPU)
+    except ModelError:
+        return
+    assert ragged_logits(served, [[1, 2, 3]])[0].isfinite().all()
+
+
 def random_scaling(draw: random.Random, kind: str, head_dim: int) -> dict[str, Any]:
     """A scaling of this kind with whatever may be said of it."""
     scaling: dict[str, Any] = {draw.choice(("rope_type", "type")): kind}

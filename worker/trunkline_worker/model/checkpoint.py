@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trunkline_worker.model.errors import ModelError, shown
-from trunkline_worker.model.json_file import read_json
+from trunkline_worker.model.model_file import read_json
 from trunkline_worker.model.weight_check import WeightCheck
 from trunkline_worker.model.weight_stream import WeightStream
 

@@ -1,10 +1,11 @@
-"""The keys of config.json: those that are read, those without effect, and those that only one value leaves without one.
+"""The keys of config.json: which ones are read, which have no effect, and which have none with certain values.
 
-Every other key is refused by name. A key that is passed over in silence may change what the model computes, and nothing
-would say so but worse text.
+Every other key is refused by name. A key that is ignored silently may change what the model computes, and the only sign
+of it would be worse text.
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,6 +84,8 @@ _WITHOUT_EFFECT_IN = {
     QWEN3: set[str](),
 }
 
+MOST_NAMED = 20  # unknown keys in one error
+
 _NONE: tuple[Any, ...] = (None,)
 _OFF: tuple[Any, ...] = (None, False)
 _ONE: tuple[Any, ...] = (None, 1)
@@ -131,20 +134,26 @@ def check_keys(config: Mapping[str, Any], architecture: str) -> None:
     decoder does not have."""
     harmless = _READ | _READ_BY[architecture] | _WITHOUT_EFFECT | _WITHOUT_EFFECT_IN[architecture]
     neutral = _NEUTRAL | _NEUTRAL_IN[architecture]
+    if unknown := sorted(config.keys() - harmless - neutral.keys()):
+        names = [_named(key) for key in unknown[:MOST_NAMED]]
+        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+        are, they, them = ("are", "they do", "them") if len(unknown) > 1 else ("is", "it does", "it")
+        raise ModelError(
+            f"{', '.join(names)}{more} {are} not known for {architecture}, and may change what the model computes: if "
+            f"{they} not, --ignore-config-keys {shlex.quote(','.join(names))} serves the model without {them}"
+        )
     for key in sorted(config.keys() - harmless):
-        name = key if key.isidentifier() and key.isascii() else shown(key)
-        if key not in neutral:
-            raise ModelError(
-                f"{name} is not known for {architecture}, and may change what the model computes: where it does not, "
-                f"--ignore-config-keys {name} serves the model without it"
-            )
-        value = config[key]
+        name, value = _named(key), config[key]
         if not any(_is_same(value, choice) for choice in neutral[key]):
             detail = value.get("quant_method") if isinstance(value, dict) else None
             raise ModelError(
                 f"{name} {shown(value)}{f' ({shown(detail)})' if detail else ''} is not supported for {architecture}; "
                 f"supported: {', '.join(map(json.dumps, neutral[key]))}"
             )
+
+
+def _named(key: str) -> str:
+    return key if key.isidentifier() and key.isascii() else shown(key)
 
 
 def _is_same(value: Any, choice: Any) -> bool:

@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A JSON object. Every method raises ModelError naming the key and what it may be.
+    """A JSON object. Every method raises ModelError naming the key and what it may be. null is a value like any other:
+    transformers fails on it where a number is wanted.
 
     within: what stands before the keys in errors, "rope_scaling." for example
     """

@@ -6,16 +6,19 @@ from pathlib import Path
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.validation import validate_sampling
+from trunkline_worker.model.config_keys import without
 from trunkline_worker.model.entries import Entries
 from trunkline_worker.model.errors import ModelError
-from trunkline_worker.model.json_file import read_json
+from trunkline_worker.model.model_file import read_json
 
 MOST_TOP_K = (1 << 31) - 1
 MOST_VALUE = 1e6  # of any number; validate_sampling() knows each one's range
 SAMPLING_KEYS = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
-def read_generation_defaults(directory: Path, vocab_size: int) -> tuple[frozenset[int], SamplingParams]:
+def read_generation_defaults(
+    directory: Path, vocab_size: int, ignored_keys: tuple[str, ...] = ()
+) -> tuple[frozenset[int], SamplingParams]:
     """End-of-sequence ids, from generation_config.json, else config.json; and sampling defaults, from
     generation_config.json alone. Raises ModelError naming file and key.
 
@@ -24,6 +27,8 @@ def read_generation_defaults(directory: Path, vocab_size: int) -> tuple[frozense
     leaves out has its neutral value; so a file without a temperature means 1, not greedy decoding. A top_k of 0 or -1
     keeps all tokens. Sampling parameters in config.json, where they stood before there was a generation_config.json,
     have no effect; transformers 5 drops them, and vLLM takes them from there.
+
+    ignored_keys: keys of config.json that are taken for absent
     """
     path = directory / "generation_config.json"
     has_file = os.path.lexists(path)
@@ -36,7 +41,7 @@ def read_generation_defaults(directory: Path, vocab_size: int) -> tuple[frozense
     if eos is None:
         path = directory / "config.json"
         try:
-            eos = _token_ids(Entries(read_json(path)), vocab_size)
+            eos = _token_ids(Entries(without(read_json(path), ignored_keys)), vocab_size)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
     return eos or frozenset(), defaults

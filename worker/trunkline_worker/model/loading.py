@@ -1,6 +1,6 @@
 """From a Hugging Face directory to a decoder that is ready to run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.generation_defaults import read_generation_defaults
+from trunkline_worker.model.rotary_tables import check_rotary, table_bytes
 from trunkline_worker.model.spec import DecoderSpec, read_spec
 from trunkline_worker.model.weight_stream import WeightStream
 
@@ -82,7 +83,8 @@ def load_model(
     if context_length is not None and context_length > spec.most_context:
         raise ModelError(f"--context-length {context_length} is more than the model's {spec.most_context}")
     context = context_length or spec.context_length
-    eos, defaults = read_generation_defaults(directory, spec.vocab_size)
+    check_rotary(spec.rope, spec.head_dim, context)
+    eos, defaults = read_generation_defaults(directory, spec.vocab_size, ignore_config_keys)
     if kernels == "auto":
         kernels = "triton" if device.type == "cuda" else "torch" if deterministic else "c"
     for option, value, plain in (("quantization", quantization, "none"), ("kv_dtype", kv_dtype, "auto")):
@@ -131,16 +133,22 @@ def load_model(
         eos_token_ids=eos,
         default_sampling=defaults,
         deterministic=deterministic,
-        notes=_notes(spec, context),
+        notes=(*_context_note(spec, context), *_sampling_note(defaults)),
     )
 
 
-def _notes(spec: DecoderSpec, context: int) -> tuple[str, ...]:
+def _context_note(spec: DecoderSpec, context: int) -> Iterator[str]:
+    """Where scaling leaves a choice of context lengths: which one it is."""
     chosen = spec.rope.depends_on(context)
-    if not chosen and context == spec.most_context:
-        return ()
-    name = f"RoPE scaling {spec.rope.kind}" + (f" with {chosen}" if chosen else "")
-    return (f"{name}, context length {context}; --context-length may be up to {spec.most_context}",)
+    if spec.rope.kind != "default" and (chosen or context != spec.most_context):
+        scaling = f"RoPE scaling {spec.rope.kind}" + (f" with {chosen}" if chosen else "")
+        yield f"{scaling}, context length {context}; --context-length may be up to {spec.most_context}"
+
+
+def _sampling_note(defaults: SamplingParams) -> Iterator[str]:
+    given = ", ".join(f"{field.name} {value:g}" for field, value in defaults.ListFields())
+    if given:
+        yield f"sampling defaults from generation_config.json, whatever its do_sample says: {given}"
 
 
 def _dtype(asked: str, spec: DecoderSpec, checkpoint: Checkpoint | None) -> torch.dtype:
@@ -184,7 +192,7 @@ def _read_weights(
 
     build_weights(spec, dtype, torch.device("meta"), look_at, _as_it_is, names=names)
     if device.type == "cpu":  # on a GPU the allocator says so itself; on a host the kernel ends the process
-        _check_memory(num_values * dtype.itemsize, context * spec.head_dim * torch.float32.itemsize, device, dtype)
+        _check_memory(num_values * dtype.itemsize, table_bytes(spec.head_dim, context), device, dtype)
     if checkpoint is None:
         return build_weights(spec, dtype, device, _dummy_fill(device), finish, names=names)
     checkpoint_weights = build_weights(spec, dtype, device, checkpoint.read_into, finish, names=names)

@@ -1,7 +1,8 @@
 """What config.json says of rotary embedding: base, scaling, and the context lengths that go with them.
 
-transformers' rules, as of 5.23: `rope_scaling` wins over `rope_parameters`, whole; what neither says of the base comes
-from the top level, as does `original_max_position_embeddings`, which there wins.
+transformers' rules, as of 5.23: where both are there, `rope_scaling` replaces all of `rope_parameters`. A base that the
+remaining object does not give is taken from the top level. An `original_max_position_embeddings` at the top level wins
+over one in the object.
 """
 
 import math

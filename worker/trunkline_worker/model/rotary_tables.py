@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.rope_scaling import RopeSpec
 
 
@@ -21,7 +22,24 @@ def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[T
     """
     frequencies = _frequencies(rope, head_dim, context_length)
     angles = torch.outer(torch.arange(context_length).float(), frequencies)
-    return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    cos, sin = angles.cos(), angles.sin_()  # in place: a long context's tables take gigabytes
+    return cos.mul_(rope.attention_factor), sin.mul_(rope.attention_factor)
+
+
+def table_bytes(head_dim: int, context_length: int) -> int:
+    """What rotary_tables() takes, at its peak and afterwards."""
+    return 2 * context_length * (head_dim // 2) * torch.float32.itemsize
+
+
+def check_rotary(rope: RopeSpec, head_dim: int, context_length: int) -> None:
+    """Raises ModelError where the settings, each in its range, give an angle that is not a finite number."""
+    try:
+        frequencies = _frequencies(rope, head_dim, context_length)
+        is_finite = bool((frequencies * context_length).isfinite().all())
+    except (ArithmeticError, ValueError):
+        is_finite = False
+    if not is_finite:
+        raise ModelError(f"the settings of RoPE scaling {rope.kind} give angles that are not finite numbers")
 
 
 def _frequencies(rope: RopeSpec, head_dim: int, context_length: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from trunkline_worker.model.config_keys import LLAMA, MISTRAL, MODEL_TYPES, QWEN2, QWEN3, check_keys, without
 from trunkline_worker.model.entries import Entries, listed
 from trunkline_worker.model.errors import ModelError, shown
-from trunkline_worker.model.json_file import read_json
+from trunkline_worker.model.model_file import read_json
 from trunkline_worker.model.rope_scaling import RopeSpec, parse_rope
 
 ARCHITECTURES = tuple(MODEL_TYPES)

@@ -26,7 +26,7 @@ from trunkline.v1 import generation_pb2 as trunkline_dot_v1_dot_generation__pb2
 from trunkline.v1 import worker_pb2 as trunkline_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n trunkline/engine/v1/engine.proto\x12\x13trunkline.engine.v1\x1a\x1dtrunkline/v1/generation.proto\x1a\x19trunkline/v1/worker.proto\"{\n\rEngineRequest\x12%\n\x07submits\x18\x01 \x03(\x0b\x32\x14.trunkline.v1.Submit\x12\x15\n\rabort_handles\x18\x02 \x03(\x04\x12\x12\n\nwant_stats\x18\x03 \x01(\x08\x12\x18\n\x10\x66inished_handles\x18\x04 \x03(\x04\"\x9b\x02\n\x0e\x45ngineResponse\x12\x37\n\x08progress\x18\x01 \x01(\x0b\x32#.trunkline.engine.v1.EngineProgressH\x00\x12\x31\n\x05ready\x18\x02 \x01(\x0b\x32 .trunkline.engine.v1.EngineReadyH\x00\x12\x33\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32!.trunkline.engine.v1.EngineFailedH\x00\x12/\n\x04step\x18\x04 \x01(\x0b\x32\x1f.trunkline.engine.v1.EngineStepH\x00\x12/\n\x05stats\x18\x05 \x01(\x0b\x32\x1e.trunkline.v1.GetStatsResponseH\x00\x42\x06\n\x04item\"\x1f\n\x0e\x45ngineProgress\x12\r\n\x05stage\x18\x01 \x01(\t\"<\n\x0b\x45ngineReady\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.trunkline.v1.GetModelResponse\"\x1f\n\x0c\x45ngineFailed\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xf1\x01\n\nEngineStep\x12\x32\n\x07outputs\x18\x01 \x03(\x0b\x32!.trunkline.engine.v1.EngineOutput\x12.\n\x0c\x63\x61\x63he_events\x18\x02 \x03(\x0b\x32\x18.trunkline.v1.CacheEvent\x12&\n\x04load\x18\x03 \x01(\x0b\x32\x18.trunkline.v1.LoadSample\x12\x15\n\rtoken_handles\x18\x04 \x03(\x04\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x13\n\x0blast_handle\x18\x06 \x01(\x04\x12\x18\n\x10\x61\x64mitted_handles\x18\x07 \x03(\x04\"\xa7\x02\n\x0c\x45ngineOutput\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12-\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1b.trunkline.v1.TokenLogprobs\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.trunkline.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12*\n\x06prompt\x18\x06 \x01(\x0b\x32\x1a.trunkline.v1.PromptReport\x12)\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x1a.trunkline.v1.RequestError\x12\r\n\x05trace\x18\x08 \x01(\tB\x10\n\x0e_stop_token_idb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n trunkline/engine/v1/engine.proto\x12\x13trunkline.engine.v1\x1a\x1dtrunkline/v1/generation.proto\x1a\x19trunkline/v1/worker.proto\"{\n\rEngineRequest\x12%\n\x07submits\x18\x01 \x03(\x0b\x32\x14.trunkline.v1.Submit\x12\x15\n\rabort_handles\x18\x02 \x03(\x04\x12\x12\n\nwant_stats\x18\x03 \x01(\x08\x12\x18\n\x10\x66inished_handles\x18\x04 \x03(\x04\"\x9b\x02\n\x0e\x45ngineResponse\x12\x37\n\x08progress\x18\x01 \x01(\x0b\x32#.trunkline.engine.v1.EngineProgressH\x00\x12\x31\n\x05ready\x18\x02 \x01(\x0b\x32 .trunkline.engine.v1.EngineReadyH\x00\x12\x33\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32!.trunkline.engine.v1.EngineFailedH\x00\x12/\n\x04step\x18\x04 \x01(\x0b\x32\x1f.trunkline.engine.v1.EngineStepH\x00\x12/\n\x05stats\x18\x05 \x01(\x0b\x32\x1e.trunkline.v1.GetStatsResponseH\x00\x42\x06\n\x04item\"\x1f\n\x0e\x45ngineProgress\x12\r\n\x05stage\x18\x01 \x01(\t\"K\n\x0b\x45ngineReady\x12-\n\x05model\x18\x01 \x01(\x0b\x32\x1e.trunkline.v1.GetModelResponse\x12\r\n\x05notes\x18\x02 \x03(\t\"\x1f\n\x0c\x45ngineFailed\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xf1\x01\n\nEngineStep\x12\x32\n\x07outputs\x18\x01 \x03(\x0b\x32!.trunkline.engine.v1.EngineOutput\x12.\n\x0c\x63\x61\x63he_events\x18\x02 \x03(\x0b\x32\x18.trunkline.v1.CacheEvent\x12&\n\x04load\x18\x03 \x01(\x0b\x32\x18.trunkline.v1.LoadSample\x12\x15\n\rtoken_handles\x18\x04 \x03(\x04\x12\x11\n\ttoken_ids\x18\x05 \x03(\x05\x12\x13\n\x0blast_handle\x18\x06 \x01(\x04\x12\x18\n\x10\x61\x64mitted_handles\x18\x07 \x03(\x04\"\xa7\x02\n\x0c\x45ngineOutput\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12-\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1b.trunkline.v1.TokenLogprobs\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.trunkline.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12*\n\x06prompt\x18\x06 \x01(\x0b\x32\x1a.trunkline.v1.PromptReport\x12)\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x1a.trunkline.v1.RequestError\x12\r\n\x05trace\x18\x08 \x01(\tB\x10\n\x0e_stop_token_idb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,11 +40,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINEPROGRESS']._serialized_start=526
   _globals['_ENGINEPROGRESS']._serialized_end=557
   _globals['_ENGINEREADY']._serialized_start=559
-  _globals['_ENGINEREADY']._serialized_end=619
-  _globals['_ENGINEFAILED']._serialized_start=621
-  _globals['_ENGINEFAILED']._serialized_end=652
-  _globals['_ENGINESTEP']._serialized_start=655
-  _globals['_ENGINESTEP']._serialized_end=896
-  _globals['_ENGINEOUTPUT']._serialized_start=899
-  _globals['_ENGINEOUTPUT']._serialized_end=1194
+  _globals['_ENGINEREADY']._serialized_end=634
+  _globals['_ENGINEFAILED']._serialized_start=636
+  _globals['_ENGINEFAILED']._serialized_end=667
+  _globals['_ENGINESTEP']._serialized_start=670
+  _globals['_ENGINESTEP']._serialized_end=911
+  _globals['_ENGINEOUTPUT']._serialized_start=914
+  _globals['_ENGINEOUTPUT']._serialized_end=1209
 # @@protoc_insertion_point(module_scope)
