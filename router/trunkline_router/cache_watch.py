@@ -1,12 +1,13 @@
 """A worker's WatchCache stream, from one subscription to the next."""
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import grpc
 
 from trunkline.v1.worker_pb2 import WatchCacheRequest
-from trunkline_router.cache_follower import CacheFollower
+from trunkline_router.cache_follower import MOST_BLOCKS, MOST_CLEARED, CacheFollower, Work
 from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
 from trunkline_router.model_check import FalseClaim
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 SUBSCRIBE_AGAIN_S = 0.2
+TURN_S = 0.001  # for so long a worker's news are worked on before others have their turn
+CLEARED_WITHIN_S = 10.0  # a worker that empties its cache more than MOST_CLEARED times is left alone
 
 
 async def follow_cache(stub: "WorkerServiceAsyncStub", live: Live, synced: asyncio.Event, context: LinkContext) -> None:
@@ -26,9 +29,11 @@ async def follow_cache(stub: "WorkerServiceAsyncStub", live: Live, synced: async
     the worker says what cannot be.
     """
     log = get_logger()
+    cleared = ClearedOften()
+    most_blocks = 2 * live.model.kv_blocks if live.model.kv_blocks else MOST_BLOCKS
     while True:
         problem = "cache events ended"
-        follower = CacheFollower(live.blocks, live.model.epoch)
+        follower = CacheFollower(live.blocks, live.model.epoch, min(most_blocks, MOST_BLOCKS))
         call = stub.WatchCache(WatchCacheRequest(stride=1), metadata=context.proof("WatchCache", live.model))
         try:
             async for item in call:
@@ -41,8 +46,9 @@ async def follow_cache(stub: "WorkerServiceAsyncStub", live: Live, synced: async
                     live.take_load(item.load, now_s)
                     if live.accepts != accepts:
                         context.on_change()
-                elif follower.take(item):
+                elif await in_turns(follower.work(item)):
                     live.heard(now_s)
+                    cleared.check(follower, now_s)
                 else:
                     problem = "cache events have a gap"
                     break
@@ -55,3 +61,35 @@ async def follow_cache(stub: "WorkerServiceAsyncStub", live: Live, synced: async
         # Where the whole worker is gone, its session has ended too and this task is cancelled here.
         await asyncio.sleep(SUBSCRIBE_AGAIN_S * context.rng.uniform(0.5, 1.0))
         log.warning("subscribing anew", address=live.address, problem=problem)
+
+
+class ClearedOften:
+    """How often a worker's cache was emptied of late."""
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._count = 0
+        self._seen: tuple[CacheFollower | None, int] = (None, 0)
+
+    def check(self, follower: CacheFollower, now_s: float) -> None:
+        """Raises FalseClaim where it was too often."""
+        last, seen = self._seen
+        self._count += follower.num_cleared - (seen if last is follower else 0)
+        self._seen = (follower, follower.num_cleared)
+        if now_s - self._since_s > CLEARED_WITHIN_S:
+            self._since_s, self._count = now_s, 0
+        if self._count > MOST_CLEARED:
+            raise FalseClaim(f"the worker emptied its cache more than {MOST_CLEARED} times in {CLEARED_WITHIN_S:g} s")
+
+
+async def in_turns(work: Work) -> bool:
+    """What the work comes to, with everything else going on meanwhile."""
+    begun_s = time.perf_counter()
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return bool(end.value)
+        if time.perf_counter() - begun_s > TURN_S:
+            await asyncio.sleep(0)
+            begun_s = time.perf_counter()

@@ -88,18 +88,22 @@ async def fetched(stub: "WorkerServiceAsyncStub") -> dict[str, bytes]:
     large."""
     files: dict[str, bytearray] = {}
     all_bytes = 0
-    async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=FETCH_TIMEOUT_S):
-        all_bytes += len(piece.data) + len(piece.name)
-        if all_bytes > MAX_ALL_BYTES:
-            raise TokenizerError(f"the worker's tokenizer files have more than {MAX_ALL_BYTES} bytes")
-        if piece.name not in NAMES and not NAMED_TEMPLATE.fullmatch(piece.name):
-            continue
-        data = files.setdefault(piece.name, bytearray())
-        data += piece.data
-        if len(data) > MAX_FILE_BYTES:
-            raise TokenizerError(f"the worker's {piece.name} has more than {MAX_FILE_BYTES} bytes")
-        if len(files) > MAX_FILES:
-            raise TokenizerError(f"the worker sends more than {MAX_FILES} tokenizer files")
+    call = stub.GetTokenizer(GetTokenizerRequest(), timeout=FETCH_TIMEOUT_S)
+    try:
+        async for piece in call:
+            all_bytes += len(piece.data) + len(piece.name)
+            if all_bytes > MAX_ALL_BYTES:
+                raise TokenizerError(f"the worker's tokenizer files have more than {MAX_ALL_BYTES} bytes")
+            if piece.name not in NAMES and not NAMED_TEMPLATE.fullmatch(piece.name):
+                continue
+            data = files.setdefault(piece.name, bytearray())
+            data += piece.data
+            if len(data) > MAX_FILE_BYTES:
+                raise TokenizerError(f"the worker's {piece.name} has more than {MAX_FILE_BYTES} bytes")
+            if len(files) > MAX_FILES:
+                raise TokenizerError(f"the worker sends more than {MAX_FILES} tokenizer files")
+    finally:
+        call.cancel()  # what it still sends is not waited for
     return {name: bytes(data) for name, data in files.items()}
 
 

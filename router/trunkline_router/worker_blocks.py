@@ -55,6 +55,10 @@ class WorkerBlocks:
             self._index.distrust(self.slot)
         self._index.detach(old)
 
+    def sweep(self) -> bool:
+        """Frees a slice of what is no longer held; whether more is left."""
+        return self._index.sweep()
+
     def close(self) -> None:
         """The worker is gone, and what it was expected to hold."""
         self._recent.clear()

@@ -33,6 +33,16 @@ BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
 ASIDE_FIRST_S, ASIDE_MOST_S = 1.0, 60.0
 HONEST_S = 300.0  # a connection that lasted for so long makes the next time aside short again
 MAX_PROBLEM_CHARACTERS = 400
+SERVICE = "trunkline.v1.WorkerService"
+# Of one message, for it is read at once: a worker sends pieces of 1 MiB of its cache and its tokenizer, at most 16 MiB
+# of several outputs, and one output with a prompt's log-probabilities of up to 17 MiB.
+MOST_BYTES = {
+    "GetModel": 1 << 20,
+    "GetStats": 4 << 20,
+    "GetTokenizer": 2 << 20,
+    "WatchCache": 2 << 20,
+    "Session": 24 << 20,
+}
 
 
 class WorkerLink:
@@ -64,7 +74,7 @@ class WorkerLink:
             holder = None
             begun_s = self._context.clock_s()
             try:
-                async with open_channel(self.address) as channel:
+                async with open_channel(self.address, service=SERVICE, most_bytes=MOST_BYTES) as channel:
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"

@@ -98,6 +98,7 @@ class FakeWorker(WorkerServiceServicer):
     kv_token_capacity: int = 4096
     vocab_size: int = VOCAB_SIZE  # tokens are counted up from 0: long answers need a larger one
     block_size: int = BLOCK
+    kv_blocks: int = 0  # not said
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     grant_key: bytes = b""
     reports: bool = True  # what becomes of grants
@@ -306,6 +307,7 @@ class FakeWorker(WorkerServiceServicer):
             context_length=self.context_length,
             kv_token_capacity=self.kv_token_capacity,
             block_size=self.block_size,
+            kv_blocks=self.kv_blocks,
             eos_token_ids=[EOS],
             default_sampling=self.default_sampling,
             tokenizer_digest=tokenizer_digest(self.files) if self.tokenizer_digest is None else self.tokenizer_digest,

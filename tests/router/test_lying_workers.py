@@ -1,21 +1,18 @@
 """A worker that says what cannot be costs no other worker's requests anything, and its own a second try."""
 
 import asyncio
-import json
 import math
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pytest
 
-from tests.router.cluster import Cluster, cluster, until
-from tests.router.fake_worker import FakeChoice, FakeWorker
+from tests.router.cluster import cluster, until
+from tests.router.fake_worker import FakeWorker
+from tests.router.liar import PROMPT, Liar, innocents
 from tests.router.lies import lies
-from tests.router.tokenizer_files import VOCAB_SIZE, tokenizer_files
+from tests.router.tokenizer_files import VOCAB_SIZE
 from trunkline.status import OVERLOADED, RequestRefused, code_of
-from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ListWorkersRequest
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
@@ -24,26 +21,20 @@ from trunkline.v1.worker_pb2 import (
     GrantReport,
     LoadSample,
     SequenceOutput,
-    SessionResponse,
     SessionWelcome,
     StepCostModel,
-    WatchCacheResponse,
 )
 from trunkline_router.link_context import LinkLimits
 from trunkline_router.model_check import WorkerUnusable, check_model
 from trunkline_router.policy import choose
-from trunkline_router.pool_terms import Terms, agreed
 from trunkline_router.prefix_index import PrefixIndex
-from trunkline_router.render_pool import RenderPool
 from trunkline_router.route_request import RouteRequest
 from trunkline_router.routing_policy import PolicyName, RoutingPolicy
-from trunkline_router.tokenizer import PromptTokenizer
 from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_router.worker_claims import load_problem, model_problem
 from trunkline_router.worker_facts import WorkerTable
 from trunkline_router.worker_state import WorkerState
 
-PROMPT = [5, 6, 7, 8, 9]
 PAIRS = 16  # of a good worker and a liar, before one router: as many models
 LIMITS = LinkLimits(inter_token_timeout_s=0.5, slow_start_s=0.0)
 HONEST_LOAD = LoadSample(
@@ -83,70 +74,6 @@ HONEST_MODEL = GetModelResponse(
 )
 HONEST_REFUSAL = RequestRefused(code_of(OVERLOADED) or 0, OVERLOADED, "full", retry_delay_ms=1).to_proto()
 HONEST_CHUNK = OutputChunk(token_ids=[1, 2], text="xx", finish_reason=FinishReason.FINISH_REASON_STOP, stop_token_id=2)
-
-
-@dataclass
-class Liar(FakeWorker):
-    """Says `said` in the place of what it would say: its model, a load sample, its welcome, or news of a choice."""
-
-    said: Any = None
-    told: bool = False
-    may_speak: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def GetModel(self, request: Any, context: Any) -> GetModelResponse:
-        await self.may_speak.wait()
-        honest = await super().GetModel(request, context)
-        if not isinstance(self.said, GetModelResponse):
-            return honest
-        lie = GetModelResponse()
-        lie.CopyFrom(self.said)
-        if lie.model == HONEST_MODEL.model:
-            lie.model = self.model
-        return lie
-
-    async def WatchCache(self, request: Any, context: Any) -> AsyncIterator[WatchCacheResponse]:
-        async for item in super().WatchCache(request, context):
-            yield item
-            if isinstance(self.said, LoadSample):
-                self.told = True
-                yield WatchCacheResponse(epoch=self.epoch, sequence=self.sequence, load=self.said)
-            if isinstance(self.said, WatchCacheResponse):
-                self.told = True
-                yield self.said
-
-    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[SessionResponse]:
-        async for response in super().Session(request_iterator, context):
-            if response.HasField("welcome") and isinstance(self.said, SessionWelcome):
-                yield SessionResponse(welcome=self.said)
-            else:
-                yield response
-
-    def _take(self, submit: Any, outbox: Any) -> FakeChoice:
-        if not isinstance(self.said, SequenceOutput):
-            return super()._take(submit, outbox)
-        answer, self.answer = self.answer, None
-        choice = super()._take(submit, outbox)
-        self.arrived.get_nowait()
-        self.answer, self.told = answer, True
-        lie = SequenceOutput()
-        lie.CopyFrom(self.said)
-        if lie.handle == 1:
-            lie.handle = submit.handle
-        if lie.chunk.index == submit.choice and lie.HasField("prompt"):
-            lie.prompt.prompt_tokens = len(submit.prompt_token_ids)
-        outbox.put_nowait(SessionResponse(outputs=[lie]))
-        return choice
-
-
-async def innocents(router: Cluster, model: str, count: int = 4) -> None:
-    """Requests of one model, some with and some without a bound: all are answered."""
-    answers = await asyncio.gather(
-        *(
-            router.answer([*PROMPT, number], model=model, sampling=SamplingParams(max_tokens=3 if number % 2 else None))
-            for number in range(count)
-        )
-    )
-    assert all(answers)
 
 
 def by_model(said: list[Any]) -> list[list[tuple[FakeWorker, Liar]]]:
@@ -251,86 +178,3 @@ async def test_a_code_or_an_end_that_is_none_costs_a_second_try_and_no_status_is
         assert (
             "requests failed there" in problems["liar-0"] or not problems["liar-0"] or "no sense" in problems["liar-0"]
         )
-
-
-def test_most_workers_decide_what_must_agree_and_of_equally_many_those_from_before() -> None:
-    a, b = Terms(100, b"x"), Terms(100, b"y")
-    for seed in range(200):
-        rng = Random(seed)
-        terms = [rng.choice((a, b)) for _ in range(rng.randrange(1, 7))]
-        before = rng.choice((None, a, b))
-        common = agreed(terms, before)
-        assert 2 * terms.count(common) >= len(terms)
-        if 2 * terms.count(common) == len(terms):
-            assert common == (before or terms[0])
-
-
-def other_text(contents: dict[str, bytes]) -> dict[str, bytes]:
-    """Files of a tokenizer that is as large, and spells two of its tokens the other way round."""
-    files = json.loads(contents["tokenizer.json"])
-    vocab = files["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    return {**contents, "tokenizer.json": json.dumps(files).encode()}
-
-
-def another_version(contents: dict[str, bytes]) -> dict[str, bytes]:
-    """Files of the same tokenizer, written otherwise, with one more, as an older or newer worker sends them."""
-    return {
-        **contents,
-        "tokenizer.json": json.dumps(json.loads(contents["tokenizer.json"]), indent=1).encode(),
-        "special_tokens_map.json": b'{"bos_token": "<s>"}',
-    }
-
-
-async def test_a_worker_with_another_tokenizer_is_set_aside_by_name_and_its_text_never_mixes() -> None:
-    good = [FakeWorker("good-0"), FakeWorker("good-1", files=another_version(tokenizer_files()))]
-    odd = FakeWorker("odd", files=other_text(tokenizer_files()))
-    async with cluster(*good, odd) as router:
-        for number in range(12):
-            await router.answer(f"{number} abba")
-        listed = (await router.fleet.ListWorkers(ListWorkersRequest())).workers
-        problems = {one.worker_id: one.problem for one in listed}
-        assert "other tokens of a text than at 2 of the model's 3" in problems.pop("odd")
-        assert set(problems.values()) == {""}
-        assert not odd.submits
-        assert all(worker.submits for worker in good), "files that are written otherwise are no other tokenizer"
-        before = tokens_of_text(good[0])
-        for worker in good:
-            worker.send_load(draining=True)
-        await until(lambda: not (router.live(0).accepts or router.live(1).accepts))
-        await router.answer("abba")
-        assert tokens_of_text(odd)[-4:] != before[-4:], "when the others leave, its terms hold"
-
-
-async def test_a_copied_digest_brings_nobody_the_copiers_files() -> None:
-    for number in range(6):  # whichever comes first
-        good, copier = FakeWorker("good"), FakeWorker("copier", files=other_text(tokenizer_files()))
-        copier.tokenizer_digest = tokenizer_digest(good.files)
-        workers = (copier, good) if number % 2 else (good, copier)
-        async with cluster(*workers, seed=number) as router:
-            await router.answer("abba")
-            assert router.live(workers.index(good)).tokenizer.encoding == encoding_of(good.files)
-
-
-def tokens_of_text(worker: FakeWorker) -> list[int]:
-    return list(worker.submits[-1].prompt_token_ids)
-
-
-def encoding_of(files: dict[str, bytes]) -> bytes:
-    return PromptTokenizer(files, RenderPool()).encoding
-
-
-async def test_defaults_that_few_workers_have_are_nobodys() -> None:
-    defaults = [SamplingParams(temperature=value) for value in (0.5, 0.5, 0.25)]
-    workers = [FakeWorker(f"w{n}", default_sampling=each, context_length=4096 + n) for n, each in enumerate(defaults)]
-    async with cluster(*workers) as router:
-        for number in range(24):
-            await router.answer([20 + number, *PROMPT])
-        assert {submit.sampling.temperature for worker in workers for submit in worker.submits} == {0.5}
-        assert workers[2].submits, "it is a worker like the others"
-
-
-async def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_though_it_comes_alone() -> None:
-    small = FakeWorker("small", vocab_size=VOCAB_SIZE - 1, model="other")
-    async with cluster(FakeWorker("good"), small, expected=(True, False)) as router:
-        await until(lambda: "tokenizer is another model's" in router.links[1].problem)

@@ -215,7 +215,7 @@ async def test_a_bug_in_one_workers_link_ends_neither_the_link_nor_the_router(mo
             monkeypatch.undo()
             raise KeyError("a bug")
 
-        monkeypatch.setattr(CacheFollower, "take", broken)
+        monkeypatch.setattr(CacheFollower, "work", broken)
         worker.cache_prompt(PREFIX)
         await until(lambda: router.links[0].live not in (None, before))
         assert len(router.live(0).blocks) == 16
