@@ -20,7 +20,7 @@ from trunkline_router.worker_blocks import WorkerBlocks
 from trunkline_router.worker_breaker import WorkerBreaker
 from trunkline_router.worker_claims import welcome_problem
 from trunkline_router.worker_health import WorkerHealth
-from trunkline_router.worker_names import SameWorker
+from trunkline_router.worker_names import SameWorker, place_of
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.log import get_logger
 
@@ -112,7 +112,7 @@ class WorkerLink:
         stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         check_model(model, self._context.grant_key)
-        with self._context.names.held(model, self):
+        with self._context.names.held(model, self, await place_of(self.address)):
             self.same_as = None
             self.tries.answered(model.model)
             await self._converse(stub, model)
