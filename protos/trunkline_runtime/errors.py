@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyProto
@@ -53,19 +54,28 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], refused: Reque
     raise AssertionError("abort() does not return")
 
 
-# Raises RequestRefused for a message that is not worth parsing: (the method's full name, the message as it came).
-CheckRequest = Callable[[str, bytes], None]
+class RequestGate(Protocol):
+    """What a request passes before it is parsed, in the form in which it came. Both raise RequestRefused."""
+
+    def check(self, method: str, raw: bytes) -> None:
+        """Whether a message to this method, by its full name, is worth parsing."""
+
+    def holding(self, raw: bytes, metadata: "Metadata | None") -> AbstractContextManager[None]:
+        """The request's part in the memory that requests may take, to be entered while it runs."""
+
+
+Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """RequestRefused becomes its row of the error table; anything unexpected INTERNAL, logged, without internals.
 
-    check: asked before a request is parsed. Parsing happens here, so that a request that cannot be parsed is refused as
+    gate: asked before a request is parsed. Parsing happens here, so that a request that cannot be parsed is refused as
     any other bad one.
     """
 
-    def __init__(self, check: CheckRequest | None = None) -> None:
-        self._check = check
+    def __init__(self, gate: RequestGate | None = None) -> None:
+        self._gate = gate
 
     async def intercept_service(
         self,
@@ -85,18 +95,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         made: grpc.RpcMethodHandler[Any, Any]
         if handler.request_streaming:  # grpc parses as the behaviour reads: a refusal is raised there
             made = make(
-                wrap(behaviour, method, None),
+                wrap(behaviour, method, None, None),
                 request_deserializer=parse,
                 response_serializer=handler.response_serializer,
             )
         else:
-            made = make(wrap(behaviour, method, parse), response_serializer=handler.response_serializer)
+            made = make(wrap(behaviour, method, parse, self._gate), response_serializer=handler.response_serializer)
         return made
 
     def _parser(self, method: str, deserialize: "Parse") -> "Parse":
         def parse(raw: bytes) -> Any:
-            if self._check is not None:
-                self._check(method, raw)
+            if self._gate is not None:
+                self._gate.check(method, raw)
             try:
                 return deserialize(raw)
             except DecodeError:
@@ -109,12 +119,16 @@ Parse = Callable[[bytes], Any]
 Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 
 
-def _unary(behaviour: Behaviour, method: str, parse: Parse | None) -> Behaviour:
+NO_GATE: AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def _unary(behaviour: Behaviour, method: str, parse: Parse | None, gate: RequestGate | None) -> Behaviour:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            if parse is not None:
-                request = parse(request)
-            return await behaviour(request, context)
+            with NO_GATE if gate is None else gate.holding(request, context.invocation_metadata()):
+                if parse is not None:
+                    request = parse(request)
+                return await behaviour(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except BaseException as error:
@@ -123,20 +137,21 @@ def _unary(behaviour: Behaviour, method: str, parse: Parse | None) -> Behaviour:
     return call
 
 
-def _stream(behaviour: Behaviour, method: str, parse: Parse | None) -> Behaviour:
+def _stream(behaviour: Behaviour, method: str, parse: Parse | None, gate: RequestGate | None) -> Behaviour:
     # Writes instead of yielding: a call that is cancelled while its client reads slowly then closes the behaviour's
     # generator here and now, in the task and the context that it ran in. grpc would leave that to the collector.
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
-            if parse is not None:
-                request = parse(request)
-            answer = behaviour(request, context)
-            if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
-                await answer
-                return
-            async with contextlib.aclosing(answer) as responses:
-                async for response in responses:
-                    await context.write(response)
+            with NO_GATE if gate is None else gate.holding(request, context.invocation_metadata()):
+                if parse is not None:
+                    request = parse(request)
+                answer = behaviour(request, context)
+                if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
+                    await answer
+                    return
+                async with contextlib.aclosing(answer) as responses:
+                    async for response in responses:
+                        await context.write(response)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except BaseException as error:

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trunkline.channel import KEEPALIVE_MS, MAX_MESSAGE_BYTES
-from trunkline_runtime.errors import CheckRequest, ErrorInterceptor
+from trunkline_runtime.errors import ErrorInterceptor, RequestGate
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -20,7 +20,7 @@ READINESS = "readiness"
 # Calls that a connection may have open; a client's library queues further ones. Each takes some 20 KB before its
 # handler runs. With the limit, gRPC also refuses streams while as many cancelled ones are still being cleaned up. That
 # keeps a client that opens and resets streams in a loop from filling the memory.
-MAX_STREAMS_PER_CONNECTION = 2048
+MAX_STREAMS_PER_CONNECTION = 1000
 # Identity alone. gRPC decompresses a whole message before it looks at the limit of its size: a few KB become gigabytes.
 # Clients that compress are told UNIMPLEMENTED and which algorithms there are.
 NO_COMPRESSION = 1
@@ -83,7 +83,7 @@ class GrpcServer:
     max_connection_age_s: a connection that is about this old takes no further calls, and the client opens another one;
     calls that run on it run on. None: never.
     max_request_bytes: a longer message is refused by gRPC itself, RESOURCE_EXHAUSTED.
-    check_request: looks at a request before it is parsed.
+    gate: what a request passes before it is parsed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class GrpcServer:
         shared_port: bool = False,
         max_connection_age_s: float | None = None,
         max_request_bytes: int = MAX_MESSAGE_BYTES,
-        check_request: CheckRequest | None = None,
+        gate: RequestGate | None = None,
     ) -> None:
         self._host = host
         self._wanted_port = port
@@ -103,7 +103,7 @@ class GrpcServer:
         self._shared_port = shared_port
         self.port = 0  # the bound one, once started
         self.grpc = grpc.aio.server(
-            interceptors=(ErrorInterceptor(check_request),),
+            interceptors=(ErrorInterceptor(gate),),
             options=(
                 ("grpc.max_receive_message_length", max_request_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

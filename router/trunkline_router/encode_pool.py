@@ -1,4 +1,4 @@
-"""The processes that tokenize long texts, as the router sees them.
+"""The processes that tokenize long texts and turn many tokens into text, as the router sees them.
 
 The library lets go of the GIL while it encodes, but not while it hands over what it has made, and it takes 300 bytes of
 memory for a byte of text. In a process of its own neither holds up or outlives anything here.
@@ -14,14 +14,15 @@ from hashlib import sha256
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import RequestError
-from trunkline_router.encode_process import IDS, PLAIN, TOKENIZER, WITH_SPECIAL
+from trunkline_router.encode_process import KEEPING, PLAIN, SKIPPING, TOKENIZER, WITH_SPECIAL
 from trunkline_router.frame_process import FrameProcess, ProcessEnded
+from trunkline_router.frames import REFUSED
 from trunkline_runtime.log import get_logger
 
 ENCODER = "trunkline_router.encode_process"
 PROCESSES = 2  # of as much memory as their vocabularies take; a tenant uses one of them at a time
 TIME_LIMIT_S = 60.0  # of CPU, for one text; the largest one takes some five seconds
-# Text that waits, of one tenant and of all: past it requests are refused. It lies in this process.
+# What waits, of one tenant and of all: past it requests are refused. It lies in this process.
 MAX_TENANT_BYTES, MAX_BYTES = 32 << 20, 128 << 20
 RETRY_MS = 1000
 
@@ -43,7 +44,7 @@ class _Account:
 
 
 class EncodePool:
-    """Encodes in at most PROCESSES processes at once, one text of each tenant after the other."""
+    """Encodes and decodes in at most PROCESSES processes at once, for each tenant one text after the other."""
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
         self._time_limit_s = time_limit_s
@@ -54,25 +55,35 @@ class EncodePool:
 
     async def encode(self, source: EncoderSource, text: str, *, special_tokens: bool, tenant: str) -> "array[int]":
         """Token ids. Raises RequestRefused: too much waits, or the text cannot be encoded."""
-        body = text.encode()
-        with self._counted(tenant, len(body)) as account:
-            async with account.turn, self._places:
-                try:
-                    return await self._try(source, body, special_tokens)
-                except ProcessEnded as ended:
-                    get_logger().warning("a process that tokenizes ended", status=ended.status)
-                    if ended.status == -signal.SIGPROF:
-                        problem = f"the model's tokenizer takes longer than {self._time_limit_s:g} s for it"
-                        raise invalid("text", problem) from None
-                try:  # it may have been ended from outside
-                    return await self._try(source, body, special_tokens)
-                except ProcessEnded as ended:
-                    raise invalid("text", f"the model's tokenizer cannot encode it: {ended}") from None
+        kind = WITH_SPECIAL if special_tokens else PLAIN
+        ids = array("i")
+        ids.frombytes(await self._ask(source, kind, text.encode(), tenant, "text"))
+        return ids
+
+    async def decode(self, source: EncoderSource, ids: "array[int]", *, keep_special: bool, tenant: str) -> str:
+        """The text of token ids. Raises RequestRefused likewise."""
+        kind = KEEPING if keep_special else SKIPPING
+        return (await self._ask(source, kind, ids.tobytes(), tenant, "token_ids")).decode()
 
     async def close(self) -> None:
         """Ends the processes."""
         while self._idle:
             await self._idle.pop().end()
+
+    async def _ask(self, source: EncoderSource, kind: int, body: bytes, tenant: str, field_name: str) -> bytes:
+        with self._counted(tenant, len(body)) as account:
+            async with account.turn, self._places:
+                try:
+                    return await self._try(source, kind, body)
+                except ProcessEnded as ended:
+                    get_logger().warning("a process that tokenizes ended", status=ended.status)
+                    if ended.status == -signal.SIGPROF:
+                        problem = f"the model's tokenizer takes longer than {self._time_limit_s:g} s for so much"
+                        raise invalid(field_name, problem) from None
+                try:  # it may have been ended from outside
+                    return await self._try(source, kind, body)
+                except ProcessEnded as ended:
+                    raise invalid(field_name, f"the model's tokenizer ends with it: {ended}") from None
 
     @contextmanager
     def _counted(self, tenant: str, num_bytes: int) -> Iterator[_Account]:
@@ -95,10 +106,10 @@ class EncodePool:
             if not account.num_bytes:
                 del self._accounts[tenant]
 
-    async def _try(self, source: EncoderSource, body: bytes, special_tokens: bool) -> "array[int]":
+    async def _try(self, source: EncoderSource, kind: int, body: bytes) -> bytes:
         encoder = await self._encoder(source)
         try:
-            ids = await encoder.encode(source, body, special_tokens)
+            answer = await encoder.answer(source, kind, body)
         except RequestRefused:
             self._idle.append(encoder)
             raise
@@ -106,7 +117,7 @@ class EncodePool:
             await encoder.end()
             raise
         self._idle.append(encoder)
-        return ids
+        return answer
 
     async def _encoder(self, source: EncoderSource) -> "_Encoder":
         """One that knows this tokenizer, if there is one."""
@@ -124,14 +135,12 @@ class _Encoder(FrameProcess):
 
     knows = b""  # the tokenizer that it has
 
-    async def encode(self, source: EncoderSource, body: bytes, special_tokens: bool) -> "array[int]":
+    async def answer(self, source: EncoderSource, kind: int, body: bytes) -> bytes:
         """Raises RequestRefused or ProcessEnded."""
         if self.knows != source.name:
             self.knows = source.name
             self.tell(TOKENIZER, source.name, source.file)
-        kind, answer = await self.ask(WITH_SPECIAL if special_tokens else PLAIN, source.name, body)
-        if kind != IDS:
+        answered, answer = await self.ask(kind, source.name, body)
+        if answered == REFUSED:
             raise RequestRefused.from_proto(RequestError.FromString(answer))
-        ids = array("i")
-        ids.frombytes(answer)
-        return ids
+        return answer

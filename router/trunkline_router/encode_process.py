@@ -1,9 +1,10 @@
-"""A process that tokenizes long texts: they take seconds and hundreds of MiB, which here are nobody else's.
+"""A process that tokenizes long texts, and turns many tokens into text: it takes seconds and hundreds of MiB.
 
 Reads frames from standard input and answers on standard output, see frames.py. TOKENIZER makes the tokenizer known that
-the frame names (tokenizer.json), instead of the one before; WITH_SPECIAL and PLAIN encode with it (UTF-8), with and
-without special tokens. Answers are READY, once, then IDS (int32, as the machine has them) or REFUSED (RequestError).
-Started with the CPU seconds that a text may take: past them the process is gone.
+the frame names (tokenizer.json), instead of the one before. WITH_SPECIAL and PLAIN encode a text with it (UTF-8), with
+and without special tokens, and are answered with IDS (int32, as the machine has them). KEEPING and SKIPPING decode such
+ids, with and without the text of special tokens, and are answered with TEXT. REFUSED (RequestError) answers either.
+Started with the CPU seconds that a frame may take: past them the process is gone.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer
 from trunkline.status import invalid
 from trunkline_router.frames import HEADER, READY, REFUSED, write_frame
 
-TOKENIZER, WITH_SPECIAL, PLAIN, IDS = 1, 2, 6, 4
+TOKENIZER, WITH_SPECIAL, PLAIN, KEEPING, SKIPPING, IDS, TEXT = 1, 2, 6, 7, 8, 4, 9
 MAX_MEMORY_BYTES = 4 << 30  # the largest text takes up to 1.2 GiB
 NICENESS = 10  # the router's event loop goes first
 
@@ -44,20 +45,25 @@ def main() -> None:
             continue
         assert tokenizer is not None
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends the process
-        answer = _encoded(tokenizer, body, kind == WITH_SPECIAL)
+        answer = _answer(tokenizer, kind, body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(writer, *answer)
         del body, answer
         _give_memory_back()
 
 
-def _encoded(tokenizer: Tokenizer, text: bytes, special_tokens: bool) -> tuple[int, bytes]:
+def _answer(tokenizer: Tokenizer, kind: int, body: bytes) -> tuple[int, bytes]:
     try:
-        (encoding,) = tokenizer.encode_batch_fast([text.decode()], add_special_tokens=special_tokens)
+        if kind in (WITH_SPECIAL, PLAIN):
+            (encoding,) = tokenizer.encode_batch_fast([body.decode()], add_special_tokens=kind == WITH_SPECIAL)
+            return IDS, array("i", encoding.ids).tobytes()
+        ids = array("i")
+        ids.frombytes(body)
+        return TEXT, tokenizer.decode(ids.tolist(), skip_special_tokens=kind == SKIPPING).encode()
     except Exception as error:
-        refused = invalid("text", f"the model's tokenizer cannot encode it: {' '.join(str(error).split())}")
+        field, verb = ("text", "encode it") if kind in (WITH_SPECIAL, PLAIN) else ("token_ids", "decode them")
+        refused = invalid(field, f"the model's tokenizer cannot {verb}: {' '.join(str(error).split())}")
         return REFUSED, refused.to_proto().SerializeToString()
-    return IDS, array("i", encoding.ids).tobytes()
 
 
 def _give_memory_back() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import sys
 import time
@@ -47,6 +48,7 @@ from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 SERVICE = "trunkline.v1.InferenceService"
 FLEET_SERVICE = "trunkline.v1.FleetService"
 
+M_MMAP_THRESHOLD, LARGE_BYTES = -3, 256 << 10  # mallopt(3)
 LAST_WORDS_S = 0.5  # for what the last requests have written to reach their clients
 
 
@@ -86,6 +88,7 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
     """Serves until a signal; returns the exit status."""
     configure_logging("router", router=settings.name)
     configure_tracing("trunkline-router")
+    _return_large_memory()
     status = 0
     try:
         tenants = read_tenants(settings.tenants)
@@ -97,6 +100,12 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
         status = EXIT_CANNOT_START
     shutdown_tracing()
     return status
+
+
+def _return_large_memory() -> None:
+    """Has the C library give the memory of a large message back at once, instead of keeping it between small things."""
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
@@ -129,7 +138,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         shared_port=shared_port is not None,
         max_connection_age_s=settings.max_connection_age_s,
         max_request_bytes=MAX_REQUEST_BYTES,
-        check_request=RequestSize(pools).check,
+        gate=RequestSize(pools),
     )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)

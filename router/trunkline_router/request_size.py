@@ -6,16 +6,19 @@ prepared. The wire format: https://protobuf.dev/programming-guides/encoding
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from trunkline.status import RequestRefused, context_exceeded, invalid
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, context_exceeded, invalid
 from trunkline.v1 import fleet_pb2, inference_pb2
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, max_total_tokens
 from trunkline_router.chat_template import MAX_MESSAGES
 from trunkline_router.pool import Pools
+from trunkline_router.tenants import tenant_of
+from trunkline_runtime.errors import Metadata
 
 MAX_REQUEST_BYTES = 8 << 20  # the largest text there may be, or two million token ids, and room for the other fields
 # Requests up to this size are parsed unseen: whatever is in them takes less than a millisecond and a MiB.
@@ -23,6 +26,11 @@ UNSEEN_BYTES = 16 << 10
 # A conversation with as many messages as there may be, sampling parameters in full, and the other fields.
 MAX_FIELDS = 3 * MAX_MESSAGES + 3 * MAX_LOGIT_BIAS + MAX_STOP_STRINGS + MAX_STOP_TOKEN_IDS + 64
 MAX_DETOKENIZED_IDS = 1 << 18  # or a context's, where one is longer
+
+# Of larger ones, as they came, of one tenant and of all while they run: four or five times as much lies in memory.
+MAX_TENANT_BYTES, MAX_HELD_BYTES = 48 << 20, 192 << 20
+RETRY_MS = 1000
+UNHELD: AbstractContextManager[None] = nullcontext()
 
 ID_BYTES = 4  # a token id takes no more as a varint: vocabularies have fewer than 2^28 tokens
 VARINT_BYTES = 10
@@ -38,6 +46,8 @@ class RequestSize:
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
+        self._held: Counter[str] = Counter()  # bytes of large requests that run, by tenant
+        self._num_held = 0
 
     def check(self, method: str, raw: bytes) -> None:
         """Raises RequestRefused (INVALID_REQUEST) where a request is larger than any legal one, or is no message."""
@@ -53,6 +63,25 @@ class RequestSize:
             _check_fields(raw, SHAPES[method], most_ids)
         except IndexError:
             raise invalid("request", "is no message: it ends within a field") from None
+
+    def holding(self, raw: bytes, metadata: Metadata | None) -> AbstractContextManager[None]:
+        """Counts a large request while it runs. Raises RequestRefused (OVERLOADED) where too many run."""
+        return UNHELD if len(raw) <= UNSEEN_BYTES else self._holding(len(raw), tenant_of(metadata))
+
+    @contextmanager
+    def _holding(self, num_bytes: int, tenant: str) -> Iterator[None]:
+        if self._held[tenant] + num_bytes > MAX_TENANT_BYTES or self._num_held + num_bytes > MAX_HELD_BYTES:
+            message = "too many large requests run"
+            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=RETRY_MS)
+        self._held[tenant] += num_bytes
+        self._num_held += num_bytes
+        try:
+            yield
+        finally:
+            self._num_held -= num_bytes
+            self._held[tenant] -= num_bytes
+            if not self._held[tenant]:
+                del self._held[tenant]
 
 
 @dataclass(frozen=True, slots=True)

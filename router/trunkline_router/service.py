@@ -224,7 +224,7 @@ class InferenceService(InferenceServiceServicer):
         if len(request.token_ids) > most:
             raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
         ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
-        text = await pool.tokenizer.decode(ids, keep_special=request.keep_special_tokens)
+        text = await pool.tokenizer.decode(ids, keep_special=request.keep_special_tokens, tenant=tenant)
         return DetokenizeResponse(text=text)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:

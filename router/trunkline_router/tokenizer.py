@@ -19,7 +19,7 @@ from trunkline_router.tokenizer_config import TokenizerConfig, read_tokenizer_co
 # Encoding this much text takes about a millisecond, and so does decoding so many tokens. More goes to a thread. Text
 # that would hold others up from there goes to a process.
 INLINE_CHARACTERS = INLINE_TOKENS = 4096
-THREAD_CHARACTERS = 32 << 10
+THREAD_CHARACTERS = THREAD_TOKENS = 32 << 10
 MAX_TEXT_BYTES = 4 << 20  # a million tokens of prose; takes seconds and up to a GiB
 
 
@@ -96,8 +96,12 @@ class PromptTokenizer:
         self.check_fits(text, most_tokens)
         return await self.encode(text, special_tokens=False, tenant=tenant)
 
-    async def decode(self, token_ids: Sequence[int], *, keep_special: bool) -> str:
+    async def decode(self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "") -> str:
+        """Their text. Raises RequestRefused."""
         skip = not keep_special
+        if len(token_ids) > THREAD_TOKENS:
+            encoders = self._renderers.encoders
+            return await encoders.decode(self._source, token_ids, keep_special=keep_special, tenant=tenant)
         try:
             if len(token_ids) <= INLINE_TOKENS:
                 return self._tokenizer.decode(token_ids, skip_special_tokens=skip)

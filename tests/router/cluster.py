@@ -167,7 +167,7 @@ async def router_before(
             0,
             services=[SERVICE, "trunkline.v1.FleetService"],
             max_request_bytes=MAX_REQUEST_BYTES,
-            check_request=RequestSize(pools).check,
+            gate=RequestSize(pools),
         )
         dispatcher = Dispatcher(pools, clock_s, rng, limits=failover, backlog=backlog)
         shared = share(pools, rng)

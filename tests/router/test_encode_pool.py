@@ -6,6 +6,7 @@ import signal
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -17,7 +18,7 @@ from trunkline.v1.inference_pb2 import TokenizeRequest
 from trunkline_router import encode_pool
 from trunkline_router.encode_pool import EncodePool, EncoderSource
 from trunkline_router.render_pool import RenderPool
-from trunkline_router.tokenizer import MAX_TEXT_BYTES, THREAD_CHARACTERS, PromptTokenizer
+from trunkline_router.tokenizer import MAX_TEXT_BYTES, THREAD_CHARACTERS, THREAD_TOKENS, PromptTokenizer
 from trunkline_runtime.loop_lag import LoopLag
 
 DEMO = EncoderSource((DEMO_MODEL / "tokenizer.json").read_bytes())
@@ -62,7 +63,7 @@ async def test_long_texts_become_the_same_tokens_as_short_ones(
     model: Path | str, special_tokens: bool, shared: Path, renderers: RenderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shared / model  # of an absolute path nothing but it is left
-    files = {path.name: path.read_bytes() for path in folder.glob("*") if path.name.startswith("tokenizer")}
+    files = {path.name: path.read_bytes() for path in folder.glob("tokenizer*")}
     tokenizer = PromptTokenizer(files, renderers)
     for text in TEXTS.values():
         long = (text * THREAD_CHARACTERS * 2)[: THREAD_CHARACTERS + 100]
@@ -71,6 +72,21 @@ async def test_long_texts_become_the_same_tokens_as_short_ones(
         with monkeypatch.context() as patched:
             patched.setattr("trunkline_router.tokenizer.THREAD_CHARACTERS", len(long))
             assert ids.tolist() == await tokenizer.encode(long, special_tokens=special_tokens)
+
+
+@pytest.mark.parametrize("keep_special", [True, False])
+@pytest.mark.parametrize("model", [DEMO_MODEL, "tokenizers/tinyllama", "tokenizers/phi-3-mini"], ids=str)
+async def test_many_tokens_become_the_same_text_as_few(
+    model: Path | str, keep_special: bool, shared: Path, renderers: RenderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {path.name: path.read_bytes() for path in (shared / model).glob("tokenizer*")}
+    tokenizer, draw = PromptTokenizer(files, renderers), Random(0)
+    for vocabulary in (3, 300, 500):  # special tokens and bytes that make no characters, often or at times
+        ids = array("i", (draw.randrange(vocabulary) for _ in range(THREAD_TOKENS + 1)))
+        text = await tokenizer.decode(ids, keep_special=keep_special)
+        with monkeypatch.context() as patched:
+            patched.setattr("trunkline_router.tokenizer.THREAD_TOKENS", len(ids))
+            assert text == await tokenizer.decode(ids, keep_special=keep_special)
 
 
 @pytest.mark.skipif(not HERE.exists(), reason="memory is looked up in /proc")
@@ -127,7 +143,7 @@ async def test_text_without_measure_is_told_to_come_back_and_what_waits_is_encod
 
 async def test_a_text_that_takes_too_long_is_refused_and_others_go_on() -> None:
     pool = EncodePool(time_limit_s=0.5)
-    with pytest.raises(RequestRefused, match=r"takes longer than 0\.5 s") as refused:
+    with pytest.raises(RequestRefused, match=r"takes longer than 0\.5 s for so much") as refused:
         await encoded(pool, SECONDS * 2, DEMO)
     assert (refused.value.reason, refused.value.field) == ("INVALID_REQUEST", "text")
     assert len(await encoded(pool, LONG)) == len(LONG)

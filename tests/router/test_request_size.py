@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.router.cluster import Cluster, Refusal, cluster, refusal
+from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import VOCAB_SIZE
 from trunkline.client import Client
 from trunkline.errors import InvalidRequest
+from trunkline.metadata import TENANT_KEY
 from trunkline.status import RequestRefused
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -33,6 +34,7 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from trunkline_router import request_size
 from trunkline_router.chat_template import MAX_MESSAGES
 from trunkline_router.request_size import MAX_DETOKENIZED_IDS, MAX_FIELDS, MAX_REQUEST_BYTES, UNSEEN_BYTES, RequestSize
 from trunkline_router.tokenizer import MAX_TEXT_BYTES
@@ -240,6 +242,38 @@ async def test_compressed_requests_are_refused_before_they_are_decompressed() ->
         assert refused.code == grpc.StatusCode.UNIMPLEMENTED
         assert "gzip" in refused.message
         await router.answer("x")
+
+
+async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "x" * (UNSEEN_BYTES + 1000)
+    monkeypatch.setattr(request_size, "MAX_TENANT_BYTES", 3 * len(text))
+    monkeypatch.setattr(request_size, "MAX_HELD_BYTES", 4 * len(text))
+    worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
+    async with cluster(worker) as router:
+
+        def call(tenant: str, prompt: str = text) -> Any:
+            return router.stub.Generate(GenerateRequest(text=prompt), metadata=((TENANT_KEY, tenant),))
+
+        running = []
+        for tenant, fits in (("hog", True), ("hog", True), ("hog", False), ("b", True), ("c", False)):
+            if fits:
+                running.append(call(tenant))
+                await worker.arrived.get()
+                continue
+            refused = await refusal(call(tenant))
+            assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+            assert refused.retry_s
+        running.append(call("hog", "short"))  # of those there may be any number
+        await worker.arrived.get()
+        for one in running:
+            one.cancel()
+        await until(lambda: worker.num_running == 0)
+        again = call("hog")
+        await worker.arrived.get()
+        again.cancel()
+        await until(lambda: worker.num_running == 0)
 
 
 def rss_mib() -> float:
