@@ -20,7 +20,14 @@ from trunkline.v1.worker_pb2 import (
     Submit,
 )
 from trunkline_router.model_check import FalseClaim
-from trunkline_router.worker_claims import MAX_CONTEXT_TOKENS, MAX_VOCAB_SIZE, output_problem, report_problem
+from trunkline_router.worker_claims import (
+    MAX_CONTEXT_TOKENS,
+    MAX_VOCAB_SIZE,
+    Expected,
+    end_problem,
+    output_problem,
+    report_problem,
+)
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -46,15 +53,12 @@ Sink = Callable[[SequenceOutput], object]
 GrantSink = Callable[[int, GrantReport | None], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class _Open:
-    """A choice that the worker computes, and what it may say of it."""
+    """A choice that the worker computes."""
 
     sink: Sink
-    choice: int
-    left_tokens: int
-    prompt_tokens: int
-    suspect: bool
+    expected: Expected
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,13 +116,7 @@ class WorkerSession:
             if self._broken:
                 _tell(sink, _lost(submit.handle, LOST))
                 continue
-            self._open[submit.handle] = _Open(
-                sink,
-                submit.choice,
-                self._most_output(submit) - len(submit.resume.output_token_ids),
-                len(submit.prompt_token_ids),
-                submit.suspect,
-            )
+            self._open[submit.handle] = _Open(sink, self._expected(submit))
             self._pending.submits.append(submit)
         self._wake.set()
         return handles
@@ -200,23 +198,16 @@ class WorkerSession:
             elif not output.HasField("error"):
                 self.num_news += 1  # aborted meanwhile
             return
-        problem = output_problem(
-            output,
-            choice=taker.choice,
-            most_tokens=taker.left_tokens,
-            prompt_tokens=taker.prompt_tokens,
-            vocab_size=self._vocab_size,
-            suspect=taker.suspect,
-        )
+        is_error = output.HasField("error")
+        chunk: OutputChunk = output.chunk
+        expected = taker.expected
+        problem = end_problem(output, expected) if is_error else output_problem(output, chunk, expected)
         if problem is not None:
             self.abort([handle])
             _tell(taker.sink, _lost(handle, f"the worker's answer makes no sense: {problem}"))
             self._count_false(problem)
             return
-        chunk: OutputChunk = output.chunk
-        is_error = output.HasField("error")
         self.num_news += not is_error
-        taker.left_tokens -= len(chunk.token_ids)
         if ended := is_error or chunk.finish_reason:
             del self._open[handle]
             self._num_ended += 1
@@ -247,6 +238,15 @@ class WorkerSession:
         self._num_ended += 1
         if self._num_false >= FALSE_ANSWERS and self._num_false > FALSE_SHARE * self._num_ended:
             raise FalseClaim(f"the worker's answers make no sense: {problem}")
+
+    def _expected(self, submit: Submit) -> Expected:
+        return Expected(
+            submit.choice,
+            self._most_output(submit) - len(submit.resume.output_token_ids),
+            len(submit.prompt_token_ids),
+            self._vocab_size,
+            submit.suspect,
+        )
 
     def _most_output(self, submit: Submit) -> int:
         """Output tokens that a choice may come to, those of its ledger included."""

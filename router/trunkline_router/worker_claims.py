@@ -5,6 +5,7 @@ the arithmetic of routing, the status of a request or another worker's requests.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
@@ -104,38 +105,52 @@ def load_problem(load: LoadSample) -> str | None:
     return _range_problem(load.step_cost, _COST_RANGES) if load.HasField("step_cost") else None
 
 
-def output_problem(
-    output: SequenceOutput, *, choice: int, most_tokens: int, prompt_tokens: int, vocab_size: int, suspect: bool
-) -> str | None:
-    """What is wrong with the news of a choice. Every token of every request comes through here.
+@dataclass(slots=True)
+class Expected:
+    """What a worker may still say of a choice. left_tokens: of its output; suspect: it was submitted as one"""
 
-    most_tokens: that the choice may still have; prompt_tokens: it was submitted with; suspect: it was as one
-    """
-    if output.HasField("error"):
-        if output.sole_suspect and not (output.suspect and suspect):
-            return "it calls the only suspect what was submitted as none"
-        return error_problem(output.error)
-    if not output.HasField("chunk"):
-        return None  # a newer worker's news, of which an older router knows nothing
-    chunk = output.chunk
-    if chunk.index != choice:
-        return f"output for choice {chunk.index} came under the handle of choice {choice}"
+    choice: int
+    left_tokens: int
+    prompt_tokens: int
+    vocab_size: int
+    suspect: bool = False
+    is_first: bool = True
+
+
+def output_problem(output: SequenceOutput, chunk: OutputChunk, expected: Expected) -> str | None:
+    """What is wrong with the next news of a choice, which are no error; `chunk` is theirs. What they say is expected no
+    longer. Every token of every request comes through here."""
+    if chunk.index != expected.choice:
+        if not output.HasField("chunk"):
+            return None  # a newer worker's news, of which an older router knows nothing
+        return f"output for choice {chunk.index} came under the handle of choice {expected.choice}"
     token_ids = chunk.token_ids
     if num_tokens := len(token_ids):
-        if num_tokens > most_tokens:
+        expected.left_tokens -= num_tokens
+        if expected.left_tokens < 0:
             return "there are more tokens than were asked for"
         if num_tokens == 1:
-            if not 0 <= token_ids[0] < vocab_size:
-                return f"token id {token_ids[0]} is not in [0, {vocab_size})"
-        elif not _are_tokens(token_ids, vocab_size):
-            return f"a token id is not in [0, {vocab_size})"
+            if not 0 <= token_ids[0] < expected.vocab_size:
+                return f"token id {token_ids[0]} is not in [0, {expected.vocab_size})"
+        elif not _are_tokens(token_ids, expected.vocab_size):
+            return f"a token id is not in [0, {expected.vocab_size})"
     if len(chunk.text) > (num_tokens + MAX_HELD_TOKENS) * MAX_TOKEN_CHARACTERS:
         return f"{len(chunk.text)} characters of text came with {num_tokens} tokens"
     if chunk.finish_reason and (problem := _end_problem(chunk)):
         return problem
     if chunk.logprobs and (problem := _logprobs_problem(chunk.logprobs, num_tokens)):
         return problem
-    return _prompt_problem(output.prompt, prompt_tokens) if output.HasField("prompt") else None
+    if expected.is_first:
+        expected.is_first = False
+        return _prompt_problem(output.prompt, expected.prompt_tokens)
+    return None
+
+
+def end_problem(output: SequenceOutput, expected: Expected) -> str | None:
+    """What is wrong with news of a choice that are an error."""
+    if output.sole_suspect and not (output.suspect and expected.suspect):
+        return "it calls the only suspect what was submitted as none"
+    return error_problem(output.error)
 
 
 def error_problem(error: RequestError) -> str | None:

@@ -12,7 +12,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.liar import PROMPT, Liar, innocents
 from tests.router.lies import lies
 from tests.router.tokenizer_files import VOCAB_SIZE
-from trunkline.status import OVERLOADED, RequestRefused, code_of
+from trunkline.status import no_worker
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ListWorkersRequest
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
@@ -72,7 +72,7 @@ HONEST_MODEL = GetModelResponse(
     batch_window_ms=100.0,
     protocol_version=2,
 )
-HONEST_REFUSAL = RequestRefused(code_of(OVERLOADED) or 0, OVERLOADED, "full", retry_delay_ms=1).to_proto()
+HONEST_REFUSAL = no_worker("going away", retry_delay_ms=1).to_proto()
 HONEST_CHUNK = OutputChunk(token_ids=[1, 2], text="xx", finish_reason=FinishReason.FINISH_REASON_STOP, stop_token_id=2)
 
 
