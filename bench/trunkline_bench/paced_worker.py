@@ -142,7 +142,7 @@ class PacedWorker(WorkerServiceServicer):
             epoch=1,
             fingerprint=self.model,
             architecture="Paced",
-            vocab_size=512,
+            vocab_size=2048,  # the tokenizer's
             context_length=CONTEXT,
             kv_token_capacity=CONTEXT,
             block_size=16,
