@@ -44,9 +44,7 @@ NOT_FINITE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("scaling", NOT_FINITE, ids=str)
-def test_settings_without_finite_angles_are_refused(
-    scaling: dict[str, Any], tmp_path: Path
-) -> None:
+def test_settings_without_finite_angles_are_refused(scaling: dict[str, Any], tmp_path: Path) -> None:
     base = {**base_config("LlamaForCausalLM"), "head_dim": 8, "rope_scaling": scaling}
     their_model(tmp_path, {**base, "rope_scaling": None})
     write_config(tmp_path, base)
