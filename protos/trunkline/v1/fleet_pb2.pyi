@@ -36,7 +36,9 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_DRAINING: _WorkerState.ValueType  # 3
     """It finishes what it has and takes nothing new."""
     WORKER_STATE_BROKEN: _WorkerState.ValueType  # 4
-    """Connected, but it failed too often of late: nothing is sent there until a trial succeeds."""
+    """Connected, but nothing is sent there: it failed too often of late, until a trial succeeds; or its vocabulary or
+    tokenizer is another one than that of most workers of its model.
+    """
     WORKER_STATE_HUNG: _WorkerState.ValueType  # 5
     """Connected, but it has work and says nothing: its requests went on elsewhere, and it gets none until it speaks."""
 
@@ -52,7 +54,9 @@ WORKER_STATE_READY: WorkerState.ValueType  # 2
 WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
 """It finishes what it has and takes nothing new."""
 WORKER_STATE_BROKEN: WorkerState.ValueType  # 4
-"""Connected, but it failed too often of late: nothing is sent there until a trial succeeds."""
+"""Connected, but nothing is sent there: it failed too often of late, until a trial succeeds; or its vocabulary or
+tokenizer is another one than that of most workers of its model.
+"""
 WORKER_STATE_HUNG: WorkerState.ValueType  # 5
 """Connected, but it has work and says nothing: its requests went on elsewhere, and it gets none until it speaks."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015

@@ -919,7 +919,9 @@ class GetModelResponse(_message.Message):
     deterministic: _builtins.bool
     """A request's bits do not depend on what else runs."""
     tokenizer_digest: _builtins.bytes
-    """Identifies the tokenizer's files: equal digests, equal files."""
+    """Identifies the tokenizer's files: equal digests, equal files. A router believes it once it has seen that it is the
+    digest of the files that this worker sends.
+    """
     max_waiting_tokens: _builtins.int
     """Tokens that may wait for admission, counted likewise."""
     long_prefill_threshold: _builtins.int
