@@ -73,7 +73,7 @@ def validate_sampling(
             value = getattr(params, name)
             # Written so that NaN fails too.
             if not ((value >= least if closed else value > least) and value <= most):
-                raise invalid(f"{prefix}.{name}", f"{value} is not in {'[' if closed else '('}{least:g}, {most:g}]")
+                raise invalid(f"{prefix}.{name}", f"{value:g} is not in {'[' if closed else '('}{least:g}, {most:g}]")
     if params.HasField("max_tokens") and params.max_tokens < 1:
         raise invalid(f"{prefix}.max_tokens", "must be at least 1")
     if params.HasField("max_tokens") and params.min_tokens > params.max_tokens:
