@@ -43,6 +43,7 @@ class Cluster:
         self._plan = plan
         self._probe = probe
         self._children: dict[str, Child] = {}
+        self._answered = {name: asyncio.Event() for name in plan.addresses()}  # a liveness probe, since the launch
         self._rng = Random()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -95,8 +96,12 @@ class Cluster:
                     models = []
                 if sum(model.ready_workers for model in models) == plan.workers:
                     say(f"router is ready on {plan.router_address}")
-                    return
+                    break
                 await asyncio.sleep(POLL_S)
+        if self._probe is not None:
+            # From then on a process that hangs is known to do so. Before, it may be one that is still starting.
+            for answered in self._answered.values():
+                await answered.wait()
 
     async def _live(self, name: str) -> End:
         """Waits until a process ends, or hangs; what hangs is stopped."""
@@ -104,7 +109,8 @@ class Cluster:
         if self._probe is None:
             return End(await child.wait(), child.last_line)
         ended = asyncio.create_task(child.wait())
-        hung = asyncio.create_task(until_hung(self._plan.addresses()[name], self._probe))
+        address, answered = self._plan.addresses()[name], self._answered[name]
+        hung = asyncio.create_task(until_hung(address, self._probe, answered))
         try:
             await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():

@@ -67,13 +67,22 @@ async def is_alive(address: str, timeout_s: float) -> bool:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def until_hung(address: str, probe: Probe, ask: Callable[[str, float], Awaitable[bool]] = is_alive) -> str:
-    """Probes a process that was just started; returns why it counts as hung, once it does."""
+async def until_hung(
+    address: str,
+    probe: Probe,
+    answered: asyncio.Event,
+    ask: Callable[[str, float], Awaitable[bool]] = is_alive,
+) -> str:
+    """Probes a process that was just started; returns why it counts as hung, once it does.  answered: set once the
+    process has answered"""
     now_s = asyncio.get_running_loop().time
     liveness = Liveness(probe, now_s())
     while True:
         begun_s = now_s()
-        reason = liveness.after(await ask(address, probe.timeout_s), now_s())
+        is_answer = await ask(address, probe.timeout_s)
+        if is_answer:
+            answered.set()
+        reason = liveness.after(is_answer, now_s())
         if reason is not None:
             return reason
         await asyncio.sleep(max(0.0, begun_s + liveness.period_s - now_s()))

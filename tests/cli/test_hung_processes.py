@@ -51,7 +51,9 @@ class Launched:
             return answered
 
         monkeypatch.setattr(launcher, "say", self.said.append)
-        monkeypatch.setattr(launcher, "until_hung", lambda address, probe: until_hung(address, probe, ask))
+        monkeypatch.setattr(
+            launcher, "until_hung", lambda address, probe, answered: until_hung(address, probe, answered, ask)
+        )
         monkeypatch.setattr(launcher, "STOP_S", STOP_S)
 
     def pid(self, name: str) -> int:

@@ -1,5 +1,6 @@
 """When a process counts as hung: Kubernetes' rules, with the numbers of the chart."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -100,7 +101,7 @@ async def test_a_process_that_loads_or_is_slow_for_a_while_is_left_alone(
 ) -> None:
     clock = Clock(monkeypatch)
     with pytest.raises(GoesOn):
-        await until_hung("there", CHART_PROBE, Process(clock, *times).ask)
+        await until_hung("there", CHART_PROBE, asyncio.Event(), Process(clock, *times).ask)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ async def test_a_process_that_hangs_is_known_35_s_later_at_most(
     monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], least_s: float, most_s: float
 ) -> None:
     clock = Clock(monkeypatch)
-    assert "no answer" in await until_hung("there", CHART_PROBE, Process(clock, *times).ask)
+    assert "no answer" in await until_hung("there", CHART_PROBE, asyncio.Event(), Process(clock, *times).ask)
     assert least_s <= clock.now_s <= most_s
 
 
