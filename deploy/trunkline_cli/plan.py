@@ -98,7 +98,7 @@ def address(host: str, port: int) -> str:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises LaunchError where somebody listens already, or nobody can."""
+    """Raises LaunchError if the port is taken or cannot be bound."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -10,7 +10,7 @@ from reprlib import repr as short  # of values that may be of any length: an err
 from typing import Any, BinaryIO, cast
 
 LANES = ("interactive", "standard", "batch")
-# Beyond these a number is a mistake of whoever wrote the trace.
+# Larger numbers are mistakes in the trace.
 MOST_TOKENS = 1_000_000_000  # of a prompt, or of an output
 MOST_TIME_S = 1e10  # since 1970: until the year 2286
 NAMED_LINES = 10  # of those that were skipped, so many are named
