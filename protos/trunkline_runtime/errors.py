@@ -61,7 +61,8 @@ class RequestGate(Protocol):
         """Whether a message to this method, by its full name, is worth parsing."""
 
     def holding(self, raw: bytes, metadata: "Metadata | None") -> AbstractContextManager[None]:
-        """The request's part in the memory that requests may take, to be entered while it runs."""
+        """The request's part in the memory that requests may take, held until its answer begins. The capacity of what
+        answers bounds the requests that are being answered."""
 
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -142,15 +143,21 @@ def _stream(behaviour: Behaviour, method: str, parse: Parse | None, gate: Reques
     # generator here and now, in the task and the context that it ran in. grpc would leave that to the collector.
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
-            with NO_GATE if gate is None else gate.holding(request, context.invocation_metadata()):
+            with contextlib.ExitStack() as held:
+                if gate is not None:
+                    held.enter_context(gate.holding(request, context.invocation_metadata()))
                 if parse is not None:
                     request = parse(request)
                 answer = behaviour(request, context)
                 if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
                     await answer
                     return
+                has_begun = False
                 async with contextlib.aclosing(answer) as responses:
                     async for response in responses:
+                        if not has_begun:
+                            has_begun = True
+                            held.close()
                         await context.write(response)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise

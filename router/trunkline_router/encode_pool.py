@@ -113,7 +113,7 @@ class EncodePool:
         except RequestRefused:
             self._idle.append(encoder)
             raise
-        except BaseException:  # also a cancelled request: whoever comes next must not read its answer
+        except BaseException:  # a cancellation too: the next request must not read this one's answer
             await encoder.end()
             raise
         self._idle.append(encoder)

@@ -27,7 +27,8 @@ UNSEEN_BYTES = 16 << 10
 MAX_FIELDS = 3 * MAX_MESSAGES + 3 * MAX_LOGIT_BIAS + MAX_STOP_STRINGS + MAX_STOP_TOKEN_IDS + 64
 MAX_DETOKENIZED_IDS = 1 << 18  # or a context's, where one is longer
 
-# Of larger ones, as they came, of one tenant and of all while they run: four or five times as much lies in memory.
+# Of larger ones, as they came, of one tenant and of all until their answers begin: four or five times as much lies in
+# memory. Requests that are being answered do not count. Workers bound how many there are, and long contexts are usual.
 MAX_TENANT_BYTES, MAX_HELD_BYTES = 48 << 20, 192 << 20
 RETRY_MS = 1000
 UNHELD: AbstractContextManager[None] = nullcontext()
@@ -46,7 +47,7 @@ class RequestSize:
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
-        self._held: Counter[str] = Counter()  # bytes of large requests that run, by tenant
+        self._held: Counter[str] = Counter()  # bytes of large requests without an answer, by tenant
         self._num_held = 0
 
     def check(self, method: str, raw: bytes) -> None:
@@ -65,13 +66,13 @@ class RequestSize:
             raise invalid("request", "is no message: it ends within a field") from None
 
     def holding(self, raw: bytes, metadata: Metadata | None) -> AbstractContextManager[None]:
-        """Counts a large request while it runs. Raises RequestRefused (OVERLOADED) where too many run."""
+        """Counts a large request until its answer begins. Raises RequestRefused (OVERLOADED) where too many wait."""
         return UNHELD if len(raw) <= UNSEEN_BYTES else self._holding(len(raw), tenant_of(metadata))
 
     @contextmanager
     def _holding(self, num_bytes: int, tenant: str) -> Iterator[None]:
         if self._held[tenant] + num_bytes > MAX_TENANT_BYTES or self._num_held + num_bytes > MAX_HELD_BYTES:
-            message = "too many large requests run"
+            message = "too many large requests wait for their answers"
             raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=RETRY_MS)
         self._held[tenant] += num_bytes
         self._num_held += num_bytes

@@ -1,4 +1,4 @@
-"""A request larger than any legal one is refused before it is parsed, and disturbs nobody."""
+"""A request larger than any legal one is refused before it is parsed, and other requests do not notice."""
 
 import asyncio
 import json
@@ -273,6 +273,26 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
         again = call("hog")
         await worker.arrived.get()
         again.cancel()
+        await until(lambda: worker.num_running == 0)
+
+
+async def test_large_requests_that_are_being_answered_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "x" * (UNSEEN_BYTES + 1000)
+    monkeypatch.setattr(request_size, "MAX_TENANT_BYTES", len(text) + 100)
+    worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
+    async with cluster(worker) as router:
+        running = []
+        for _ in range(5):
+            call = router.stub.Generate(GenerateRequest(text=text))
+            choice = await worker.arrived.get()
+            choice.tokens(1)
+            assert await call.read() is not grpc.aio.EOF
+            running.append(call)
+        waiting = router.stub.Generate(GenerateRequest(text=text))
+        await worker.arrived.get()
+        assert (await refusal(router.stub.Generate(GenerateRequest(text=text)))).reason == "OVERLOADED"
+        for call in (*running, waiting):
+            call.cancel()
         await until(lambda: worker.num_running == 0)
 
 

@@ -1,4 +1,4 @@
-"""A worker counts once by all its names, and one that copies another's name and epoch displaces nobody."""
+"""A worker with several names counts once. A worker that copies another's name and epoch does not displace it."""
 
 import pytest
 
