@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+# The device's clock is no faster than this; on a slower one the sleep is longer than it need be.
+MOST_CYCLES_PER_S = 2.2e9
+LEAST_SLEEP_S = 50e-6
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 
@@ -59,18 +62,25 @@ class Shapes:
 
 
 def median_s(function: Callable[[], object], device: torch.device, *, repeats: int = 20) -> float:
-    """Median time of a call on the device, caches flushed before each."""
+    """Median time of a call on the device alone, caches flushed before each.
+
+    Before each call the device sleeps for longer than the host takes to launch it: otherwise a kernel that is shorter
+    than its launch would be timed with gaps.
+    """
     if device.type != "cuda":
         return _host_s(function)
     flush = torch.empty(256 << 20, dtype=torch.int8, device=device)
     for _ in range(3):
         function()
+    torch.cuda.synchronize(device)
+    sleep_cycles = int((2 * _host_s(function) + LEAST_SLEEP_S) * MOST_CYCLES_PER_S)
     events = [
         tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         for _ in range(repeats)
     ]
     for start, end in events:  # all are on the device's queue before the first is done: launching takes no part
         flush.zero_()
+        torch.cuda._sleep(sleep_cycles)  # type: ignore[no-untyped-call]
         start.record()
         function()
         end.record()

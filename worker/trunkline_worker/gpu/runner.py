@@ -71,14 +71,15 @@ class GpuRunner:
         cut = max_seqs * -(-max_tokens // decoder.split) if decoder.split else 0
         tiles = 2 * max_seqs + -(-settings.max_step_tokens // decoder.tile_seqs) + cut
         inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles))
+        captures = model.device.type == "cuda" and settings.graphs != "off"
         self._programs = StepPrograms(
             decoder, self._kv, inputs, max_seqs=max_seqs, max_tokens=settings.max_step_tokens, max_pieces=max_pieces,
             prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,
-            capture=model.device.type == "cuda",
+            capture=captures,
         )  # fmt: skip
         self._home = FromDevice(model.device)
         self.queues = model.device.type == "cuda"
-        self.graph_bytes = (len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES) if self.queues else 0
+        self.graph_bytes = (len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES) if captures else 0
 
     @torch.inference_mode()
     def warm_up(self, report: Callable[[str], None]) -> None:
