@@ -31,7 +31,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from trunkline_bench.simulation import report
-from trunkline_kernels.gpu import device_rows, rms_norm, sampling, silu_and_mul
+from trunkline_kernels.gpu import device_rows, logit_changes, logprobs, rms_norm, sampling, silu_and_mul
 from trunkline_kernels.gpu.decode_attention import decode_attention, decode_tiling_for
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
@@ -190,10 +190,10 @@ def sampled(chip: Chip) -> None:
     logits = empty(64, VOCAB, dtype=torch.float32)
     rows = device_rows.DeviceRows.allocate(num_rows=64, max_tokens=4096, max_blocks=256, device=META)
     whole = ints(64)
-    sampling.add_bias(logits, whole, whole, empty(64, dtype=torch.float32))
-    sampling.penalise(logits, ints(64, 3), rows, 4096)
+    logit_changes.add_bias(logits, whole, whole, empty(64, dtype=torch.float32))
+    logit_changes.penalise(logits, ints(64, 3), rows, 4096)
     sampling.sample(logits, ints(64, 2), rows)
-    sampling.logprobs(logits, ints(64, dtype=torch.int64), 20)
+    logprobs.logprobs(logits, ints(64, dtype=torch.int64), 20)
 
 
 CASES = (

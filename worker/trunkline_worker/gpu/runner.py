@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from trunkline_kernels.gpu import sampling as kernels
 from trunkline_kernels.gpu.device_rows import gather_rows
+from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
@@ -147,7 +147,7 @@ class GpuRunner:
             after = step.num_computed + start + 1
             (targets,) = to_device([np.array(row.prompt[after : after + size], np.int64)], self._device)
             most = min(row.sampling.prompt_logprobs or 0, logits.shape[1])
-            columns += [targets, *kernels.logprobs(logits, targets, most)]
+            columns += [targets, *logprobs(logits, targets, most)]
         return columns
 
 
