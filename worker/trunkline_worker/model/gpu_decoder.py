@@ -139,12 +139,14 @@ class GpuDecoder:
         context_length: int,
         deterministic: bool,
         kv_dtype: torch.dtype | None = None,
+        chip: Chip | None = None,
     ) -> None:
+        """chip: what the kernels are chosen for; None: the device of the weights"""
         self.spec = spec
         self._deterministic = deterministic
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
-        self.chip = Chip.of(self._device)
+        self.chip = chip or Chip.of(self._device)
         self._products = [
             layer.products if isinstance(layer, QuantizedLayer) else Products.of(layer, "none")
             for layer in weights.layers
