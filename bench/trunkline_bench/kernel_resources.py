@@ -14,7 +14,7 @@ spills, does without tensor cores, or needs more shared memory than the chip has
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,10 +22,12 @@ import torch
 import triton
 
 from trunkline_bench.kernel_launches import CHIPS, META, Chip, Resources, recorded, resources
+from trunkline_bench.prediction.device import H200, PROGRAM_SHARED, programs_per_multiprocessor
 from trunkline_bench.simulation import report
 from trunkline_kernels.gpu import device_rows, rms_norm, sampling, silu_and_mul
-from trunkline_kernels.gpu.decode_attention import decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
@@ -83,10 +85,12 @@ def ragged_tiling(chip: Chip, kv_dtype: torch.dtype, *, split: bool = False) -> 
 
 
 def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
+    """With shared prefixes, and without."""
     q = empty(64, HEADS, HEAD_DIM)
     plan = DecodePlan.allocate(
-        max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132, device=META
-    )
+        max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132,
+        tiling=decode_tiling(chip, kv_dtype), device=META,
+    )  # fmt: skip
     tiling = ragged_tiling(chip, kv_dtype)
     room = PrefixRoom.allocate(
         num_tiles=64, tile_seqs=tiling.tokens(HEADS // KV_HEADS), num_heads=HEADS, head_dim=HEAD_DIM, device=META
@@ -94,11 +98,17 @@ def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     prefixes = SharedPrefixes(ints(64, 5), ints(64, 3), room)
     plan.update(ints(64), prefixes.of_sequence)
     shared_prefix(q, pool(kv_dtype), prefixes, block_tables=ints(64, 128), tiling=tiling, scale=0.1)
-    decode_attention(
-        q, pool(kv_dtype), q, context_lens=ints(64), rows=ints(64), block_tables=ints(64, 128), plan=plan,
-        prefixes=prefixes, scale=0.1,
-        tiling=decode_tiling_for(head_dim=HEAD_DIM, capability=chip.capability, dtype=torch.bfloat16),
-    )  # fmt: skip
+    for some in (prefixes, SharedPrefixes(ints(0, 5), ints(64, 3), room)):
+        decode_attention(
+            q, pool(kv_dtype), q, context_lens=ints(64), rows=ints(64), block_tables=ints(64, 128), plan=plan,
+            prefixes=some, scale=0.1,
+        )  # fmt: skip
+
+
+def decode_tiling(chip: Chip, kv_dtype: torch.dtype) -> DecodeTiling:
+    return decode_tiling_for(
+        head_dim=HEAD_DIM, group=HEADS // KV_HEADS, capability=chip.capability, dtype=torch.bfloat16, kv_dtype=kv_dtype
+    )
 
 
 def inputs(chip: Chip) -> None:
@@ -170,7 +180,7 @@ CASES = (
     Case("SwiGLU gate", lambda chip: silu_and_mul.silu_and_mul(empty(64, 2 * INTERMEDIATE))),
 )
 # Kernels that only plan, or whose products are not the point.
-HELPERS = ("_plan_pieces", "_merge_pieces", "_merge_split", "_quantize_rows")
+HELPERS = ("_plan_ranges", "_merge_pieces", "_merge_split", "_quantize_rows")
 
 
 def problems(case: Case, found: Resources, chip: Chip) -> list[str]:
@@ -183,6 +193,14 @@ def problems(case: Case, found: Resources, chip: Chip) -> list[str]:
         lines.append(f"{where} does not use tensor cores")
     if found.shared > chip.shared_memory:
         lines.append(f"{where} needs {found.shared} bytes of shared memory; there are {chip.shared_memory}")
+    if found.kernel == "_attend_ranges" and chip.target.backend == "cuda":
+        tiling = decode_tiling(chip, torch.float8_e4m3fn if case.fp8 else torch.bfloat16)
+        one = replace(H200, shared_memory=chip.shared_memory + PROGRAM_SHARED)
+        fit = programs_per_multiprocessor(one, warps=tiling.warps, registers=found.registers, shared=found.shared)
+        if fit < tiling.programs:
+            lines.append(
+                f"{where}: {fit} programs run at once on a multiprocessor, and the tiling is for {tiling.programs}"
+            )
     return lines
 
 
