@@ -95,7 +95,7 @@ spec, chip = read_spec(Path("bench/configs/qwen3-0.6b")), Chip(132, 227 << 10, (
 for step in (decode_step(spec, chip, batch=8, context=100), prompt_step(spec, chip, tokens=64, prompt=32)):
     names = [item.name if isinstance(item, Operation) else item.kernel.__name__ for item in step.launches]
     products = [item.product for item in step.launches if isinstance(item, Operation) and item.product]
-    print(names.count("_rotary_kv"), names.count("_attend_pieces"), names.count("_ragged_attention"),
+    print(names.count("_rotary_kv"), names.count("_attend_ranges"), names.count("_ragged_attention"),
           sum(2 * rows * columns * inner for rows, columns, inner in products))
 """
 
@@ -120,4 +120,4 @@ def test_the_page_of_a_step() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "output tok/s" in done.stdout
-    assert "| `attend_pieces` | 28 |" in done.stdout
+    assert "| `attend_ranges` | 28 |" in done.stdout

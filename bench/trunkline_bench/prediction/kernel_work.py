@@ -11,6 +11,7 @@ from trunkline_bench.kernel_launches import CHIPS, Launch, Resources, resources
 from trunkline_bench.prediction.device import Device, programs_per_multiprocessor
 from trunkline_bench.prediction.recorded_step import Operation, RecordedStep
 from trunkline_bench.prediction.work import Work, product
+from trunkline_kernels.gpu.decode_tiling import SHORTEST_PIECE
 
 CHIP = CHIPS["sm_90"]
 WARPS = 4  # of a launch that does not say
@@ -114,44 +115,51 @@ def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
 
 
 def _decodes(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
-    """Pieces of at least SHORTEST_PIECE tokens, as decode_plan cuts them, one program for each and each KV head."""
+    """As decode_plan divides the contexts: a program for each range of tiles and each KV head."""
     arguments, spec = launch.arguments, step.spec
-    heads = spec.num_kv_heads
-    length = piece_length(step)
-    pieces = sum(math.ceil(context / length) for context in step.context_lens)
-    tiles = math.ceil(min(length, max(step.context_lens)) / arguments["TILE_KEYS"])
+    tiles, ranges = _ranges(launch, step)
+    programs = ranges * spec.num_kv_heads
+    begun = len(step.context_lens) / ranges + 1  # sequences of a range: for each, the loads begin anew
     return {
-        "programs": pieces * heads,
-        "idle_programs": launch.programs - pieces * heads,
-        "bytes": sum(step.context_lens) * _token_bytes(launch, step) + 2 * _size(arguments["q"]) + _cut_bytes(step),
+        "programs": programs,
+        "idle_programs": launch.programs - programs,
+        "bytes": sum(step.context_lens) * _token_bytes(launch, step)
+        + 2 * _size(arguments["q"])
+        + _cut_bytes(step, ranges) / 2,
         "bytes_share": device.paged_share,
         "flops": 4.0 * spec.num_heads * spec.head_dim * sum(step.context_lens),
         "flops_per_s": device.peak_flops * device.attention_share,
-        "least_s": device.least_s + tiles * device.attention_tile_s,
+        "least_s": begun * device.least_s + math.ceil(tiles / ranges) * device.attention_tile_s,
     }
 
 
 def _merges(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
-    cut = sum(context > piece_length(step) for context in step.context_lens)
-    working = cut * step.spec.num_heads
+    """Every end of a range cuts a sequence, unless it is that sequence's end too."""
+    attention = next(
+        item
+        for item in step.launches
+        if isinstance(item, Launch) and "tile_starts" in item.arguments and "q" in item.arguments
+    )
+    _, ranges = _ranges(attention, step)
+    working = (ranges - 1) * step.spec.num_heads
     return {
         "programs": working,
         "idle_programs": launch.programs - working,
-        "bytes": _cut_bytes(step),
+        "bytes": _cut_bytes(step, ranges) / 2,
+        "least_s": 2 * device.least_s,
     }
 
 
-def piece_length(step: RecordedStep) -> int:
-    """Tokens of a piece, as decode_plan has them."""
-    extra = -(-8 * 132 // step.spec.num_kv_heads)
-    return max(256, math.ceil(math.ceil(sum(step.context_lens) / extra) / 256) * 256)
+def _ranges(attention: Launch, step: RecordedStep) -> tuple[int, int]:
+    """Tiles, and the ranges that they are divided into."""
+    keys = attention.arguments["TILE_KEYS"]
+    tiles = sum(-(-context // keys) for context in step.context_lens)
+    return tiles, min(max(tiles // max(1, SHORTEST_PIECE // keys), 1), len(attention.arguments["ranges"]))
 
 
-def _cut_bytes(step: RecordedStep) -> float:
-    """Results of pieces, which are written and read again."""
-    length = piece_length(step)
-    pieces = sum(math.ceil(context / length) for context in step.context_lens if context > length)
-    return 4.0 * pieces * step.spec.num_heads * (step.spec.head_dim + 2)
+def _cut_bytes(step: RecordedStep, ranges: int) -> float:
+    """Results of the pieces at the ends of ranges, which are written and read again."""
+    return 2 * 2 * (ranges - 1) * step.spec.num_heads * (step.spec.head_dim + 2) * 4.0
 
 
 def _token_bytes(launch: Launch, step: RecordedStep) -> int:
@@ -172,7 +180,7 @@ SPECIAL: dict[str, Special] = {
     "_rotary_kv": _rotary,
     "_rms_norm": _norm,
     "_ragged_attention": _prompts,
-    "_attend_pieces": _decodes,
+    "_attend_ranges": _decodes,
     "_merge_pieces": _merges,
     "_sample": _greedy,
 }
