@@ -1,5 +1,4 @@
-"""What each tiling of the attention kernels needs of a chip: those of the shipped table, and those that the sweep of
-`make bench-gpu` tries.
+"""What each tiling needs of a chip: those of the shipped table, and those that the sweeps of `make bench-gpu` try.
 
 usage: python -m trunkline_bench.tiling_resources [--file tuned.json] [--few]
 
@@ -14,12 +13,14 @@ from pathlib import Path
 
 import torch
 
+from trunkline_bench.gpu.product_sweep import GATED_CANDIDATES
 from trunkline_bench.gpu.tiling_sweep import DECODE_CANDIDATES, RAGGED_CANDIDATES
 from trunkline_bench.kernel_launches import CHIPS, META, Launch, recorded, resources
 from trunkline_bench.prediction.device import H200, programs_per_multiprocessor
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
+from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
 from trunkline_kernels.gpu.tuned_tilings import SHIPPED, TilingKey, table
@@ -27,26 +28,27 @@ from trunkline_kernels.ragged_batch import KVLayer
 
 CHIP = CHIPS["sm_90"]
 KV_HEADS, SEQUENCES, BLOCK_SIZE = 8, 64, 16
-Tiling = DecodeTiling | RaggedTiling
-SWEPT = ("swept", "", 128, 4, "bfloat16", "bfloat16")  # what the sweep's candidates are for, but for the kernel
+Tiling = DecodeTiling | RaggedTiling | GatedTiling
 
 
 def tilings(file: Path) -> Iterator[tuple[TilingKey, Tiling]]:
-    """Of a table, and of the sweep."""
+    """Of a table, and of the sweeps."""
     for key, fields in table(file).items():
         yield key, DecodeTiling(**fields) if key.kernel == "decode_attention" else RaggedTiling(**fields)
     for candidate in (*DECODE_CANDIDATES, *RAGGED_CANDIDATES):
         kernel = "decode_attention" if isinstance(candidate, DecodeTiling) else "ragged_attention"
-        yield TilingKey(kernel, *SWEPT[1:]), candidate  # type: ignore[arg-type]
+        yield TilingKey(kernel, "", 128, 4, "bfloat16", "bfloat16"), candidate
+    for gated in GATED_CANDIDATES:
+        yield TilingKey("gated_linear", "", 128, 4, "bfloat16", "bfloat16"), gated
 
 
 def launch(key: TilingKey, tiling: Tiling) -> Launch:
-    """The attention kernel as its launcher launches it with this tiling."""
+    """The kernel as its launcher launches it with this tiling."""
     dtype, kv_dtype = (getattr(torch, name) for name in (key.dtype, key.kv_dtype))
     q = torch.empty(SEQUENCES, key.group * KV_HEADS, key.head_dim, dtype=dtype, device=META)
-    pools = [torch.empty(1024, BLOCK_SIZE, KV_HEADS, key.head_dim, dtype=kv_dtype, device=META) for _ in range(2)]
+    pool = torch.empty(1024, BLOCK_SIZE, KV_HEADS, key.head_dim, dtype=kv_dtype, device=META)
     scale = None if kv_dtype == dtype else torch.empty(1, device=META)
-    kv = KVLayer(*pools, scale, scale)
+    kv = KVLayer(pool, pool, scale, scale)
     lens, tables = _ints(SEQUENCES), _ints(SEQUENCES, 128)
     with recorded() as launches:
         if isinstance(tiling, DecodeTiling):
@@ -61,6 +63,10 @@ def launch(key: TilingKey, tiling: Tiling) -> Launch:
                 q, kv, q, context_lens=lens, rows=lens, block_tables=tables, plan=plan,
                 prefixes=SharedPrefixes(_ints(0, 5), _ints(SEQUENCES, 3), room), scale=0.1,
             )  # fmt: skip
+        elif isinstance(tiling, GatedTiling):
+            hidden = key.group * KV_HEADS * key.head_dim
+            x, weight = (torch.empty(rows, hidden, dtype=dtype, device=META) for rows in (SEQUENCES, 6 * hidden))
+            gated_linear(x, weight, tiling)
         else:
             ragged_attention(
                 q, kv, q, tiles=_ints(16, 4), query_starts=_ints(SEQUENCES + 1), context_lens=lens, rows=lens,

@@ -36,5 +36,6 @@ STAGES = (
     Stage("options", "trunkline_bench.gpu.costs:measure", 2, 240, 330),
     Stage("weight-only options", "trunkline_bench.gpu.costs:weight_only", 3, 190, 260),
     Stage("transformers", "trunkline_bench.gpu.hugging_face:measure", 3, 200, 300),
+    Stage("product sweep", "trunkline_bench.gpu.product_sweep:measure", 3, 60, 110),
     Stage("idle share", "trunkline_bench.gpu.decode_steps:idle_share", 3, 90, 150),
 )

@@ -23,8 +23,8 @@ from trunkline_kernels.gpu.tuned_tilings import TilingKey
 from trunkline_worker.model.gpu_decoder import Chip
 
 FILE = "tuned.json"
-# Of 16-bit keys and heads of 128. Each has been compiled for sm_90 without spills; tiles come with as many programs as
-# run at once on a multiprocessor, and with one fewer.
+# For 16-bit keys and heads of 128. tiling_resources shows that each compiles for sm_90 without spills, and how many
+# programs run at once on a multiprocessor.
 DECODE_CANDIDATES = (
     DecodeTiling(64, 4, 3, 3), DecodeTiling(64, 4, 3, 2), DecodeTiling(64, 4, 2, 3), DecodeTiling(64, 4, 4, 2),
     DecodeTiling(32, 4, 4, 3), DecodeTiling(32, 4, 6, 2), DecodeTiling(128, 4, 2, 2), DecodeTiling(64, 8, 3, 2),
@@ -104,4 +104,7 @@ def _prompts(shapes: Shapes) -> Iterator[Measured]:
 
 def _candidates(shapes: Shapes, default: AnyTiling, others: Sequence[AnyTiling]) -> list[AnyTiling]:
     """The engine's own first: the others must beat it. On a CPU that is all."""
-    return list(dict.fromkeys((default, *(() if shapes.tiny else others))))
+    found = [default]
+    if not shapes.tiny:
+        found += [other for other in others if other != default]
+    return found

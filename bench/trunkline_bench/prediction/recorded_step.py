@@ -75,7 +75,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _recording() -> Iterator[list[Any]]:
     """Kernels of Triton and of torch, in one list."""
     launches: list[Any]
-    with recorded() as launches, Operations(launches):  # type: ignore[no-untyped-call]
+    with recorded() as launches, Operations(launches):
         yield launches
 
 
