@@ -84,12 +84,12 @@ def ragged_tiling(chip: Chip, kv_dtype: torch.dtype, *, split: bool = False) -> 
     )
 
 
-def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
+def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | None = None) -> None:
     """With shared prefixes, and without."""
     q = empty(64, HEADS, HEAD_DIM)
     plan = DecodePlan.allocate(
         max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132,
-        tiling=decode_tiling(chip, kv_dtype), device=META,
+        tiling=decode_tiling(chip, kv_dtype), device=META, windows=[window],
     )  # fmt: skip
     tiling = ragged_tiling(chip, kv_dtype)
     room = PrefixRoom.allocate(
@@ -101,13 +101,17 @@ def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     for some in (prefixes, SharedPrefixes(ints(0, 5), ints(64, 3), room)):
         decode_attention(
             q, pool(kv_dtype), q, context_lens=ints(64), rows=ints(64), block_tables=ints(64, 128), plan=plan,
-            prefixes=some, scale=0.1,
+            prefixes=some, scale=0.1, window=window,
         )  # fmt: skip
 
 
 def decode_tiling(chip: Chip, kv_dtype: torch.dtype) -> DecodeTiling:
     return decode_tiling_for(
-        head_dim=HEAD_DIM, group=HEADS // KV_HEADS, capability=chip.capability, dtype=torch.bfloat16, kv_dtype=kv_dtype
+        head_dim=HEAD_DIM,
+        group=HEADS // KV_HEADS,
+        shared_memory=chip.shared_memory,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -159,6 +163,7 @@ CASES = (
     Case("prefill attention, deterministic", lambda chip: ragged(chip, split=SPLIT), products=True),
     Case("prefill attention, fp8 KV", lambda chip: ragged(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
     Case("decode attention", decode, products=True),
+    Case("decode attention, window", lambda chip: decode(chip, window=4096), products=True),
     Case("decode attention, fp8 KV", lambda chip: decode(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
     Case("inputs of a step", inputs),
     Case("norms, rotary, KV write", rotary),

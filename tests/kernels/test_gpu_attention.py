@@ -92,6 +92,7 @@ def decode(
         num_multiprocessors=multiprocessors,
         tiling=DecodeTiling(keys=32, warps=4, stages=1, programs=programs, shortest=64),
         device=q.device,
+        windows=[window, 7],
     )
     tile_seqs = TILING.tokens(heads // kv.keys.shape[2])
     where = shuffled(batch)
@@ -252,26 +253,32 @@ def test_long_decodes_are_cut_at_fixed_places() -> None:
     assert found.num_slots == 5
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_ranges_divide_all_tiles_evenly(seed: int) -> None:
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("seed", range(10))
+def test_ranges_divide_all_tiles_evenly(seed: int, window: int | None) -> None:
     draw = random.Random(seed)
     lens = [draw.choice([0, 1, 31, 32, 33, draw.randrange(1, 40_000)]) for _ in range(draw.randrange(1, 40))]
     tiling = DecodeTiling(keys=32, warps=4, stages=1, programs=draw.randrange(1, 4), shortest=draw.choice([32, 128]))
     plan = DecodePlan.allocate(
         max_seqs=40, num_heads=1, num_kv_heads=1, head_dim=16, num_multiprocessors=draw.randrange(1, 30),
-        tiling=tiling, device=torch.device("cpu"),
+        tiling=tiling, device=torch.device("cpu"), windows=[None, window],
     )  # fmt: skip
-    for tensor in (plan.tile_starts, plan.pieces, plan.ranges):
+    division = plan.divisions[window]
+    for tensor in (division.tile_starts, division.pieces, division.ranges):
         tensor.fill_(10**6)
     prefixes = np.zeros((len(lens), 3), np.int32)
     for i, context in enumerate(lens):
-        prefixes[i] = draw.choice([0, context // 2 // 16 * 16]), 5, 7
+        prefixes[i] = draw.choice([0, context // 2 // 16 * 16]) if window is None else 0, 5, 7
     plan.update(torch.tensor(lens, dtype=torch.int32), torch.from_numpy(prefixes))
-    counts = [-(-(context - int(prefix)) // 32) for context, prefix in zip(lens, prefixes[:, 0], strict=True)]
+    hidden = [0 if window is None else max(context - window, 0) // 32 for context in lens]
+    counts = [
+        -(-(context - int(prefix)) // 32) - out
+        for context, prefix, out in zip(lens, prefixes[:, 0], hidden, strict=True)
+    ]
     owners = [i for i, count in enumerate(counts) for _ in range(count)]
-    assert plan.tile_starts[: len(lens)].tolist() == [sum(counts[:i]) for i in range(len(lens))]
-    used = [row for row in plan.ranges.tolist() if row[0] <= row[1]]
-    assert plan.ranges.tolist()[len(used) :] == [[0, -1, 0, 0]] * (len(plan.ranges) - len(used))
+    assert division.tile_starts[: len(lens)].tolist() == [sum(counts[:i]) for i in range(len(lens))]
+    used = [row for row in division.ranges.tolist() if row[0] <= row[1]]
+    assert division.ranges.tolist()[len(used) :] == [[0, -1, 0, 0]] * (len(division.ranges) - len(used))
     assert [owners[first:end][0] for _, _, first, end in used] == [row[0] for row in used]
     assert [owners[first:end][-1] for _, _, first, end in used] == [row[1] for row in used]
     assert [first for _, _, first, _ in used] == [0, *(end for *_, end in used)][: len(used)]
@@ -281,7 +288,7 @@ def test_ranges_divide_all_tiles_evenly(seed: int) -> None:
     assert len(used) in (0, 1) or min(sizes) >= tiling.shortest // 32
     # The pieces of a sequence are consecutive ranges, and no two pieces have the same number.
     numbers = []
-    for sequence, (first, count) in enumerate(plan.pieces[: len(lens)].tolist()):
+    for sequence, (first, count) in enumerate(division.pieces[: len(lens)].tolist()):
         holding = [number for number, row in enumerate(used) if row[0] <= sequence <= row[1] and counts[sequence]]
         assert holding == list(range(first, first + count))[: len(holding)]
         assert len(holding) == count

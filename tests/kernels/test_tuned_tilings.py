@@ -33,7 +33,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def decode(**other: Any) -> DecodeTiling:
-    return decode_tiling_for(**{**QWEN, "capability": (9, 0), "device": "NVIDIA H200", **other})
+    return decode_tiling_for(**{**QWEN, "shared_memory": 227 << 10, "device": "NVIDIA H200", **other})
 
 
 def ragged(**other: Any) -> RaggedTiling:
@@ -49,6 +49,20 @@ def test_what_was_measured_is_used(measured: Path) -> None:
 def test_what_was_not_measured_gets_a_tiling_all_the_same(measured: Path, other: dict[str, Any]) -> None:
     assert decode(**other) != DecodeTiling(**DECODE)
     assert ragged(**other) != RaggedTiling(**RAGGED)
+
+
+@pytest.mark.parametrize(
+    ("shared_memory", "kv_dtype", "programs"),
+    [
+        (227 << 10, torch.bfloat16, 3),  # H200
+        (227 << 10, torch.float8_e4m3fn, 3),
+        (163 << 10, torch.bfloat16, 3),  # A100
+        (99 << 10, torch.bfloat16, 2),  # L4
+        (64 << 10, torch.bfloat16, 1),  # MI300X
+    ],
+)
+def test_as_many_programs_as_shared_memory_holds(shared_memory: int, kv_dtype: torch.dtype, programs: int) -> None:
+    assert decode(device="", shared_memory=shared_memory, kv_dtype=kv_dtype).programs == programs
 
 
 def test_deterministic_prefill_keeps_its_tiling(measured: Path) -> None:

@@ -81,8 +81,8 @@ class Decode:
         group = shapes.num_heads // shapes.num_kv_heads
         kv_dtype = paged.kv.keys.dtype
         self.tiling = tiling or decode_tiling_for(
-            head_dim=shapes.head_dim, group=group, capability=chip.capability, dtype=shapes.dtype, kv_dtype=kv_dtype,
-            device=chip.name,
+            head_dim=shapes.head_dim, group=group, shared_memory=chip.shared_memory, dtype=shapes.dtype,
+            kv_dtype=kv_dtype, device=chip.name,
         )  # fmt: skip
         self._plan = DecodePlan.allocate(
             max_seqs=count, num_heads=shapes.num_heads, num_kv_heads=shapes.num_kv_heads, head_dim=shapes.head_dim,

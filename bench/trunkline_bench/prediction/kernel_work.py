@@ -55,7 +55,7 @@ def _of_torch(operation: Operation, device: Device) -> Work:
     if operation.product:
         rows, columns, inner = operation.product
         name = f"product {rows} x {columns} x {inner}"
-        return product(name, rows, columns, inner, operation.out_itemsize, operation.out_itemsize, device)
+        return product(name, rows, columns, inner, operation.itemsize, operation.out_itemsize, device)
     programs = max(1, operation.bytes // ELEMENTS)
     slots = device.multiprocessors * 16
     return Work(operation.name, programs, slots, operation.bytes, least_s=device.least_s)

@@ -34,6 +34,7 @@ class Operation:
     name: str
     bytes: int  # of its tensors, each once
     product: tuple[int, int, int] | None  # rows, columns, inner
+    itemsize: int  # of its first tensor
     out_itemsize: int
 
 
@@ -67,7 +68,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shape = (factors[0].shape[0], factors[1].shape[1], factors[1].shape[0]) if factors else None
             if name.startswith("new_"):
                 moved = out.nbytes
-            self._launches.append(Operation(name, moved, shape, out.dtype.itemsize))
+            itemsize = (tensors or [out])[0].dtype.itemsize
+            self._launches.append(Operation(name, moved, shape, itemsize, out.dtype.itemsize))
         return out
 
 

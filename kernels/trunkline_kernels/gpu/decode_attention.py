@@ -29,7 +29,7 @@ def _attend_ranges(
     rows_of,  # [num_seqs] int32: each sequence's row of block_tables
     block_tables,  # [.., max_blocks] int32
     prefixes,  # [num_seqs, 3] int32: tokens that shared_prefix has seen to, their first slot, their number of pieces
-    tile_starts, pieces, ranges,  # of DecodePlan
+    tile_starts, pieces, ranges,  # of DecodePlan, for this window
     key_scale, value_scale,  # [1] float32; not read unless SCALED
     scale,
     soft_cap,
@@ -71,8 +71,11 @@ def _attend_ranges(
         prefix_len = tl.load(prefixes + sequence * 3)
         sequence_tile = tl.load(tile_starts + sequence)
         num_pieces = tl.load(pieces + sequence * 2 + 1)
-        begin = prefix_len + tl.maximum(first_tile - sequence_tile, 0) * TILE_KEYS
-        end = tl.minimum(prefix_len + (end_tile - sequence_tile) * TILE_KEYS, context_len)
+        seen_from = prefix_len
+        if WINDOW:
+            seen_from = tl.maximum(context_len - window, 0) // TILE_KEYS * TILE_KEYS
+        begin = seen_from + tl.maximum(first_tile - sequence_tile, 0) * TILE_KEYS
+        end = tl.minimum(seen_from + (end_tile - sequence_tile) * TILE_KEYS, context_len)
         place = (sequence * num_heads + head) * HEAD_DIM
         queries = tl.load(q + place[:, None] + dim[None, :], mask=inside, other=0.0)
         query_positions = tl.where(known, context_len - 1, -1)
@@ -80,10 +83,7 @@ def _attend_ranges(
         acc = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
         peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
         total = tl.zeros([TILE_ROWS], tl.float32)
-        if WINDOW:
-            # Tiles are counted from the prefix's end, so that the same ones exist with and without a window.
-            begin = tl.maximum(begin, tl.maximum(context_len - window, 0) // TILE_KEYS * TILE_KEYS)
-        else:
+        if not WINDOW:
             whole = begin + tl.maximum(end - begin, 0) // TILE_KEYS * TILE_KEYS
             blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
             for start in tl.range(begin, whole, TILE_KEYS):
@@ -235,10 +235,10 @@ def decode_attention(
     group = num_heads // num_kv_heads
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     value_scale = kv.value_scale if scaled else q
-    tiling = plan.tiling
-    _attend_ranges[(num_kv_heads, len(plan.ranges))](
+    tiling, division = plan.tiling, plan.divisions[window]
+    _attend_ranges[(num_kv_heads, plan.num_ranges)](
         q, kv.keys, kv.values, out, plan.partial_out, plan.partial_stats, context_lens, rows, block_tables,
-        prefixes.of_sequence, plan.tile_starts, plan.pieces, plan.ranges,
+        prefixes.of_sequence, division.tile_starts, division.pieces, division.ranges,
         kv.key_scale if scaled else q, value_scale, scale * LOG2_E.value, soft_cap or 0.0, window or 0,
         block_tables.stride(0), num_kv_heads * head_dim, num_heads,
         group, head_dim, padded_dim, block_size, max(16, triton.next_power_of_2(group)), tiling.keys,
@@ -246,9 +246,9 @@ def decode_attention(
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     shared = len(prefixes.tiles) > 0
-    if shared or len(plan.ranges) > 1:
-        _merge_pieces[(num_heads, num_seqs if shared else len(plan.ranges) - 1)](
-            out, plan.partial_out, plan.partial_stats, plan.pieces, plan.ranges,
+    if shared or plan.num_ranges > 1:
+        _merge_pieces[(num_heads, num_seqs if shared else plan.num_ranges - 1)](
+            out, plan.partial_out, plan.partial_stats, division.pieces, division.ranges,
             prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats, value_scale,
             num_heads, prefixes.room.partial_out.shape[1], shared, head_dim, padded_dim, scaled, 8, num_warps=1,
         )  # fmt: skip

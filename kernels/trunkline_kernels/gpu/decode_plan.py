@@ -7,6 +7,7 @@ of them. A context that the end of a range cuts is merged from its pieces afterw
 Sources of the even division: stream-K (Osama et al., 2023); FlashInfer's plan for decodes (Ye et al., 2024).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ MOST_WARPS = 16
 SEQUENCES_OF_WARP = 256
 
 
-@triton.jit(do_not_specialize=["num_seqs", "most_ranges"])
+@triton.jit(do_not_specialize=["num_seqs", "most_ranges", "window"])
 def _plan_ranges(
     context_lens,  # [num_seqs] int32; 0: none of decode_attention's
     prefixes,  # [num_seqs, 3] int32: the first of each are the tokens that shared_prefix has seen to
@@ -29,6 +30,7 @@ def _plan_ranges(
     ranges,  # [most_ranges, 4] int32 ← first and last sequence, first tile, end; the last before the first: no range
     num_seqs,
     most_ranges,
+    window,  # only the tiles that hold some of this many last positions count; 0: all
     TILE_KEYS: tl.constexpr,
     FEWEST_TILES: tl.constexpr,  # of a range, as long as there are so many
     PADDED_SEQS: tl.constexpr,
@@ -38,7 +40,8 @@ def _plan_ranges(
     index = tl.arange(0, PADDED_SEQS)
     known = index < num_seqs
     lens = tl.load(context_lens + index, mask=known, other=0) - tl.load(prefixes + index * 3, mask=known, other=0)
-    counts = (lens + TILE_KEYS - 1) // TILE_KEYS
+    hidden = tl.where(window > 0, tl.maximum(lens - window, 0), 0) // TILE_KEYS
+    counts = (lens + TILE_KEYS - 1) // TILE_KEYS - hidden
     ends = tl.cumsum(counts, axis=0)
     total = tl.sum(counts)
     num_ranges = tl.minimum(tl.maximum(total // FEWEST_TILES, 1), most_ranges)
@@ -64,16 +67,24 @@ def _plan_ranges(
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """How a step's contexts are divided, for all layers with the same window."""
+
+    tile_starts: Tensor  # [max_seqs] int32
+    pieces: Tensor  # [max_seqs, 2] int32
+    ranges: Tensor  # [num_ranges, 4] int32
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How a step's contexts are divided, the same for all layers, and room for the results of those that are cut.
+    """How a step's contexts are divided, and room for the results of those that are cut.
 
     The piece of sequence s in range r is number s + r: from a piece to the next, one of the two grows.
     """
 
     tiling: DecodeTiling
-    tile_starts: Tensor  # [max_seqs] int32
-    pieces: Tensor  # [max_seqs, 2] int32
-    ranges: Tensor  # [num_ranges, 4] int32
+    num_ranges: int
+    divisions: dict[int | None, Division]  # by window; None: layers without one
     partial_out: Tensor  # [max_seqs + num_ranges, num_heads, head_dim] float32
     partial_stats: Tensor  # [max_seqs + num_ranges, num_heads, 2] float32
 
@@ -88,9 +99,13 @@ class DecodePlan:
         num_multiprocessors: int,
         tiling: DecodeTiling,
         device: torch.device,
+        windows: Iterable[int | None] = (None,),
     ) -> "DecodePlan":
         """Room for steps of up to `max_seqs` sequences. A range has a program for each KV head: there are as many
-        ranges as make the number of programs that the tiling asks for."""
+        ranges as make the number of programs that the tiling asks for.
+
+        windows: those of the layers
+        """
         num_ranges = max(1, tiling.programs * num_multiprocessors // num_kv_heads)
 
         def numbers(*shape: int) -> Tensor:
@@ -99,9 +114,11 @@ class DecodePlan:
         def partial(width: int) -> Tensor:
             return torch.empty(max_seqs + num_ranges, num_heads, width, dtype=torch.float32, device=device)
 
-        return cls(
-            tiling, numbers(max_seqs), numbers(max_seqs, 2), numbers(num_ranges, 4), partial(head_dim), partial(2)
-        )
+        divisions = {
+            window: Division(numbers(max_seqs), numbers(max_seqs, 2), numbers(num_ranges, 4))
+            for window in dict.fromkeys(windows)
+        }
+        return cls(tiling, num_ranges, divisions, partial(head_dim), partial(2))
 
     def update(self, context_lens: Tensor, prefixes: Tensor) -> None:
         """Divides the contexts of a step, on the device.
@@ -109,10 +126,11 @@ class DecodePlan:
         context_lens: [num_seqs] int32; 0: none of decode_attention's
         prefixes: [num_seqs, 3] int32, of SharedPrefixes
         """
-        padded_seqs = triton.next_power_of_2(len(self.tile_starts))
         fewest_tiles = max(1, self.tiling.shortest // self.tiling.keys)
-        _plan_ranges[(1 + len(self.ranges),)](
-            context_lens, prefixes, self.tile_starts, self.pieces, self.ranges, len(context_lens), len(self.ranges),
-            self.tiling.keys, fewest_tiles, padded_seqs,
-            num_warps=min(max(padded_seqs // SEQUENCES_OF_WARP, 1), MOST_WARPS),
-        )  # fmt: skip
+        for window, division in self.divisions.items():
+            padded_seqs = triton.next_power_of_2(len(division.tile_starts))
+            _plan_ranges[(1 + self.num_ranges,)](
+                context_lens, prefixes, division.tile_starts, division.pieces, division.ranges, len(context_lens),
+                self.num_ranges, window or 0, self.tiling.keys, fewest_tiles, padded_seqs,
+                num_warps=min(max(padded_seqs // SEQUENCES_OF_WARP, 1), MOST_WARPS),
+            )  # fmt: skip

@@ -154,6 +154,8 @@ class GpuDecoder:
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
         self.chip = chip or Chip.of(self._device)
+        # NVIDIA's library writes a product in float32: nothing is rounded to 16 bits first, and converted again.
+        self._widens = self._device.type != "cpu" and torch.version.hip is None
         self._products = [
             layer.products if isinstance(layer, QuantizedLayer) else Products.of(layer, "none")
             for layer in weights.layers
@@ -173,7 +175,7 @@ class GpuDecoder:
         self.decode_tiling: DecodeTiling = decode_tiling_for(
             head_dim=spec.head_dim,
             group=self._group,
-            capability=self.chip.capability,
+            shared_memory=self.chip.shared_memory,
             dtype=dtype,
             kv_dtype=kv_dtype or dtype,
             device=self.chip.name,
@@ -215,7 +217,12 @@ class GpuDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""
         x = rms_norm(hidden.contiguous(), self._weights.final_norm, self.spec.rms_norm_eps)
-        return self._linear(x, self._weights.head, None).float()
+        head = self._weights.head
+        if self._deterministic:
+            return fixed_linear(x, head, dtype=torch.float32)
+        if self._widens and x.dtype != torch.float32:
+            return torch.mm(x, head.t(), out_dtype=torch.float32)
+        return linear(x, head).float()
 
     def _linear(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
         if isinstance(weight, QuantizedWeight):
