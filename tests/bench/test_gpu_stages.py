@@ -15,6 +15,7 @@ from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.gpu.main import main, run
 from trunkline_bench.gpu.stages import CALL_S, STAGES, Stage
 from trunkline_bench.simulation.fitted_cost import FittedCost
+from trunkline_kernels.gpu.tuned_tilings import table
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -49,6 +50,17 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     assert any(what.startswith("generate_batch") and "output_tok_per_s" in row for what, row in rows.items())
     # What the engine's steps took is a profile that the simulator takes.
     FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
+
+
+def test_the_sweep_writes_a_table_that_the_kernels_take(tmp_path: Path) -> None:
+    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "tiling sweep")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = stages_in(tmp_path)["tiling sweep"]["rows"]
+    assert {row["what"] for row in rows} == {"decode_attention", "ragged_attention"}
+    found = table(tmp_path / "tuned.json")
+    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention"}
+    best = {row["what"]: row for row in rows if row["best_so_far"]}
+    assert all(fields.items() <= best[key.kernel].items() for key, fields in found.items())
 
 
 def test_the_first_stage_runs(tmp_path: Path) -> None:

@@ -110,12 +110,17 @@ def _shared_prefix_speed(shapes: Shapes) -> Rows:
         }  # fmt: skip
 
 
+def prompt_flops(shapes: Shapes, count: int, length: int) -> float:
+    """Of causal attention of so many prompts of this length."""
+    return 4 * count * shapes.num_heads * shapes.head_dim * length * (length + 1) / 2
+
+
 def prefill_speed(shapes: Shapes) -> Rows:
     """FLOP per second, and of the attentions that torch brings, on the same keys and values laid out contiguously."""
     for count, length in shapes.prefill:
         paged = Paged.make(shapes, [length] * count)
         prefill = Prefill(shapes, paged, length)
-        flop = 4 * count * shapes.num_heads * shapes.head_dim * length * (length + 1) / 2
+        flop = prompt_flops(shapes, count, length)
         ours_s = median_s(prefill, shapes.device)
         q = prefill.q.view(count, length, shapes.num_heads, shapes.head_dim).transpose(1, 2)
         k, v = (torch.stack(parts) for parts in zip(*(paged.contiguous(i) for i in range(count)), strict=True))

@@ -26,6 +26,7 @@ STAGES = (
     Stage("headline", "trunkline_bench.gpu.headline:measure", 1, 130, 220),
     Stage("headline without graphs", "trunkline_bench.gpu.headline:without_graphs", 1, 110, 180, "headline"),
     Stage("decode attention", "trunkline_bench.gpu.attention:decode_speed", 1, 50, 100),
+    Stage("tiling sweep", "trunkline_bench.gpu.tiling_sweep:measure", 1, 100, 150),
     Stage("attention correctness", "trunkline_bench.gpu.attention:check", 1, 50, 100),
     Stage("other kernels' correctness", "trunkline_bench.gpu.token_wise:check", 1, 40, 80),
     Stage("engine equality", "trunkline_bench.gpu.equality:check", 1, 90, 150),
@@ -35,5 +36,6 @@ STAGES = (
     Stage("options", "trunkline_bench.gpu.costs:measure", 2, 240, 330),
     Stage("weight-only options", "trunkline_bench.gpu.costs:weight_only", 3, 190, 260),
     Stage("transformers", "trunkline_bench.gpu.hugging_face:measure", 3, 200, 300),
+    Stage("product sweep", "trunkline_bench.gpu.product_sweep:measure", 3, 60, 110),
     Stage("idle share", "trunkline_bench.gpu.decode_steps:idle_share", 3, 90, 150),
 )

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, blocks_at, merge
+from trunkline_kernels.gpu.tuned_tilings import TilingKey, tuned
 from trunkline_kernels.ragged_batch import KVLayer
 
 MAX_HEAD_DIM = 256
@@ -205,16 +206,30 @@ class RaggedTiling:
 
 
 def tiling_for(
-    *, head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype, shared_memory: int, split: bool = False
+    *,
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    shared_memory: int,
+    split: bool = False,
+    device: str = "",
 ) -> RaggedTiling:
-    """Tiles that fill a chip's tensor cores and fit the shared memory of a program (227 KiB on H100 and B200, 163 on
-    A100, 99 on L4, 64 on MI300X).
+    """The tiling that was measured to be the fastest on this device, else tiles that fill a chip's tensor cores and fit
+    the shared memory of a program (227 KiB on H100 and B200, 163 on A100, 99 on L4, 64 on MI300X).
 
-    split: for ragged_attention(split=…), which holds two results at once, and computes decodes with the same tiles
+    split: for ragged_attention(split=…), which holds two results at once, and computes decodes with the same tiles;
+    nothing is measured for it
+    device: its name
     """
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim} is more than the {MAX_HEAD_DIM} that the attention kernels support")
     padded = max(16, triton.next_power_of_2(head_dim))
+    key = TilingKey.of(
+        "ragged_attention", device=device, head_dim=head_dim, group=group, dtype=dtype, kv_dtype=kv_dtype
+    )
+    if not split and (found := tuned(key)):
+        return RaggedTiling(**found)
     if dtype == torch.float32:
         return RaggedTiling(max(32, triton.next_power_of_2(group)), 32, 4, 1)
     # Before Hopper, whose tensor cores are the first to read operands from shared memory, registers are what is short;
