@@ -1,1 +1,1 @@
-"""A GPU that is not there: the real runner on tensors without memory, and every rule of a device checked at each call."""
+"""A GPU that is not there: the real runner on tensors without memory. Each call is checked against a device's rules."""

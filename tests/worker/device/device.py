@@ -1,7 +1,7 @@
 """A device made of rules: tensors on it have shapes and no memory, and each operation is checked instead of run.
 
-Tensors of the host are real, because the program fills its pinned buffers through NumPy. What the host sends is kept, so
-that contracts can look at tables; what comes back is made up.
+Tensors of the host are real, because the program fills its pinned buffers through NumPy. What the host sends is kept,
+so that contracts can look at tables; what comes back is made up.
 """
 
 import zlib
@@ -295,9 +295,8 @@ class FakeDevice(TorchDispatchMode):
         """The host knows more to be done: copies up to there are checked, and results are there."""
         host = self.timeline.host
         for sent in self._sent:
-            if _done(host, sent.at):
-                if zlib.crc32(_bytes(sent.source)) != sent.checksum:
-                    raise UnsafeCopy("pinned memory was written to while it was being copied to the device")
+            if _done(host, sent.at) and zlib.crc32(_bytes(sent.source)) != sent.checksum:
+                raise UnsafeCopy("pinned memory was written to while it was being copied to the device")
         self._sent = [sent for sent in self._sent if not _done(host, sent.at)]
         for address, pending in list(self._pending.items()):
             if _done(host, pending.at):

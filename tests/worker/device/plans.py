@@ -133,8 +133,8 @@ class RandomPlans:
     def _sampling(self, length: int) -> Sampling:
         draw = self._draw
         plain = Sampling(
-            64, seed=draw.getrandbits(64), temperature=draw.choice([0.0, 0.7, 1.0]), top_k=draw.choice([0, 20, 1 << 40]),
-            top_p=draw.choice([1.0, 0.95]), min_p=draw.choice([0.0, 0.05]),
+            64, seed=draw.getrandbits(64), temperature=draw.choice([0.0, 0.7, 1.0]),
+            top_k=draw.choice([0, 20, 1 << 40]), top_p=draw.choice([1.0, 0.95]), min_p=draw.choice([0.0, 0.05]),
         )  # fmt: skip
         if not self._everything or draw.random() < 0.6:
             return plain

@@ -52,6 +52,7 @@ class Session:
             finally:
                 self._programs._graphs = graphs
             captured = graphs[shape][0].recording  # type: ignore[attr-defined]
+            captured.check_alive()
             captured.check_covers(wanted)
             self.replays += 1
         hidden = self._replay(layout, shape)

@@ -68,6 +68,11 @@ class DeviceTensor(torch.Tensor):
         copied: Tensor = torch.ops.aten.copy_.default(self, source, non_blocking)
         return copied
 
+    def contiguous(self, *_: Any) -> Tensor:  # type: ignore[override]
+        return (
+            self if self.is_contiguous() else torch.ops.aten.clone.default(self, memory_format=torch.contiguous_format)
+        )
+
     def record_stream(self, stream: Any) -> None:
         stream.told_of(self)
 
