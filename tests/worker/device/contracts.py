@@ -146,8 +146,10 @@ def _attention(at: Launch, kv_heads: int, tables: str = "block_tables") -> int:
 
 
 def _ragged_attention(at: Launch) -> None:
-    width = _attention(at, at.grid[0])
-    heads, tiles, seqs = at.number("num_heads"), at.grid[1], len(at["context_lens"])
+    tiles, kv_heads = at["tiles"].shape[0], at.number("num_heads") // at.number("GROUP")
+    width = _attention(at, kv_heads)
+    at.require(at.grid == (tiles * kv_heads,), f"{tiles} tiles of {kv_heads} heads")
+    heads, seqs = at.number("num_heads"), len(at["context_lens"])
     tokens = at["q"].numel() // width
     at.holds("out", (at["q"].dtype,), tokens * width)
     at.holds("tiles", INT32, 4 * tiles)
