@@ -4,53 +4,31 @@ Tensors of the host are real, because the program fills its pinned buffers throu
 so that contracts can look at tables; what comes back is made up.
 """
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from tests.worker.device import contracts
 from tests.worker.device.cards import CONTEXT_BYTES, Card
-from tests.worker.device.faults import DeviceFault, EarlyRead, GraphFault, HostSync, MixedDevices, Race, UnsafeCopy
+from tests.worker.device.copies import Copies, Invent
+from tests.worker.device.faults import DeviceFault, GraphFault, HostSync, MixedDevices, Race
 from tests.worker.device.launches import Launch
 from tests.worker.device.memory import Allocation, Allocations, Ledger
 from tests.worker.device.recording import FakeGraph, Recording
 from tests.worker.device.tensor import META, DeviceTensor, metas
-from tests.worker.device.timeline import Clock, FakeStream, Timeline, covers
+from tests.worker.device.timeline import FakeStream, Timeline
 
 HOST_READS = ("tolist", "numpy", "item", "__bool__", "__int__", "__float__", "__array__")
 # Their results, or the shapes of their results, are known only once the device has computed them.
 WAITING = frozenset({"item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "unique"})
 MOVES = frozenset({"to", "_to_copy"})
-POISON = 0xA5
-Invent = Callable[[Tensor], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A copy from the host that may be under way."""
-
-    at: tuple[int, int]  # stream, number
-    source: Tensor
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A copy to the host that may be under way."""
-
-    at: tuple[int, int]
-    target: Tensor
 
 
 class FakeDevice(TorchDispatchMode):
@@ -64,7 +42,7 @@ class FakeDevice(TorchDispatchMode):
         self._mode_key = torch._C._TorchDispatchModeKey.FAKE
         self.card = card
         self.ledger = Ledger(card.memory, CONTEXT_BYTES + others)
-        self.timeline = Timeline(self._waited, self._told_of)
+        self.timeline = Timeline(lambda: self.copies.waited(), self._told_of)
         self.blocks = Allocations(self.ledger, self._freed)
         self.graphs: list[FakeGraph] = []
         self.compiled: set[tuple[Any, ...]] = set()
@@ -73,11 +51,7 @@ class FakeDevice(TorchDispatchMode):
         self.compiles = True  # whether a kernel may be compiled now
         self._capture_pool: int | None = None
         self._capture_stream = self.timeline.stream()
-        self._launching = False
-        self._invent = invent
-        self._pinned: dict[int, Tensor] = {}  # by data_ptr
-        self._sent: list[Sent] = []
-        self._pending: dict[int, Pending] = {}  # by data_ptr of the storage
+        self.copies = Copies(self.timeline, self.blocks, self._use, invent)
         self._faults: list[DeviceFault] = []
 
     @classmethod
@@ -110,12 +84,12 @@ class FakeDevice(TorchDispatchMode):
     @contextmanager
     def launching(self) -> Iterator[None]:
         """The host puts a step on the queue: it may not wait, nor may a kernel be compiled."""
-        before = self.timeline.may_wait, self._launching, self.compiles
-        self.timeline.may_wait, self._launching, self.compiles = False, True, False
+        before = self.timeline.may_wait, self.copies.launching, self.compiles
+        self.timeline.may_wait, self.copies.launching, self.compiles = False, True, False
         try:
             yield
         finally:
-            self.timeline.may_wait, self._launching, self.compiles = before
+            self.timeline.may_wait, self.copies.launching, self.compiles = before
         self.check()
 
     @contextmanager
@@ -141,13 +115,6 @@ class FakeDevice(TorchDispatchMode):
         for block in graph.recording.outside.values():
             self._use(block)
 
-    def reads(self, tensor: Tensor) -> None:
-        """The host looks at one of its own tensors."""
-        if self._pending and not isinstance(tensor, DeviceTensor):
-            pending = self._pending.get(_address(tensor))
-            if pending is not None:
-                raise EarlyRead(f"{tuple(pending.target.shape)} {pending.target.dtype} has not arrived")
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func._schema.name.split("::")[1]
@@ -157,18 +124,21 @@ class FakeDevice(TorchDispatchMode):
         device = [leaf for leaf in leaves if isinstance(leaf, DeviceTensor)]
         host = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, DeviceTensor)]
         for tensor in host:
-            self.reads(tensor)
+            self.copies.check_read(tensor)
         if name in MOVES and (target := _named(func, args, kwargs, "device")) is not None:
             if torch.device(target).type == "cuda" and host:
-                return self._to_device(func, args, kwargs)
+                kind = _named(func, args, kwargs, "dtype") or host[0].dtype
+                out = DeviceTensor(torch.empty(host[0].shape, dtype=kind, device=META))
+                self._track(out)
+                return self.copies.copy(out, host[0], bool(_named(func, args, kwargs, "non_blocking")))
             if torch.device(target).type == "cpu" and device:
                 raise HostSync("a tensor of the device is brought to the host at once")
         if name == "copy_" and host and device:
-            return self._copied(*args, **kwargs)
+            return self.copies.copy(*args, **kwargs)
         if not device and not any(isinstance(leaf, torch.device) and leaf.type == "cuda" for leaf in leaves):
             out = func(*args, **kwargs)
             if pinned:
-                self._pin(out)
+                self.copies.pin(out)
             return out
         if host:
             shapes = [tuple(tensor.shape) for tensor in host]
@@ -232,85 +202,10 @@ class FakeDevice(TorchDispatchMode):
 
     def _reading(self, read: Callable[..., Any]) -> Callable[..., Any]:
         def checked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.reads(tensor)
+            self.copies.check_read(tensor)
             return read(tensor, *args, **kwargs)
 
         return checked
-
-    # Copies
-
-    def _to_device(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        source: Tensor = args[0]
-        kind = _named(func, args, kwargs, "dtype") or source.dtype
-        out = DeviceTensor(torch.empty(source.shape, dtype=kind, device=META))
-        self._track(out)
-        self._send(source, out, bool(_named(func, args, kwargs, "non_blocking")))
-        return out
-
-    def _copied(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-        if isinstance(target, DeviceTensor):
-            self._send(source, target, non_blocking)
-        else:
-            self._receive(source, target, non_blocking)
-        return target
-
-    def _send(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
-        what = f"{tuple(source.shape)} {source.dtype} from the host"
-        if self.timeline.capturing:
-            raise GraphFault(f"a copy of {what} inside a capture")
-        if self._launching:
-            if not non_blocking or _address(source) not in self._pinned:
-                raise UnsafeCopy(
-                    f"a copy of {what} that blocks: non_blocking={non_blocking}, or its memory is not pinned"
-                )
-            if not source.is_contiguous() or source.dtype != target.dtype or source.numel() != target.numel():
-                raise UnsafeCopy(f"a copy of {what} that is converted on the way")
-        at = self.timeline.tick()
-        self._use(self.blocks.of(target))
-        data = _bytes(source)
-        if source.dtype == target.dtype:
-            self.blocks.learn(target, data)
-        if non_blocking:
-            self._sent.append(Sent(at, source, zlib.crc32(data)))
-
-    def _receive(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
-        what = f"{tuple(source.shape)} {source.dtype} to the host"
-        if self.timeline.capturing:
-            raise GraphFault(f"a copy of {what} inside a capture")
-        if not non_blocking:
-            raise HostSync(f"a copy of {what} that blocks")
-        if _address(target) not in self._pinned:
-            raise UnsafeCopy(f"a copy of {what} into memory that is not pinned")
-        if self.timeline.current is self.timeline.main:
-            raise UnsafeCopy(f"a copy of {what} on the stream that computes")
-        if source.dtype != target.dtype or source.shape != target.shape:
-            raise UnsafeCopy(f"a copy of {what} that is converted on the way")
-        at = self.timeline.tick()
-        self._use(self.blocks.of(source))
-        if target.numel():
-            target.view(torch.uint8).fill_(POISON)
-            self._pending[_address(target)] = Pending(at, target)
-
-    def _waited(self) -> None:
-        """The host knows more to be done: copies up to there are checked, and results are there."""
-        host = self.timeline.host
-        for sent in self._sent:
-            if _done(host, sent.at) and zlib.crc32(_bytes(sent.source)) != sent.checksum:
-                raise UnsafeCopy("pinned memory was written to while it was being copied to the device")
-        self._sent = [sent for sent in self._sent if not _done(host, sent.at)]
-        for address, pending in list(self._pending.items()):
-            if _done(host, pending.at):
-                del self._pending[address]
-                with _disable_current_modes():
-                    self._invent(pending.target)
-
-    def _pin(self, tensor: Tensor) -> None:
-        # Kept until nobody else has it: an address means something only as long as its memory is there.
-        if len(self._pinned) > 4096:
-            self._pinned = {at: kept for at, kept in self._pinned.items() if _holders(kept) > 1}
-        self._pinned[_address(tensor)] = tensor
-
-    # Kernels and graphs
 
     def _runner(self) -> Callable[..., None]:
         def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -338,7 +233,7 @@ class FakeDevice(TorchDispatchMode):
     @contextmanager
     def _capture(self, graph: FakeGraph, pool: tuple[int, int] | None = None) -> Iterator[None]:
         """torch.cuda.graph()"""
-        if self._launching:
+        if self.copies.launching:
             raise GraphFault("a graph is captured while requests wait")
         if graph.recording is not None:
             raise GraphFault("a graph is captured twice")
@@ -357,25 +252,6 @@ class FakeDevice(TorchDispatchMode):
 
     def _reset_peak(self, *_: object) -> None:
         self.ledger.peak = self.ledger.allocated
-
-
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """Of a tensor of the host."""
-    with _disable_current_modes():
-        return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _holders(tensor: Tensor) -> int:
-    """Tensors in this memory, this one included."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1
-
-
-def _done(host: Clock, at: tuple[int, int]) -> bool:
-    return covers(host, dict([at]))
 
 
 def _named(func: Any, args: Any, kwargs: Any, name: str) -> Any:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -17,6 +18,12 @@ MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid: CUDA's limits
 WARPS = (1, 2, 4, 8, 16, 32)
 ALIGNMENT = 16  # bytes: a pointer that has less of it is another kernel to Triton, compiled when it is first seen
 FLAGS = ("num_warps", "num_stages", "enable_fp_fusion")
+
+# Types of tensors.
+INT32, INT64, FLOAT32 = (torch.int32,), (torch.int64,), (torch.float32,)
+WIDE = (torch.float32, torch.bfloat16, torch.float16)
+POOL = (*WIDE, torch.float8_e4m3fn)
+MOST_ELEMENTS = 1 << 20  # of one tensor in a kernel: Triton's limit
 
 Contents = Callable[[Tensor], Any]
 
@@ -137,3 +144,13 @@ class Launch:
         self.require(
             offset % ALIGNMENT == 0, f"{name} begins {offset % ALIGNMENT} bytes past a multiple of {ALIGNMENT}"
         )
+
+
+def check_scales(at: Launch, *names: str) -> None:
+    """The pool holds 8-bit numbers exactly where there are scales."""
+    keys = at.arguments.get("keys")
+    if keys is not None:
+        at.require(bool(at["SCALED"]) == (keys.dtype == torch.float8_e4m3fn), f"SCALED with keys of {keys.dtype}")
+    if at["SCALED"]:
+        for name in names:
+            at.holds(name, FLOAT32, 1)
