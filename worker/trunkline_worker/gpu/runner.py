@@ -65,8 +65,9 @@ class GpuRunner:
         most_pieces = max_seqs * -(-model.context_length // decoder.split) if decoder.split else 0
         max_pieces = min(max_seqs + 4 * num_blocks * size // decoder.split, most_pieces) if decoder.split else 0
         self._layouts = StepLayouts(decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles)
+        # Rows of a padded batch that have ended are computed beside a whole step's tokens.
         inputs = StepInputs(
-            decoder, self._table, block_size=size, max_tokens=max(settings.max_step_tokens, max_seqs),
+            decoder, self._table, block_size=size, max_tokens=settings.max_step_tokens + max_seqs,
             max_seqs=max_seqs, max_pieces=max_pieces, max_prefix_tiles=prefix_tiles,
         )  # fmt: skip
         # The largest step that there may be: whatever is not in the ladder is smaller.
