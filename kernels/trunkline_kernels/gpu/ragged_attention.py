@@ -61,10 +61,11 @@ def _ragged_attention(
     SCALED: tl.constexpr,
     SPLIT: tl.constexpr,  # tokens of a piece; 0: bits may depend on where a tile begins
 ):  # fmt: skip
-    """Grid: (num_kv_heads, num_tiles)."""
+    """Grid: (num_tiles * num_kv_heads), the heads of a tile together."""
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
-    kv_head = tl.program_id(0)
-    tile = tiles + tl.program_id(1) * 4
+    num_kv_heads = num_heads // GROUP
+    kv_head = tl.program_id(0) % num_kv_heads
+    tile = tiles + tl.program_id(0) // num_kv_heads * 4
     found = tl.load(tile)
     if found < 0:
         return
@@ -314,6 +315,11 @@ class Pieces:
 
         return cls(cut, room(head_dim), room(2))
 
+    @staticmethod
+    def num_bytes(num_slots: int, num_heads: int, head_dim: int) -> int:
+        """What allocate() takes."""
+        return num_slots * num_heads * (head_dim + 2) * torch.float32.itemsize
+
 
 def ragged_attention(
     q: Tensor,
@@ -352,7 +358,8 @@ def ragged_attention(
     value_scale = kv.value_scale if scaled else q
     # A product and a sum in one rounding, or in two: the compiler's choice must not differ between the two kernels.
     fused = {"enable_fp_fusion": False} if split else {}
-    _ragged_attention[(num_kv_heads, len(tiles))](
+    # One dimension: many long contexts that share blocks have more pieces than a grid's second dimension may have.
+    _ragged_attention[(len(tiles) * num_kv_heads,)](
         q, kv.keys, kv.values, out, tiles, query_starts, context_lens, rows, block_tables,
         pieces.partial_out if pieces else q, pieces.partial_stats if pieces else q,
         kv.key_scale if scaled else q, value_scale,

@@ -11,6 +11,7 @@ import torch
 
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.logprobs import logprobs
+from trunkline_kernels.gpu.ragged_attention import Pieces
 from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
@@ -61,10 +62,12 @@ class GpuRunner:
         programs = -(-4 * decoder.chip.num_multiprocessors // spec.num_kv_heads)
         prefix_tiles = programs + -(-max_seqs // decoder.tile_seqs)
         # Contexts may share blocks, so together they may be longer than the pool.
-        max_pieces = max_seqs + 4 * num_blocks * size // decoder.split if decoder.split else 0
+        most_pieces = max_seqs * -(-model.context_length // decoder.split) if decoder.split else 0
+        max_pieces = min(max_seqs + 4 * num_blocks * size // decoder.split, most_pieces) if decoder.split else 0
         self._layouts = StepLayouts(decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles)
+        # Rows of a padded batch that have ended are computed beside a whole step's tokens.
         inputs = StepInputs(
-            decoder, self._table, block_size=size, max_tokens=max(settings.max_step_tokens, max_seqs),
+            decoder, self._table, block_size=size, max_tokens=settings.max_step_tokens + max_seqs,
             max_seqs=max_seqs, max_pieces=max_pieces, max_prefix_tiles=prefix_tiles,
         )  # fmt: skip
         # The largest step that there may be: whatever is not in the ladder is smaller.
@@ -79,7 +82,10 @@ class GpuRunner:
         )  # fmt: skip
         self._home = FromDevice(model.device)
         self.queues = model.device.type == "cuda"
-        self.graph_bytes = (len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES) if captures else 0
+        # A step with more pieces than there is room for gets its own beside that.
+        self.later_bytes = 2 * Pieces.num_bytes(most_pieces, spec.num_heads, spec.head_dim)
+        if captures:
+            self.later_bytes += len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES
 
     @torch.inference_mode()
     def warm_up(self, report: Callable[[str], None]) -> None:
