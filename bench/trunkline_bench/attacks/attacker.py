@@ -2,12 +2,13 @@
 
 usage: python -m trunkline_bench.attacks.attacker NAME ADDRESS [--seconds 8]
 
-Prints how often it struck and with what statuses, as JSON.
+Says on standard error when it begins. Prints how often it struck and with what statuses, as JSON.
 """
 
 import argparse
 import asyncio
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -39,6 +40,7 @@ Strike = Callable[[int, float], Counter[str]]  # (port, seconds) → what it cam
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = nested(7, b"")  # ServerReflectionRequest
+BEGINS = "begins"
 MANY, UNREAD = 10_000, 200
 FAST_MODEL = "fast"  # of a false worker that answers as fast as a router takes it
 SHARED_NAME = "a name that two requests have"
@@ -47,7 +49,7 @@ POISONED = GenerateRequest(
     token_ids=TokenIds(ids=[*POISON, 5, 6, 7]), request_id=SHARED_NAME, sampling=SamplingParams(max_tokens=20)
 ).SerializeToString()
 ENDLESS = GenerateRequest(
-    model=FAST_MODEL, text="x", n=16, sampling=SamplingParams(max_tokens=4000, logprobs=20, ignore_eos=True)
+    model=FAST_MODEL, text="x", n=16, sampling=SamplingParams(max_tokens=900, logprobs=20, ignore_eos=True)
 ).SerializeToString()
 
 STREAMS_OF_1_TO_5: Mapping[str, Strike] = {
@@ -116,6 +118,7 @@ def main() -> None:
     parser.add_argument("address", help="host:port, or a Redis's URL")
     parser.add_argument("--seconds", type=float, default=8.0)
     arguments = parser.parse_args()
+    print(BEGINS, file=sys.stderr, flush=True)
     if arguments.name in REDIS_ATTACKS:
         asyncio.run(written(REDIS_ATTACKS[arguments.name](arguments.address, arguments.seconds)))
         print(json.dumps({}))

@@ -38,6 +38,7 @@ from trunkline_bench.attacks.lies import LIES, PIECE_BYTES, Files, Lie
 from trunkline_runtime.server import GrpcServer
 
 SERVICE = "trunkline.v1.WorkerService"
+LISTENING, ASKED = "false worker listening", "a router asks for the model"  # are printed
 TOKEN = 5
 PIECE_TOKENS = 32
 ANSWERS_AT_ONCE = 16  # have their next tokens in one message
@@ -144,6 +145,7 @@ class FalseWorker(WorkerServiceServicer):
         await asyncio.Event().wait()
 
     async def GetModel(self, request: Any, context: Any) -> GetModelResponse:
+        print(ASKED, flush=True)
         return self.description
 
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[GetTokenizerResponse]:
@@ -185,7 +187,7 @@ async def run(port: int, of: str, lie: Lie, model: str) -> None:
     server = GrpcServer("127.0.0.1", port, services=[SERVICE])
     add_WorkerServiceServicer_to_server(worker, server.grpc)
     await server.start()
-    print("false worker listening", flush=True)
+    print(LISTENING, flush=True)
     await asyncio.Event().wait()
 
 

@@ -9,9 +9,11 @@ import argparse
 import asyncio
 import contextlib
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trunkline.errors import TrunklineError
 from trunkline_bench.attacks.catalogue import NONE, Case, Section, cases
 from trunkline_bench.attacks.row import (
     HEAD,
@@ -21,9 +23,11 @@ from trunkline_bench.attacks.row import (
     MAX_RSS_MIB,
     MORE_THAN_ALONE_MS,
     TIMES_ALONE,
+    Row,
 )
-from trunkline_bench.attacks.stage import stage_of
+from trunkline_bench.attacks.stage import Stage, stage_of
 from trunkline_bench.facts import facts, listed, make_command
+from trunkline_bench.faults.fleet import FleetError
 
 MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 RESULTS = Path(__file__).parents[2] / "results"
@@ -45,19 +49,29 @@ async def run(model: Path, wanted: Sequence[Case], seconds: float, say: Callable
     missed: list[str] = []
     alone_ms: dict[str, float] = {}  # by what is asked
     for section in Section:
-        own = [case for case in wanted if case.section is section]
-        if not own:
-            continue
-        say(f"\n## {section.value}\n\n{HEAD}")
-        async with stage_of(section, model) as stage:
-            for case in own:
-                row = await stage.meet(case, case.seconds or seconds, alone_ms.get(case.asks, 0.0))
-                if case.attack == NONE:
-                    alone_ms[case.asks] = row.record.p99_ms
-                say(row.markdown())
-                if misses := row.misses():
-                    missed.append(f"{case.name}: {'; '.join(misses)}")
+        waiting = deque(case for case in wanted if case.section is section)
+        if waiting:
+            say(f"\n## {section.value}\n\n{HEAD}")
+        while waiting:
+            async with stage_of(section, model) as stage:
+                row = None
+                while waiting and (row is None or not row.failure):  # workers that an attack has broken are replaced
+                    case = waiting.popleft()
+                    row = await _row(stage, case, case.seconds or seconds, alone_ms.get(case.asks, 0.0))
+                    if case.attack == NONE:
+                        alone_ms[case.asks] = row.record.p99_ms
+                    say(row.markdown())
+                    if misses := row.misses():
+                        missed.append(f"{case.name}: {'; '.join(misses)}")
     return missed
+
+
+async def _row(stage: Stage, case: Case, seconds: float, alone_ms: float) -> Row:
+    """An attack's row, or one that says why there is none."""
+    try:
+        return await stage.meet(case, seconds, alone_ms)
+    except (FleetError, TrunklineError) as error:
+        return Row(case.name, case.bounds, failure=f"the cluster broke: {error}")
 
 
 def chosen(text: str) -> list[Case]:

@@ -54,9 +54,12 @@ class Row:
     rss_after: float = 0.0
     lag: LoopLag = field(default_factory=LoopLag)
     strange_statuses: tuple[str, ...] = ()  # that the attack may not come to
+    failure: str = ""  # why nothing could be measured
 
     def misses(self) -> list[str]:
         """The bounds that did not hold, each with what was measured."""
+        if self.failure:
+            return [self.failure]
         measured = (
             ("p99", self.record.p99_ms, self.bounds.p99_ms, "ms"),
             ("RSS", self.rss_peak, self.bounds.rss_mib, "MiB"),

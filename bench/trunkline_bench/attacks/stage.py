@@ -16,20 +16,21 @@ import grpc
 from trunkline.client import Client
 from trunkline.v1.fleet_pb2 import ListWorkersRequest
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
-from trunkline_bench.attacks.attacker import FAST_MODEL, SHARED_NAME
+from trunkline_bench.attacks.attacker import BEGINS, FAST_MODEL, SHARED_NAME
 from trunkline_bench.attacks.catalogue import NONE, Case, Section
-from trunkline_bench.attacks.innocent import TENANT, Innocent
+from trunkline_bench.attacks.false_worker import ASKED, LISTENING
+from trunkline_bench.attacks.innocent import TENANT, Innocent, Record
 from trunkline_bench.attacks.lies import LIES
 from trunkline_bench.attacks.row import Row, bound_beside_others
 from trunkline_bench.attacks.server import WORKER_FLAGS, Server
-from trunkline_bench.faults.fleet import START_S, Process
+from trunkline_bench.faults.fleet import START_S, FleetError, Process
 from trunkline_bench.faults.main import poison_environment
 from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
 
 REST_S = 3.0  # after the attack, in which memory must fall back
 LOOK_S = 0.02
-LIE_S = 3.0  # until a router has found a worker that was not there, and has been lied to
+LIE_S = 1.0  # more than other attacks: a worker's description is only the first thing that it says
 KEY = "a key for the benchmark, of thirty-two bytes"
 QUOTAS = {"*": {"requests_per_minute": 10**6, "tokens_per_minute": 10**8, "tokens_in_flight": 10**7}}
 NUM_WORKERS = {Section.LIAR: 2, Section.NAMESAKE: 3}
@@ -77,30 +78,38 @@ class Stage:
     ) -> None:  # fmt: skip
         row.rss_before = row.rss_peak = victim.rss_mib()
         over, began_s = asyncio.Event(), time.monotonic()
+        asking: asyncio.Task[Record] | None = None
 
         async def watch() -> None:
             while True:
                 row.rss_peak = max(row.rss_peak, victim.rss_mib())
                 await asyncio.sleep(LOOK_S)
 
-        watching, asking = asyncio.create_task(watch()), asyncio.create_task(innocent.ask_until(over))
+        watching = asyncio.create_task(watch())
         try:
             if case.attack == NONE:
+                asking = asyncio.create_task(innocent.ask_until(over))
                 await asyncio.sleep(seconds)
             elif self.section is Section.LIAR:
                 assert neighbour is not None
                 await neighbour.process.start()
-                await neighbour.process.wait_for("false worker listening")
+                await neighbour.process.wait_for(LISTENING)
+                asking = asyncio.create_task(innocent.ask_until(over))
+                await neighbour.process.wait_for(ASKED)
                 await asyncio.sleep(LIE_S + seconds)
                 row.outcomes = await _said_of(neighbour, router)
             else:
-                outcomes = await struck(case.attack, target, seconds)
+                attacker = Attacker(case.attack, target, seconds)
+                await attacker.begins()
+                asking = asyncio.create_task(innocent.ask_until(over))
+                outcomes = await attacker.outcomes()
                 row.outcomes = ", ".join(f"{count:,} {name}" for name, count in outcomes.items())
                 if case.bounds.statuses:
                     row.strange_statuses = tuple(name for name in outcomes if name not in case.bounds.statuses)
         finally:
             over.set()
-            row.record = await asking
+            if asking is not None:
+                row.record = await asking
             ended_s = time.monotonic()
             for _ in range(round(REST_S / LOOK_S)):
                 if victim.rss_mib() - row.rss_before <= row.bounds.kept_mib:
@@ -132,7 +141,7 @@ class Stage:
         if case.attack == UNREAD:
             fast = _false_worker(real, stack, f"--model={FAST_MODEL}")
             await fast.process.start()
-            await fast.process.wait_for("false worker listening")
+            await fast.process.wait_for(LISTENING)
             return fast
         return None
 
@@ -186,13 +195,32 @@ async def _workers(section: Section, model: Path, folder: Path) -> AsyncIterator
         yield workers
 
 
-async def struck(attack: str, address: str, seconds: float) -> dict[str, int]:
-    """What came of an attack, which is a process of its own."""
-    command = ("-m", "trunkline_bench.attacks.attacker", attack, address, f"--seconds={seconds:g}")
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=subprocess.PIPE)
-    printed, _ = await process.communicate()
-    outcomes: dict[str, int] = json.loads(printed)
-    return outcomes
+class Attacker:
+    """An attack, which is a process of its own. `address` is a port's, or a Redis's URL."""
+
+    def __init__(self, attack: str, address: str, seconds: float) -> None:
+        self._command = ("-m", "trunkline_bench.attacks.attacker", attack, address, f"--seconds={seconds:g}")
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def begins(self) -> None:
+        """Starts it, and returns when the first blow is about to fall."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, *self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert self._process.stderr is not None
+        said = []
+        async for line in self._process.stderr:
+            said.append(line.decode(errors="replace").strip())
+            if said[-1] == BEGINS:
+                return
+        raise FleetError(f"{self._command[2]} ended before it began: {' '.join(said)}")
+
+    async def outcomes(self) -> dict[str, int]:
+        """When it is over: how often each thing happened."""
+        assert self._process is not None
+        printed, _ = await self._process.communicate()
+        outcomes: dict[str, int] = json.loads(printed)
+        return outcomes
 
 
 async def _said_of(neighbour: Neighbour, router: Server) -> str:

@@ -36,13 +36,14 @@ class LoopLag:
 
 
 def lag_between(path: Path, from_s: float, to_s: float) -> LoopLag:
-    """What was written down in a time, by the system's monotonic clock."""
-    lag = own = 0.0
+    """What was written down in a time, by the system's monotonic clock. A loop that writes nothing is held up."""
+    lag = own = last_s = 0.0
     for line in path.read_text().splitlines():
-        when_s, lag_ms, own_ms = map(float, line.split())
-        if from_s <= when_s <= to_s + WRITTEN_EVERY_S:
+        last_s, lag_ms, own_ms = map(float, line.split())
+        if from_s <= last_s <= to_s + WRITTEN_EVERY_S:
             lag, own = max(lag, lag_ms), max(own, own_ms)
-    return LoopLag(lag, own)
+    silent_ms = (to_s - last_s - 2 * WRITTEN_EVERY_S) * 1e3
+    return LoopLag(max(lag, silent_ms), max(own, silent_ms))
 
 
 @asynccontextmanager
