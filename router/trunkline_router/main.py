@@ -25,7 +25,8 @@ from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
-from trunkline_router.request_size import MAX_REQUEST_BYTES, RequestSize
+from trunkline_router.request_gate import RequestGate
+from trunkline_router.request_size import MAX_REQUEST_BYTES
 from trunkline_router.routing_policy import RoutingPolicy
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
@@ -138,7 +139,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         shared_port=shared_port is not None,
         max_connection_age_s=settings.max_connection_age_s,
         max_request_bytes=MAX_REQUEST_BYTES,
-        gate=RequestSize(pools),
+        gate=RequestGate(pools),
     )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
