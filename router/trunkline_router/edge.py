@@ -148,7 +148,7 @@ async def prepare(
     choices = request.n if request.HasField("n") else 1
     if not 1 <= choices <= max_choices:
         raise invalid("n", f"{choices} is not in [1, {max_choices}]")
-    prompt = await prompt_tokens(request, pool.tokenizer, limits, scheduling.tenant)
+    prompt = await prompt_tokens(request, pool.tokenizer, limits, scheduling)
     check_length(
         len(prompt),
         request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None,
@@ -172,7 +172,7 @@ async def prepare(
 
 
 async def prompt_tokens(
-    request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse, tenant: str
+    request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse, scheduling: Scheduling
 ) -> Sequence[int]:
     """The prompt's tokens; unchecked where there are too many for any worker. Raises RequestRefused."""
     kind = request.WhichOneof("prompt")
@@ -188,9 +188,11 @@ async def prompt_tokens(
         if not text:
             raise invalid("text", "the prompt is empty")
         tokenizer.check_fits(text, most_tokens)
-        prompt = await tokenizer.encode(text, tenant=tenant)
+        prompt = await tokenizer.encode(text, tenant=scheduling.tenant)
     else:
-        prompt = await tokenizer.encode_chat(request.chat, most_tokens, tenant=tenant)
+        prompt = await tokenizer.encode_chat(
+            request.chat, most_tokens, tenant=scheduling.tenant, weight=scheduling.weight
+        )
     if not prompt:
         raise invalid(kind, "the prompt has no tokens")
     return prompt

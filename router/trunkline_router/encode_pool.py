@@ -53,11 +53,15 @@ class EncodePool:
         self._accounts: dict[str, _Account] = {}
         self._num_bytes = 0
 
-    async def encode(self, source: EncoderSource, text: str, *, special_tokens: bool, tenant: str) -> "array[int]":
-        """Token ids. Raises RequestRefused: too much waits, or the text cannot be encoded."""
+    async def encode(
+        self, source: EncoderSource, text: str | memoryview, *, special_tokens: bool, tenant: str
+    ) -> "array[int]":
+        """Token ids of a text, which may be UTF-8 already. Raises RequestRefused: too much waits, or the text cannot be
+        encoded."""
         kind = WITH_SPECIAL if special_tokens else PLAIN
         ids = array("i")
-        ids.frombytes(await self._ask(source, kind, text.encode(), tenant, "text"))
+        utf8 = text.encode() if isinstance(text, str) else text
+        ids.frombytes(await self._ask(source, kind, utf8, tenant, "text"))
         return ids
 
     async def decode(self, source: EncoderSource, ids: "array[int]", *, keep_special: bool, tenant: str) -> str:
@@ -70,7 +74,9 @@ class EncodePool:
         while self._idle:
             await self._idle.pop().end()
 
-    async def _ask(self, source: EncoderSource, kind: int, body: bytes, tenant: str, field_name: str) -> bytes:
+    async def _ask(
+        self, source: EncoderSource, kind: int, body: bytes | memoryview, tenant: str, field_name: str
+    ) -> bytes:
         with self._counted(tenant, len(body)) as account:
             async with account.turn, self._places:
                 try:
@@ -106,7 +112,7 @@ class EncodePool:
             if not account.num_bytes:
                 del self._accounts[tenant]
 
-    async def _try(self, source: EncoderSource, kind: int, body: bytes) -> bytes:
+    async def _try(self, source: EncoderSource, kind: int, body: bytes | memoryview) -> bytes:
         encoder = await self._encoder(source)
         try:
             answer = await encoder.answer(source, kind, body)
@@ -135,7 +141,7 @@ class _Encoder(FrameProcess):
 
     knows = b""  # the tokenizer that it has
 
-    async def answer(self, source: EncoderSource, kind: int, body: bytes) -> bytes:
+    async def answer(self, source: EncoderSource, kind: int, body: bytes | memoryview) -> bytes:
         """Raises RequestRefused or ProcessEnded."""
         if self.knows != source.name:
             self.knows = source.name

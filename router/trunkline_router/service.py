@@ -208,7 +208,7 @@ class InferenceService(InferenceServiceServicer):
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
         if kind == "chat":
-            ids = await tokenizer.encode_chat(request.chat, tenant=tenant)
+            ids = await tokenizer.encode_chat(request.chat, tenant=tenant, weight=self._tenants.terms(tenant).weight)
         else:
             text = request.text  # a copy each time that it is asked for
             tokenizer.check_fits(text)

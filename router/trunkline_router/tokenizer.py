@@ -64,9 +64,7 @@ class PromptTokenizer:
         encoded one after the other. Raises RequestRefused.
         """
         if len(text) > THREAD_CHARACTERS:
-            encoders = self._renderers.encoders
-            many = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant)
-            return array("i", self._prefix) + many + array("i", self._suffix) if special_tokens else many
+            return await self._encode_in_process(text, special_tokens=special_tokens, tenant=tenant)
         if len(text) <= INLINE_CHARACTERS:
             ids = self._encode(text, special_tokens)
         else:
@@ -77,24 +75,23 @@ class PromptTokenizer:
         """Raises RequestRefused where it is clear without tokenizing that the text is too long: for `most_tokens`, or
         for anybody.
         """
-        width = self._characters_per_token
-        if most_tokens is not None and width is not None and len(text) > most_tokens * width:
-            raise context_exceeded(f"{len(text)} characters of text cannot fit into {most_tokens} tokens")
-        if len(text) > MAX_TEXT_BYTES or (not text.isascii() and len(text.encode()) > MAX_TEXT_BYTES):
-            raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
+        num_bytes = len(text) if text.isascii() or len(text) > MAX_TEXT_BYTES else len(text.encode())
+        self._check_fits(len(text), num_bytes, most_tokens)
 
     async def encode_chat(
-        self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = ""
+        self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = "", weight: float = 1.0
     ) -> Sequence[int]:
-        """The rendered conversation's ids: the template writes special tokens itself. Raises RequestRefused."""
+        """The rendered conversation's ids: the template writes special tokens itself. Conversations are rendered by
+        turns of the tenants, according to their weights. Raises RequestRefused.
+        """
         check_conversation(chat)
         if self._template is None:
             raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
-        if chat.ByteSize() > MAX_TEXT_BYTES:
-            raise invalid("chat", f"a conversation of more than {MAX_TEXT_BYTES} bytes is not rendered")
-        text = await self._renderers.render(self._template, chat)
-        self.check_fits(text, most_tokens)
-        return await self.encode(text, special_tokens=False, tenant=tenant)
+        rendered = await self._renderers.render(self._template, chat, tenant=tenant, weight=weight)
+        self._check_fits(rendered.num_characters, len(rendered.utf8), most_tokens)
+        if rendered.num_characters > THREAD_CHARACTERS:
+            return await self._encode_in_process(rendered.utf8, special_tokens=False, tenant=tenant)
+        return await self.encode(rendered.text, special_tokens=False, tenant=tenant)
 
     async def decode(self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "") -> str:
         """Their text. Raises RequestRefused."""
@@ -112,6 +109,18 @@ class PromptTokenizer:
             if not _is_failure(error):
                 raise
             raise invalid("token_ids", f"the model's tokenizer cannot decode them: {_one_line(error)}") from None
+
+    def _check_fits(self, num_characters: int, num_bytes: int, most_tokens: int | None) -> None:
+        width = self._characters_per_token
+        if most_tokens is not None and width is not None and num_characters > most_tokens * width:
+            raise context_exceeded(f"{num_characters} characters of text cannot fit into {most_tokens} tokens")
+        if num_bytes > MAX_TEXT_BYTES:
+            raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
+
+    async def _encode_in_process(self, text: str | memoryview, *, special_tokens: bool, tenant: str) -> "array[int]":
+        encoders = self._renderers.encoders
+        ids = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant)
+        return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
 
     def _encode(self, text: str, special_tokens: bool) -> list[int]:
         return self._ids(lambda: self._tokenizer.encode(text, add_special_tokens=special_tokens))

@@ -12,6 +12,7 @@ from tests.router.cluster import cluster, refusal
 from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import DEMO_MODEL, byte_tokenizer
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline_router import render_pool
 from trunkline_router import tokenizer as tokenizer_module
 from trunkline_router.text_width import characters_per_token
 from trunkline_router.tokenizer import PromptTokenizer
@@ -109,6 +110,7 @@ async def test_text_and_conversations_that_cannot_fit_are_refused_untokenized(mo
 
 async def test_tokenize_takes_texts_that_fit_no_context_but_not_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_module, "MAX_TEXT_BYTES", 10_000)
+    monkeypatch.setattr(render_pool, "MAX_CHAT_BYTES", 10_000)
     async with cluster(FakeWorker("a", context_length=100)) as router:
         assert len((await router.stub.Tokenize(TokenizeRequest(text="x" * 10_000))).token_ids) == 10_001
         for request, field in (
