@@ -22,7 +22,31 @@ def test_a_tenant_may_go_lower_than_its_cap_but_not_higher() -> None:
     acme = TENANTS.terms("acme")
     asked = (Lane.LANE_UNSPECIFIED, Lane.LANE_INTERACTIVE, Lane.LANE_STANDARD, Lane.LANE_BATCH)
     assert [acme.lane(lane) for lane in asked] == [2, 2, 2, 3]
-    assert [TENANTS.terms("else").lane(lane) for lane in asked] == [2, 1, 2, 3]
+    granted = Tenant(cap=Lane.LANE_INTERACTIVE)
+    assert [granted.lane(lane) for lane in asked] == [2, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "granted"),
+    [
+        ("{}", set()),
+        ('{"acme": {"weight": 3}, "*": {"weight": 2}}', set()),
+        ('{"acme": {"lane": "interactive"}}', {"acme"}),
+        ('{"acme": {"lane": "interactive"}, "*": {"requests_per_minute": 9}}', {"acme"}),
+        ('{"acme": {"lane": "standard"}, "*": {"lane": "interactive"}}', {"else", ""}),
+        ('{"acme": {}, "*": {"lane": "interactive"}}', {"else", ""}),
+        ('{"": {"lane": "interactive"}, "*": {"lane": "batch"}}', {""}),
+    ],
+)
+def test_the_interactive_lane_has_to_be_granted(tmp_path: Path, text: str, granted: set[str]) -> None:
+    path = tmp_path / "tenants.json"
+    path.write_text(text)
+    tenants = read_tenants(str(path))
+    for name in ("acme", "else", ""):
+        has = tenants.scheduling(name, Lane.LANE_INTERACTIVE).lane
+        assert (has == Lane.LANE_INTERACTIVE) == (name in granted), name
+    for name in ("acme", "else", ""):
+        assert Tenants().scheduling(name, Lane.LANE_INTERACTIVE).lane == Lane.LANE_STANDARD
 
 
 def test_a_tenants_file_is_read_with_a_rule_for_everybody_else(tmp_path: Path) -> None:
