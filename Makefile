@@ -46,7 +46,7 @@ help:
 	@echo '  bench-routing         choosing a worker, and the index of what is cached where'
 	@echo '  bench-streaming       what a router adds to a stream, beside a hop that passes bytes on'
 	@echo '  bench-faults          accidents to a fleet of real processes, stream by stream; prints its report'
-	@echo '  bench-attacks         what one hostile client does to a router and its other clients'
+	@echo '  bench-attacks         what hostile clients, tenants, workers and Redis entries do to a neighbour'
 	@echo '  bench-quotas          quotas and fairness over two routers and Redis'
 	@echo '  bench-fleet           routing policies before a simulated fleet; hours'
 	@echo '  bench-scheduler       the scheduler in virtual time'

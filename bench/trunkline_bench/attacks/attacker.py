@@ -43,7 +43,7 @@ LIST_SERVICES = nested(7, b"")  # ServerReflectionRequest
 BEGINS = "begins"
 MANY, UNREAD = 10_000, 200
 FAST_MODEL = "fast"  # of a false worker that answers as fast as a router takes it
-SHARED_NAME = "a name that two requests have"
+SHARED_NAME = "a-name-that-two-requests-have"
 SHORT = GenerateRequest(text="Once", sampling=SamplingParams(max_tokens=1)).SerializeToString()
 POISONED = GenerateRequest(
     token_ids=TokenIds(ids=[*POISON, 5, 6, 7]), request_id=SHARED_NAME, sampling=SamplingParams(max_tokens=20)

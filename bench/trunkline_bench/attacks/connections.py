@@ -64,7 +64,9 @@ def held(
         connection = Connection(port)
         connections.append(connection)
         wanted = min(per_connection, count - opened)
-        while connection.opened < wanted and connection.open_streams(BATCH, headers, body=body, ends=ends):
+        while (left := min(BATCH, wanted - connection.opened)) and connection.open_streams(
+            left, headers, body=body, ends=ends
+        ):
             pass
         if not connection.opened:
             break

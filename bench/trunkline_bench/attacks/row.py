@@ -42,11 +42,13 @@ def bound_beside_others(alone_ms: float) -> float:
 class Row:
     """What one attack came to. Memory in MiB, of the process that was attacked.
 
+    warm_ms: how long the innocent's requests took right before, the slowest of a few
     outcomes: how often each thing happened, or one line of what was said
     """
 
     attack: str
     bounds: Bounds
+    warm_ms: float = 0.0
     outcomes: str = ""
     record: Record = field(default_factory=Record)
     rss_before: float = 0.0

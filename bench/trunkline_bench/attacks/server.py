@@ -29,6 +29,7 @@ class Server:
         watched = ("-m", "trunkline_bench.attacks.watched", str(self._lag_file), kind)
         self._process = Process("python", *watched, f"--port={self.port}", *flags, environment=environment)
         self._keeping: asyncio.Task[None] | None = None
+        self.ends = 0  # how often it has ended by itself
 
     async def start(self) -> None:
         """Raises FleetError."""
@@ -51,13 +52,9 @@ class Server:
         """The longest in a time, by the system's monotonic clock."""
         return lag_between(self._lag_file, from_s, to_s)
 
-    @property
-    def last_lines(self) -> list[str]:
-        """What it printed last."""
-        return self._process.lines
-
     async def _keep(self) -> None:
         while True:
             await self._process.ended()
+            self.ends += 1
             await self._process.start()
             await self._process.wait_for(READY[self._kind])

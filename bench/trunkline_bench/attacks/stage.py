@@ -24,7 +24,7 @@ from trunkline_bench.attacks.lies import LIES
 from trunkline_bench.attacks.row import Row, bound_beside_others
 from trunkline_bench.attacks.server import WORKER_FLAGS, Server
 from trunkline_bench.faults.fleet import START_S, FleetError, Process
-from trunkline_bench.faults.main import poison_environment
+from trunkline_bench.faults.poison import sitecustomize
 from trunkline_bench.ports import free_port
 from trunkline_bench.redis_server import RedisServer
 
@@ -62,11 +62,11 @@ class Stage:
             await client.ready(START_S)
             request_id = SHARED_NAME if self.section is Section.NAMESAKE else ""
             innocent = Innocent(client, case.asks, model=self.model.name, request_id=request_id)
-            await innocent.warm_up()
+            warm_ms = await innocent.warm_up()
             bounds = case.bounds
             if case.is_beside_others:
                 bounds = bounds._replace(p99_ms=bound_beside_others(alone_ms))
-            row = Row(case.name, bounds)
+            row = Row(case.name, bounds, warm_ms)
             victim = workers[0] if self.section in FRESH_WORKERS else router
             target = redis.url if redis is not None else victim.address
             await self._measure(row, case, innocent, victim, router, neighbour, target, seconds)
@@ -103,6 +103,8 @@ class Stage:
                 await attacker.begins()
                 asking = asyncio.create_task(innocent.ask_until(over))
                 outcomes = await attacker.outcomes()
+                lost = {"workers lost": sum(worker.ends for worker in self.workers)}
+                outcomes |= lost if self.section is Section.NAMESAKE else {}
                 row.outcomes = ", ".join(f"{count:,} {name}" for name, count in outcomes.items())
                 if case.bounds.statuses:
                     row.strange_statuses = tuple(name for name in outcomes if name not in case.bounds.statuses)
@@ -181,7 +183,7 @@ async def stage_of(section: Section, model: Path) -> AsyncIterator[Stage]:
 async def _workers(section: Section, model: Path, folder: Path) -> AsyncIterator[Sequence[Server]]:
     environment = {"TRUNKLINE_GRANT_KEY": KEY} if section is Section.KEYED_PORT else {}
     if section is Section.NAMESAKE:
-        environment |= poison_environment()
+        environment["PYTHONPATH"] = str(Path(sitecustomize.__file__).parent)
     flags = (f"--model={model}", *WORKER_FLAGS)
     restarts = section is Section.NAMESAKE
     async with AsyncExitStack() as stack:
