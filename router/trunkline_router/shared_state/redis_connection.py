@@ -30,6 +30,7 @@ from trunkline_router.shared_state.store import StoreDown
 
 CONNECT_TIMEOUT_S = 0.5  # for name, TCP, TLS, password, and our scripts
 MOST_REPLY_BYTES = 8 << 20  # sync.lua says at most five times half a MiB, in which JSON may make much of a character
+MOST_REPLY_PARTS = 4096  # of 32 KiB or of one router's credits, and each is read in a turn of its own
 OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 NO_EVICTION = "noeviction"
 SCHEMES = ("redis", "rediss", "unix")
@@ -62,17 +63,27 @@ def place_of(url: str) -> str:
 class BoundedParser(_AsyncRESP2Parser):
     """Gives up a reply that no script of ours makes, before it is in memory."""
 
+    _lines = 0  # of the present reply
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        self._lines = 0
+        try:
+            return await super().read_response(disable_decoding)
+        except (RecursionError, ValueError) as error:
+            raise InvalidResponse(f"a reply that is none of Redis: {type(error).__name__}") from None
+
     async def _read(self, length: int) -> bytes:
         self._check(length)
         return bytes(await super()._read(length))
 
     async def _readline(self) -> bytes:
+        self._lines += 1
         self._check(0)
         return bytes(await super()._readline())
 
     def _check(self, length: int) -> None:
-        if self._pos + length > MOST_REPLY_BYTES:
-            raise InvalidResponse(f"a reply of more than {MOST_REPLY_BYTES} bytes")
+        if self._pos + length > MOST_REPLY_BYTES or self._lines > MOST_REPLY_PARTS:
+            raise InvalidResponse(f"a reply of more than {MOST_REPLY_BYTES} bytes or {MOST_REPLY_PARTS} parts")
 
 
 class Script:
