@@ -61,6 +61,7 @@ OF_1_TO_5: Mapping[str, Strike] = {
     **STREAMS_OF_1_TO_5,
 }
 ALL_OF_1_TO_5 = "all of these at once"
+UNREAD_STREAMS = "200 unread streams"
 
 
 def all_at_once(port: int, seconds: float) -> Counter[str]:
@@ -87,7 +88,7 @@ ATTACKS: Mapping[str, Strike] = {
     "SETTINGS flood": settings_flood,
     "CONTINUATION flood": lambda port, seconds: continuation_flood(port, ROUTER + "Generate", seconds),
     "29,000 cancelled requests": lambda port, seconds: cancelled(port, ROUTER + "Generate", SHORT, seconds),
-    "200 unread streams": lambda port, seconds: held(port, ROUTER + "Generate", ENDLESS, UNREAD, seconds, ends=True),
+    UNREAD_STREAMS: lambda port, seconds: held(port, ROUTER + "Generate", ENDLESS, UNREAD, seconds, ends=True),
     "5,000 idle connections": lambda port, seconds: idle_connections(port, IDLE_CONNECTIONS, seconds),
     "deadlines of 1 ns and of 11,000 years": lambda port, seconds: strange_deadlines(
         port, ROUTER + "Generate", SHORT, seconds

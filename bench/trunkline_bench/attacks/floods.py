@@ -18,12 +18,17 @@ from trunkline_bench.attacks.calls import COOL_S, MIB, ROUTER, TENANT, UNLIMITED
 CONNECTIONS = 4
 TOKENS = range(10, 1990)  # ordinary ones of the demo model
 
+_SENTENCE = "The little dog ran to the park. "
+_LARGE_CHAT = GenerateRequest(
+    chat=ChatMessages(messages=[ChatMessage(role="user", content=_SENTENCE * (MIB // len(_SENTENCE)))])
+).SerializeToString()
+
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """`at_once` requests that run at any time; each is made by its number."""
+    """So many requests run at any time. `message` draws one."""
 
-    request: Callable[[Random], GenerateRequest]
+    message: Callable[[Random], bytes]
     at_once: int
 
 
@@ -31,23 +36,23 @@ def _ids(draw: Random, count: int) -> TokenIds:
     return TokenIds(ids=draw.choices(TOKENS, k=count))
 
 
-def _long_prompt(draw: Random) -> GenerateRequest:
-    return GenerateRequest(token_ids=_ids(draw, 1000), sampling=SamplingParams(max_tokens=16, ignore_eos=True))
+def _long_prompt(draw: Random) -> bytes:
+    sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+    return GenerateRequest(token_ids=_ids(draw, 1000), sampling=sampling).SerializeToString()
 
 
-def _many_choices(draw: Random) -> GenerateRequest:
-    return GenerateRequest(token_ids=_ids(draw, 16), n=16, sampling=SamplingParams(max_tokens=900, ignore_eos=True))
+def _many_choices(draw: Random) -> bytes:
+    sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+    return GenerateRequest(token_ids=_ids(draw, 16), n=16, sampling=sampling).SerializeToString()
 
 
-def _urgent(draw: Random) -> GenerateRequest:
+def _urgent(draw: Random) -> bytes:
     sampling = SamplingParams(max_tokens=64, ignore_eos=True)
-    return GenerateRequest(token_ids=_ids(draw, 32), lane=Lane.LANE_INTERACTIVE, sampling=sampling)
+    return GenerateRequest(token_ids=_ids(draw, 32), lane=Lane.LANE_INTERACTIVE, sampling=sampling).SerializeToString()
 
 
-def _large_chat(draw: Random) -> GenerateRequest:
-    words = f"{draw.random()} The little dog ran to the park. "
-    text = (words * (MIB // len(words) + 1))[:MIB]
-    return GenerateRequest(chat=ChatMessages(messages=[ChatMessage(role="user", content=text)]))
+def _large_chat(draw: Random) -> bytes:
+    return _LARGE_CHAT  # made once: it must not be the attacker who takes the time
 
 
 FLOODS: Mapping[str, Flood] = {
@@ -71,9 +76,8 @@ async def _flood(kind: Flood, port: int, duration_s: float) -> Counter[str]:
     async def one_after_another(channel: grpc.aio.Channel) -> None:
         method: Any = channel.unary_stream(ROUTER + "Generate")
         while time.monotonic() < end_s:
-            message = kind.request(draw).SerializeToString()
             try:
-                async for _ in method(message, metadata=((TENANT_KEY, TENANT),)):
+                async for _ in method(kind.message(draw), metadata=((TENANT_KEY, TENANT),)):
                     pass
                 outcomes["OK"] += 1
             except grpc.aio.AioRpcError as error:

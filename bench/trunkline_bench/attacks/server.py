@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 
 from trunkline_bench.attacks.watched import LoopLag, lag_between
-from trunkline_bench.faults.fleet import Process
+from trunkline_bench.faults.fleet import FleetError, Process
 from trunkline_bench.ports import free_port
 
 READY = {"router": "router listening", "worker": "worker ready"}
@@ -46,7 +46,11 @@ class Server:
         await self._process.stop()
 
     def rss_mib(self) -> float:
-        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) / PAGES_PER_MIB
+        """Raises FleetError where it has died."""
+        try:
+            return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) / PAGES_PER_MIB
+        except FileNotFoundError:
+            raise FleetError(f"the {self._kind} has died:\n" + "\n".join(self._process.lines[-5:])) from None
 
     def lag(self, from_s: float, to_s: float) -> LoopLag:
         """The longest in a time, by the system's monotonic clock."""
