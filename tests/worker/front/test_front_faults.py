@@ -13,11 +13,12 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.status import CODE_INTERNAL, INTERNAL, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, SequenceOutput, SessionRequest, Submit
-from trunkline_worker import session as session_module
+from trunkline_worker import outbox as outbox_module
 from trunkline_worker.cache_mirror import CacheMirror
 from trunkline_worker.engine_link import EngineLink
 from trunkline_worker.front import Choice, Front
-from trunkline_worker.session import Outbox, Session
+from trunkline_worker.outbox import Outbox
+from trunkline_worker.session import Session
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 MODEL = GetModelResponse(
@@ -192,7 +193,7 @@ async def test_a_direct_call_that_is_given_up_at_any_output_leaves_the_engine_s_
     direct = submit(front, outbox.put)
     choices = [direct, submit(front, other, 2)]
     for index, step in enumerate(steps(choices)):
-        monkeypatch.setattr(session_module, "MAX_WAITING_BYTES", 1 if index == at_step else 1 << 20)
+        monkeypatch.setattr(outbox_module, "MAX_WAITING_BYTES", 1 if index == at_step else 1 << 20)
         if index == 0:  # one output may always wait
             outbox.put(SequenceOutput(handle=1))
         front.on_step(step)
@@ -213,11 +214,11 @@ async def test_a_session_that_is_given_up_while_its_choices_end_leaves_the_other
         request = SessionRequest()
         for handle in range(1, 4):
             request.submits.add(handle=handle, prompt_token_ids=PROMPT, sampling=SamplingParams(seed=1))
-        await slow.take(request)
+        await slow.take(request.SerializeToString())
         other = Reader()
         submit(front, other, 9)
         for index, step in enumerate(steps(list(front._choices.values()))):
-            monkeypatch.setattr(session_module, "MAX_WAITING_BYTES", 1 if index == at_step else 1 << 20)
+            monkeypatch.setattr(outbox_module, "MAX_WAITING_BYTES", 1 if index == at_step else 1 << 20)
             front.on_step(step)
         assert stalled == [True]
         assert other.text == TEXT
