@@ -22,9 +22,11 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
+from trunkline_router.call_charge import charge_call
 from trunkline_router.edge import check_request_id, prepare, request_id_of, session_of
 from trunkline_router.policy import Candidate
 from trunkline_router.pool import Pools
+from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants, tenant_of
 from trunkline_router.worker_link import WorkerLink
 
@@ -40,8 +42,9 @@ class FleetService(FleetServiceServicer):
     ExplainRoute looks for workers before it says that there is none: it hurries tries to connect that were due later.
     """
 
-    def __init__(self, pools: Pools, *, max_choices: int, tenants: Tenants | None = None) -> None:
+    def __init__(self, pools: Pools, *, max_choices: int, shared: SharedState, tenants: Tenants | None = None) -> None:
         self._pools = pools
+        self._shared = shared
         self._tenants = tenants or Tenants()
         self._max_choices = max_choices
 
@@ -51,6 +54,7 @@ class FleetService(FleetServiceServicer):
         metadata = context.invocation_metadata()
         tenant = tenant_of(metadata)
         pool = await self._pools.found(wanted.model, tenant, context.time_remaining())
+        await charge_call(self._shared, self._tenants, tenant)
         prepared = await prepare(
             wanted,
             request_id_of(wanted),

@@ -175,7 +175,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         grant_key=grant_key,
     )
     add_InferenceServiceServicer_to_server(service, server.grpc)
-    fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
+    fleet = FleetService(pools, max_choices=settings.max_choices, shared=shared, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
     sources, lookups = sources_of(settings.workers, rng)
     pools.search.lookups += lookups

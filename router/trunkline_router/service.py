@@ -33,6 +33,7 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import max_total_tokens
+from trunkline_router.call_charge import charge_call
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import PreparedRequest, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.grant_charge import GrantCharge
@@ -207,6 +208,7 @@ class InferenceService(InferenceServiceServicer):
         kind = request.WhichOneof("input")
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
+        await charge_call(self._shared, self._tenants, tenant)
         if kind == "chat":
             ids = await tokenizer.encode_chat(request.chat, tenant=tenant, weight=self._tenants.terms(tenant).weight)
         else:
@@ -221,6 +223,7 @@ class InferenceService(InferenceServiceServicer):
         tenant = tenant_of(context.invocation_metadata())
         pool = await self._pools.found(request.model, tenant, context.time_remaining())
         most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
+        await charge_call(self._shared, self._tenants, tenant)
         if len(request.token_ids) > most:
             raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
         ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")

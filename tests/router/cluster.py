@@ -182,7 +182,7 @@ async def router_before(
             dispatcher, max_choices=max_choices, tenants=tenants, shared=shared, grant_key=grant_key
         )
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        fleet = FleetService(pools, max_choices=max_choices, tenants=tenants)
+        fleet = FleetService(pools, max_choices=max_choices, shared=shared, tenants=tenants)
         add_FleetServiceServicer_to_server(fleet, server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
