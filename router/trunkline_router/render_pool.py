@@ -15,8 +15,6 @@ from hashlib import sha256
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import RequestError
-from trunkline.v1.inference_pb2 import ChatMessages
-from trunkline_router.chat_bytes import chat_bytes
 from trunkline_router.chat_template import FIELD
 from trunkline_router.encode_pool import EncodePool
 from trunkline_router.fair_places import FairPlaces
@@ -28,11 +26,10 @@ from trunkline_runtime.log import get_logger
 RENDERER = "trunkline_router.render_process"
 PROCESSES = 4  # of some 30 MiB; a rendering takes about a millisecond
 PROCESSES_OF_ONE = 2  # at a time, for one tenant's conversations with one model
-SLICE_S = 0.1  # a conversation of MAX_CHAT_BYTES takes some tens of milliseconds
+SLICE_S = 0.1  # the longest conversation takes some tens of milliseconds
 TIME_LIMIT_S = 2.0  # of CPU, for one conversation
 # A process that is stopped, or so short of memory that it stands still, uses no CPU time.
 STALLED_FACTOR = 10.0
-MAX_CHAT_BYTES = 4 << 20
 # Conversations that wait or are rendered; they lie in this process.
 BOUNDS = Bounds(jobs_of_one=2048, jobs_of_all=8192, bytes_of_one=32 << 20, bytes_of_all=128 << 20)
 
@@ -69,17 +66,14 @@ class RenderPool:
         )
 
     async def render(
-        self, template: TemplateSource, chat: ChatMessages, *, tenant: str = "", weight: float = 1.0
+        self, template: TemplateSource, chat: bytes, *, tenant: str = "", weight: float = 1.0
     ) -> RenderedText:
-        """The prompt's text. A tenant's share of the processes is by weight.
+        """The prompt's text; `chat` is a serialized ChatMessages. A tenant's share of the processes is by weight.
 
         Raises RequestRefused: too much waits, or the template refuses the conversation or does not end.
         """
-        body = await chat_bytes(chat)
-        if len(body) > MAX_CHAT_BYTES:
-            raise invalid(FIELD, f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
-        work = partial(self._rendered, template, body)
-        return await self._places.run((tenant, template.name), work, num_bytes=len(body), weight=weight)
+        work = partial(self._rendered, template, chat)
+        return await self._places.run((tenant, template.name), work, num_bytes=len(chat), weight=weight)
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -87,24 +81,24 @@ class RenderPool:
             await self._idle.pop().end()
         await self.encoders.close()
 
-    async def _rendered(self, template: TemplateSource, body: bytes, begins: Callable[[], None]) -> RenderedText:
+    async def _rendered(self, template: TemplateSource, chat: bytes, begins: Callable[[], None]) -> RenderedText:
         try:
-            return await self._try(template, body, begins)
+            return await self._try(template, chat, begins)
         except ProcessEnded as ended:
             get_logger().warning("a chat template's process ended", status=ended.status)
             if ended.status == -signal.SIGPROF:
                 raise self._too_slow() from None
         try:  # it may have been ended from outside
-            return await self._try(template, body, begins)
+            return await self._try(template, chat, begins)
         except ProcessEnded as ended:
             raise invalid(FIELD, f"the model's chat template ends the process that renders it: {ended}") from None
 
-    async def _try(self, template: TemplateSource, body: bytes, begins: Callable[[], None]) -> RenderedText:
+    async def _try(self, template: TemplateSource, chat: bytes, begins: Callable[[], None]) -> RenderedText:
         renderer = await self._renderer()
         begins()
         try:
             async with asyncio.timeout(self._time_limit_s * STALLED_FACTOR):
-                text = await renderer.render(template, body)
+                text = await renderer.render(template, chat)
         except RequestRefused:
             self._idle.append(renderer)
             raise
@@ -138,12 +132,12 @@ class _Renderer(FrameProcess):
         super().__init__(process, stdout, stdin)
         self._known: set[bytes] = set()  # templates
 
-    async def render(self, template: TemplateSource, body: bytes) -> RenderedText:
+    async def render(self, template: TemplateSource, chat: bytes) -> RenderedText:
         """Raises RequestRefused or ProcessEnded."""
         if template.name not in self._known:
             self._known.add(template.name)
             self.tell(TEMPLATE, template.name, template.told)
-        kind, answer = await self.ask(CHAT, template.name, body)
+        kind, answer = await self.ask(CHAT, template.name, chat)
         if kind == TEXT:
             (num_characters,) = NUM_CHARACTERS.unpack_from(answer)
             return RenderedText(num_characters, memoryview(answer)[NUM_CHARACTERS.size :])

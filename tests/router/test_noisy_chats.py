@@ -9,7 +9,7 @@ import pytest
 
 from tests.router.cluster import cluster, refusal
 from tests.router.fake_worker import FakeWorker
-from tests.router.test_render_pool import ECHO, SOMETIMES, chat, rendered
+from tests.router.test_render_pool import ECHO, SOMETIMES, chat, messages, rendered
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline_router.chat_bytes import STEP_BYTES, STEP_MESSAGES, chat_bytes
@@ -92,11 +92,14 @@ async def test_a_conversation_that_gave_way_is_rendered_in_the_end() -> None:
 async def test_a_tenants_flood_of_chats_reaches_no_other_ones_chat_or_token_ids() -> None:
     """Over the wire: what the router cannot hold is refused, and the innocent tenant never is."""
     innocent, hog = ((("x-trunkline-tenant", name),) for name in ("innocent", "hog"))
-    small = TokenizeRequest(chat=chat())
-    async with cluster(FakeWorker("a", context_length=100)) as router:
+    small = TokenizeRequest(chat=messages())
+    async with cluster(FakeWorker("a", context_length=1 << 16)) as router:
         await router.stub.Tokenize(small, metadata=innocent)
         flood = asyncio.gather(
-            *(refusal(router.stub.Generate(GenerateRequest(chat=LARGE), metadata=hog)) for _ in range(100))
+            *(
+                refusal(router.stub.Generate(GenerateRequest(chat=messages("x" * (1 << 20))), metadata=hog))
+                for _ in range(100)
+            )
         )
         answers = 0
         while not flood.done():
@@ -124,7 +127,7 @@ async def test_a_tenants_flood_of_chats_reaches_no_other_ones_chat_or_token_ids(
     ],
 )
 async def test_a_conversation_is_serialized_in_steps_as_in_one(number: int, size: int, go_on: bool) -> None:
-    messages = [ChatMessage(role=f"r{index}", content="ü" * size) for index in range(number)]
-    whole = ChatMessages(messages=messages, continue_final_message=go_on)
+    parts = [ChatMessage(role=f"r{index}", content="ü" * size) for index in range(number)]
+    whole = ChatMessages(messages=parts, continue_final_message=go_on)
     assert {name.name for name in ChatMessages.DESCRIPTOR.fields} == {"messages", "continue_final_message"}
     assert await chat_bytes(whole) == whole.SerializeToString(deterministic=True)

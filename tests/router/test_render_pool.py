@@ -29,11 +29,15 @@ HANGS_COMPILING = TemplateSource("{{ (9 ** (9 ** 9)) % 7 }}", {})
 EATS_MEMORY = TemplateSource("{% set s = 'x' * 10000000000 %}{{ s | length }}", {})
 
 
-def chat(content: str = "hi") -> ChatMessages:
+def messages(content: str = "hi") -> ChatMessages:
     return ChatMessages(messages=[ChatMessage(role="user", content=content)])
 
 
-async def rendered(pool: RenderPool, template: TemplateSource, chat: ChatMessages) -> str:
+def chat(content: str = "hi") -> bytes:
+    return messages(content).SerializeToString()
+
+
+async def rendered(pool: RenderPool, template: TemplateSource, chat: bytes) -> str:
     return (await pool.render(template, chat)).text
 
 
@@ -182,9 +186,9 @@ async def test_a_client_is_told_that_the_template_hangs_while_others_chat() -> N
         FakeWorker("b", model="odd", files=tokenizer_files(chat_template=endless), tokenizer_digest=b"of the odd one"),
     )
     async with cluster(*workers, render_limit_s=0.3) as router:
-        hung = [router.stub.Generate(GenerateRequest(chat=chat(), model="odd")) for _ in range(PROCESSES)]
+        hung = [router.stub.Generate(GenerateRequest(chat=messages(), model="odd")) for _ in range(PROCESSES)]
         for _ in range(10):
-            assert (await router.stub.Tokenize(TokenizeRequest(chat=chat(), model="tiny"))).token_ids
+            assert (await router.stub.Tokenize(TokenizeRequest(chat=messages(), model="tiny"))).token_ids
         assert not any(call.done() for call in hung)
         for call in hung:
             refused = await refusal(call)
