@@ -4,14 +4,23 @@ Only requests in the steps under way can be the reason: the suspects. Each of th
 suspect is (a cell), and where no new request goes either if it can go elsewhere, until it has survived a few steps. If
 that engine dies too while everybody else in the step had shown to be harmless, the suspect is convicted. One that comes
 under suspicion again keeps its cell for more steps.
+
+All of that is the workers' own word, and two of them could lie. So a request is convicted by workers that are gone, and
+each worker convicts only so many requests in an hour: see Witnesses.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TypeVar
 
 from trunkline.protocol import CLEARING_STEPS
 
 CLEARING_STEPS_AGAIN = 32  # of one that comes under suspicion again
+# Requests that a worker's deaths may convict in WITNESS_S, for as long as which a conviction lasts. A worker that dies
+# more often than that may be broken itself, or lie.
+MOST_CONVICTIONS, WITNESS_S = 8, 3600.0
+MOST_WITNESSES = 4096  # that are remembered
+GONE_WITHIN_S = 5.0  # a worker says that its engine has died, and then ends
 
 Worker = TypeVar("Worker", bound=Hashable)
 
@@ -88,3 +97,28 @@ class Suspicion:
         self._deaths += 1
         self.is_suspect = True
         return self._was_isolated and sole_suspect
+
+
+class Witnesses:
+    """Workers by whose deaths requests were convicted, by address: a worker that comes back is another process under
+    the same one. Pure: time is passed in."""
+
+    def __init__(self) -> None:
+        self._convicted_s: dict[str, deque[float]] = {}  # when, by address; the longest ago first
+
+    def believe(self, addresses: Collection[str], now_s: float) -> bool:
+        """Whether a request is convicted by the deaths of these; it counts against each of them."""
+        for address in addresses:
+            times = self._convicted_s.get(address)
+            while times and times[0] <= now_s - WITNESS_S:
+                times.popleft()
+            if times is not None and len(times) >= MOST_CONVICTIONS:
+                return False
+        for address in addresses:
+            # Put behind the others, of which the first ones are forgotten.
+            times = self._convicted_s.pop(address, None) or deque()
+            times.append(now_s)
+            self._convicted_s[address] = times
+        while len(self._convicted_s) > MOST_WITNESSES:
+            del self._convicted_s[next(iter(self._convicted_s))]
+        return True

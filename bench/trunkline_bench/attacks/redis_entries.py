@@ -22,7 +22,7 @@ BATCH = 5_000  # entries in one command
 TTL_MS, CONVICTION_MS = 3_000, 3_600_000
 
 Attack = Callable[[str, float], Awaitable[None]]  # with the URL of a Redis, for so many seconds
-Strike = Callable[["Redis[str]", str], Awaitable[None]]  # with what keys of the present life begin with
+Strike = Callable[[Redis, str], Awaitable[None]]  # with what keys of the present life begin with
 
 
 async def false_leases(redis_url: str, seconds: float) -> None:
@@ -59,7 +59,7 @@ ATTACKS: Mapping[str, Attack] = {
 }
 
 
-async def put_leases(client: "Redis[str]", keys: str, count: int = LEASES) -> None:
+async def put_leases(client: Redis, keys: str, count: int = LEASES) -> None:
     """Ports of this machine where nobody listens, and addresses of networks that lead nowhere (RFC 5737)."""
     until_ms = await _now_ms(client) + TTL_MS
     addresses = [
@@ -71,9 +71,7 @@ async def put_leases(client: "Redis[str]", keys: str, count: int = LEASES) -> No
     await client.hincrby(f"{keys}versions", "leases", 1)
 
 
-async def put_routers(
-    client: "Redis[str]", keys: str, count: int = ROUTERS, workers: int = 1, name: str = "false"
-) -> None:
+async def put_routers(client: Redis, keys: str, count: int = ROUTERS, workers: int = 1, name: str = "false") -> None:
     """Each with credits for so many workers, under a version that nobody has read."""
     now_ms = await _now_ms(client)
     names = [f"{name}-{number}/0" for number in range(count)]
@@ -83,12 +81,12 @@ async def put_routers(
     await _fill(client, f"{keys}credits", dict.fromkeys(names, said), batch=max(1, BATCH // workers))
 
 
-async def put_talkative_routers(client: "Redis[str]", keys: str) -> None:
+async def put_talkative_routers(client: Redis, keys: str) -> None:
     bytes_each = len(json.dumps(("worker-10000", "10000", 5, 500))) + 2
     await put_routers(client, keys, TALKATIVE_ROUTERS, workers=CREDITS_BYTES // bytes_each, name="talkative")
 
 
-async def put_convictions(client: "Redis[str]", keys: str, count: int = CONVICTIONS) -> None:
+async def put_convictions(client: Redis, keys: str, count: int = CONVICTIONS) -> None:
     until_ms = await _now_ms(client) + CONVICTION_MS
     for start in range(0, count, BATCH):
         numbers = range(start, min(count, start + BATCH))
@@ -96,7 +94,7 @@ async def put_convictions(client: "Redis[str]", keys: str, count: int = CONVICTI
     await client.hincrby(f"{keys}versions", "convictions", 1)
 
 
-async def put_wrong_types(client: "Redis[str]", keys: str) -> None:
+async def put_wrong_types(client: Redis, keys: str) -> None:
     for name in ("routers", "credits", "versions", "leases", "served", "window:", "flight:", "window:innocent",
                  "flight:innocent"):  # fmt: skip
         await client.set(keys + name, "x")
@@ -115,29 +113,29 @@ async def _again_and_again(redis_url: str, seconds: float, strike: Strike) -> No
 
 
 @asynccontextmanager
-async def _connected(redis_url: str) -> "AsyncIterator[Redis[str]]":
+async def _connected(redis_url: str) -> AsyncIterator[Redis]:
     async with Redis.from_url(redis_url, decode_responses=True) as client:
         yield client
 
 
-async def _keys(client: "Redis[str]") -> str:
+async def _keys(client: Redis) -> str:
     """What the keys of the present life begin with. Raises TimeoutError where no router comes."""
     async with asyncio.timeout(LIFE_WAIT_S):
         while True:
             try:
                 if life := await client.get(f"{PREFIX}life"):
-                    return f"{PREFIX}{life.partition('@')[0]}:"
+                    return f"{PREFIX}{str(life).partition('@')[0]}:"
             except RedisError:
                 pass  # an attack has made another thing of it, which a router is about to mend
             await asyncio.sleep(AGAIN_S / 10)
 
 
-async def _now_ms(client: "Redis[str]") -> int:
+async def _now_ms(client: Redis) -> int:
     seconds, microseconds = await client.time()
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-async def _fill(client: "Redis[str]", key: str, entries: Mapping[str, str], batch: int = BATCH) -> None:
+async def _fill(client: Redis, key: str, entries: Mapping[str, str], batch: int = BATCH) -> None:
     """A hash; one of another type is replaced."""
     if await client.type(key) not in ("hash", "none"):
         await client.delete(key)
