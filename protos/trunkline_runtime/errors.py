@@ -21,6 +21,7 @@ from trunkline_runtime.log import get_logger
 
 # A status travels in trailing metadata, 8 KiB for all of it; a message may quote what a client sent.
 MAX_MESSAGE_CHARACTERS = 400
+STEP_BYTES = 256 << 10  # to parse so much takes a fraction of a millisecond
 
 
 def rich_status(refused: RequestRefused) -> Status:
@@ -148,7 +149,10 @@ class _Call:
         raw = await (context.read() if passage is None else passage.read(context))
         if raw is grpc.aio.EOF:
             raise _NoRequest
-        return self.parse(raw)
+        request = self.parse(raw)
+        if len(raw) > STEP_BYTES:
+            await asyncio.sleep(0)  # others have their turn before anything is done with it
+        return request
 
 
 class _NoRequest(Exception):

@@ -18,7 +18,7 @@ async def chat_bytes(chat: ChatMessages) -> bytes:
     num_bytes = 0
     for index, message in enumerate(messages, start=1):
         part = message.SerializeToString()
-        parts += (MESSAGE, _varint(len(part)), part)
+        parts += (MESSAGE, varint(len(part)), part)
         num_bytes += len(part)
         if num_bytes > STEP_BYTES or index % STEP_MESSAGES == 0:
             num_bytes = 0
@@ -27,7 +27,7 @@ async def chat_bytes(chat: ChatMessages) -> bytes:
     return b"".join((*parts, rest.SerializeToString()))
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     digits = bytearray()
     while number > 0x7F:
         digits.append(number & 0x7F | 0x80)

@@ -22,6 +22,7 @@ from trunkline.validation import (
 )
 from trunkline_router.pool import Pool
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.steps import give_way
 from trunkline_router.tenants import Scheduling
 from trunkline_router.token_ids import read_ids
 from trunkline_router.tokenizer import PromptTokenizer
@@ -187,7 +188,9 @@ async def prompt_tokens(
         text = request.text  # a copy each time that it is asked for
         if not text:
             raise invalid("text", "the prompt is empty")
+        await give_way(len(text))
         tokenizer.check_fits(text, most_tokens)
+        await give_way(len(text))
         prompt = await tokenizer.encode(text, tenant=scheduling.tenant)
     else:
         prompt = await tokenizer.encode_chat(

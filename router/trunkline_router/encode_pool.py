@@ -64,10 +64,10 @@ class EncodePool:
         ids.frombytes(await self._ask(source, kind, utf8, tenant, "text"))
         return ids
 
-    async def decode(self, source: EncoderSource, ids: "array[int]", *, keep_special: bool, tenant: str) -> str:
-        """The text of token ids. Raises RequestRefused likewise."""
+    async def decode(self, source: EncoderSource, ids: "array[int]", *, keep_special: bool, tenant: str) -> bytes:
+        """The text of token ids, in UTF-8. Raises RequestRefused likewise."""
         kind = KEEPING if keep_special else SKIPPING
-        return (await self._ask(source, kind, ids.tobytes(), tenant, "token_ids")).decode()
+        return await self._ask(source, kind, ids.tobytes(), tenant, "token_ids")
 
     async def close(self) -> None:
         """Ends the processes."""
