@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5, OF_1_TO_5
+from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5, OF_1_TO_5, UNREAD_STREAMS
 from trunkline_bench.attacks.calls import MALFORMED, SMALL_CALLS
 from trunkline_bench.attacks.floods import FLOODS
 from trunkline_bench.attacks.lies import LIES
@@ -14,6 +14,7 @@ from trunkline_bench.attacks.sessions import SESSIONS
 
 NONE = "none"
 MINUTE_S = 60.0
+UNREAD_S = 20.0  # gigabytes of output do not come faster
 ORDINARY = Bounds()
 
 
@@ -60,7 +61,6 @@ def _clients() -> list[Case]:
         "SETTINGS flood",
         "CONTINUATION flood",
         "29,000 cancelled requests",
-        "200 unread streams",
         "5,000 idle connections",
         "deadlines of 1 ns and of 11,000 years",
     )
@@ -68,6 +68,7 @@ def _clients() -> list[Case]:
         Case(Section.CLIENT, NONE),
         *(Case(Section.CLIENT, name, is_beside_others=name in SMALL_CALLS) for name in names),
         *(Case(Section.CLIENT, name, bounds=refused) for name in MALFORMED),
+        Case(Section.CLIENT, UNREAD_STREAMS, seconds=UNREAD_S),
         Case(Section.CLIENT, ALL_OF_1_TO_5, seconds=MINUTE_S),
     ]
 
