@@ -34,12 +34,13 @@ ASIDE_FIRST_S, ASIDE_MOST_S = 1.0, 60.0
 HONEST_S = 300.0  # a connection that lasted for so long makes the next time aside short again
 MAX_PROBLEM_CHARACTERS = 400
 SERVICE = "trunkline.v1.WorkerService"
-# Of one message, for it is read at once: a worker sends pieces of 1 MiB of its cache and its tokenizer, at most 16 MiB
-# of several outputs, and one output with a prompt's log-probabilities of up to 17 MiB.
+# Of one message. Workers send pieces of a quarter of a MiB. Earlier ones sent 1 MiB of cache or tokenizer at once,
+# and 16 MiB of outputs; one output with a prompt's log-probabilities has up to 17 MiB. Watches and sessions are parsed
+# in parts, the others at once.
 MOST_BYTES = {
-    "GetModel": 1 << 20,
-    "GetStats": 4 << 20,
-    "GetTokenizer": 2 << 20,
+    "GetModel": 256 << 10,
+    "GetStats": 256 << 10,
+    "GetTokenizer": (1 << 20) + (4 << 10),
     "WatchCache": 2 << 20,
     "Session": 24 << 20,
 }
@@ -140,7 +141,7 @@ class WorkerLink:
 
         proof = self._context.proof("Session", model)
         talking = asyncio.create_task(session.run(channel, self._context.router_id, on_open, proof))
-        watch = asyncio.create_task(follow_cache(stub, live, synced, self._context))
+        watch = asyncio.create_task(follow_cache(channel, live, synced, self._context))
         ready = asyncio.create_task(self._announce(live, opened, synced))
         looking = asyncio.create_task(WorkerHealth(live, stub, self._context).look_after())
         try:
