@@ -42,6 +42,7 @@ from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.metrics import export_lag, metric_reader
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
@@ -179,7 +180,9 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     add_FleetServiceServicer_to_server(fleet, server.grpc)
     sources, lookups = sources_of(settings.workers, rng)
     pools.search.lookups += lookups
-    background = (shared.run(), members.run(sources, leases), LoopLag().run())
+    lag, reader = LoopLag(), metric_reader("trunkline-router")
+    metrics = None if reader is None else export_lag(lag, "trunkline-router", reader)
+    background = (shared.run(), members.run(sources, leases), lag.run())
     tasks = [asyncio.create_task(running) for running in background]
     stopped = asyncio.create_task(signals.stop.wait())
 
@@ -230,6 +233,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         await server.stop(0)
         await shared.close()
         await renderers.close()
+        if metrics is not None:
+            await asyncio.to_thread(metrics.shutdown)
         log.info("router stopped")
 
 
