@@ -39,8 +39,6 @@ class Room:
         self._jobs: dict[Wish, Job] = {}
         self._wishes: dict[Job, Wish] = {}
         self.held: Counter[str] = Counter()
-        self.outlasting: Counter[str] = Counter()
-        self.most_slow = 0
 
     def run(self, wishes: list[Wish]) -> None:
         for wish in wishes:
