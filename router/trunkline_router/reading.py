@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 
 # Each may have request_size.MAX_REQUEST_BYTES. Most are short, have come already, and take their places for one turn of
-# the event loop: so those of one account must not be too few.
-MAX_READ, MAX_ACCOUNT_READ = 96, 32
+# the event loop, so an account needs several. Large ones that arrive in one turn hold it up together, so not many.
+MAX_READ, MAX_ACCOUNT_READ = 48, 12
 READ_TIMEOUT_S = 30.0  # for a message that no other one waits for: the largest at 2 Mbit/s
 HURRY_S = 0.2  # where others wait
 RETRY_MS = 1000
