@@ -8,6 +8,7 @@ A row for each attack, as soon as it is measured. Exits with status 1 where a bo
 import argparse
 import asyncio
 import contextlib
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -105,6 +106,7 @@ def main() -> None:
             file.flush()
 
         say(f"# Attacks on a cluster\n\n{listed(found)}{INTRODUCTION}")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # its servers end with it
         with contextlib.suppress(KeyboardInterrupt):
             missed = asyncio.run(run(arguments.model.resolve(), wanted, arguments.seconds, say))
             say(f"\n{len(missed)} of {len(wanted)} rows missed a bound." + "".join(f"\n- {line}" for line in missed))
