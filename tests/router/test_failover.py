@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from tests.router.cluster import Cluster, Refusal, cluster, refusal, tokens_of, until
+from tests.router.failover_rig import DIED, LONG, PROMPT, fakes, first_of, rest
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import (
@@ -16,24 +17,16 @@ from trunkline.status import (
     OVERLOADED,
     QUARANTINED,
     RequestRefused,
-    no_worker,
 )
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.link_context import LinkLimits
 from trunkline_router.worker_breaker import FAILURES_TO_OPEN
 from trunkline_router.worker_health import LEAST_SHARE
 
-PROMPT = list(range(10, 30))
-LONG = PROMPT * 20  # worth going to its holder for, whatever else waits there
-DIED = no_worker("the engine died")
 FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=50)
-
-
-def fakes(*names: str, **fields: Any) -> list[FakeWorker]:
-    return [FakeWorker(name, answer=None, **fields) for name in names]
 
 
 async def begun(router: Cluster, workers: list[FakeWorker], **fields: Any) -> tuple[Any, FakeChoice]:
@@ -43,13 +36,6 @@ async def begun(router: Cluster, workers: list[FakeWorker], **fields: Any) -> tu
     await until(lambda: [len(worker.submits) for worker in workers] != before)
     worker = next(w for w, count in zip(workers, before, strict=True) if len(w.submits) > count)
     return call, await worker.arrived.get()
-
-
-async def rest(call: Any) -> list[GenerateResponse]:
-    responses = []
-    while (response := await call.read()) is not grpc.aio.EOF:
-        responses.append(response)
-    return responses
 
 
 async def test_a_stream_goes_on_at_another_worker_from_what_was_sent() -> None:
@@ -364,11 +350,6 @@ async def test_a_suspect_that_did_not_die_alone_is_not_convicted() -> None:
         third = await first_of([worker for worker in workers[1:] if worker is not second.worker])
         third.tokens(1, finish=True)
         assert (await rest(calls["x"]))[-1].usage.completion_tokens == 2
-
-
-async def first_of(workers: list[FakeWorker]) -> FakeChoice:
-    await until(lambda: any(not worker.arrived.empty() for worker in workers))
-    return await next(worker for worker in workers if not worker.arrived.empty()).arrived.get()
 
 
 async def test_a_worker_where_requests_keep_failing_is_left_alone() -> None:

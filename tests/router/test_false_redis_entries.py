@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
+from tests.router.garbled_fleet import Fleet, fleet
 from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
-from tests.router.test_redis_garbage import Fleet, fleet
 from trunkline.status import RequestRefused
 from trunkline_bench.attacks import redis_entries
 from trunkline_bench.redis_server import RedisServer

@@ -9,8 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.router.cluster import until
+from tests.router.running_routers import RunningRouter, running
 from tests.router.shared_state_rig import PREFIX, keys_in
-from tests.router.test_shared_state_faults import RunningRouter, running
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.redis_connection import MOST_REPLY_BYTES

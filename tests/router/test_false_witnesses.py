@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tests.router.cluster import cluster, until
-from tests.router.test_failover import DIED, LONG, fakes, first_of, rest
+from tests.router.failover_rig import DIED, LONG, fakes, first_of, rest
 from trunkline_router import dispatch
 from trunkline_router.suspicion import MOST_CONVICTIONS, MOST_WITNESSES, WITNESS_S, Witnesses
 

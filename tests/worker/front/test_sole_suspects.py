@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.worker.front.test_front_faults import MODEL, PROMPT, TOKENIZER, Link, Reader
+from tests.worker.front.front_rig import MODEL, PROMPT, TOKENIZER, Link, Reader
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import SequenceOutput, Submit
 from trunkline_worker.cache_mirror import CacheMirror
