@@ -191,7 +191,7 @@ async def prompt_tokens(
         await give_way(len(text))
         tokenizer.check_fits(text, most_tokens)
         await give_way(len(text))
-        prompt = await tokenizer.encode(text, tenant=scheduling.tenant)
+        prompt = await tokenizer.encode(text, tenant=scheduling.tenant, weight=scheduling.weight)
     else:
         prompt = await tokenizer.encode_chat(
             request.chat, most_tokens, tenant=scheduling.tenant, weight=scheduling.weight

@@ -208,14 +208,16 @@ class InferenceService(InferenceServiceServicer):
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
         await charge_call(self._shared, self._tenants, tenant)
+        weight = self._tenants.terms(tenant).weight
         if kind == "chat":
-            ids = await tokenizer.encode_chat(request.chat, tenant=tenant, weight=self._tenants.terms(tenant).weight)
+            ids = await tokenizer.encode_chat(request.chat, tenant=tenant, weight=weight)
         else:
             text = request.text  # a copy each time that it is asked for
             await give_way(len(text))
             tokenizer.check_fits(text)
             await give_way(len(text))
-            ids = await tokenizer.encode(text, special_tokens=not request.omit_special_tokens, tenant=tenant)
+            special_tokens = not request.omit_special_tokens
+            ids = await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
         return await tokenize_response(ids)
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
@@ -226,7 +228,8 @@ class InferenceService(InferenceServiceServicer):
         if len(request.token_ids) > most:
             raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
         ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
-        text = await pool.tokenizer.decode(ids, keep_special=request.keep_special_tokens, tenant=tenant)
+        keep_special, weight = request.keep_special_tokens, self._tenants.terms(tenant).weight
+        text = await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
         return detokenize_response(text)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:

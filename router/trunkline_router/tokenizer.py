@@ -64,12 +64,14 @@ class PromptTokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    async def encode(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> Sequence[int]:
+    async def encode(
+        self, text: str, *, special_tokens: bool = True, tenant: str = "", weight: float = 1.0
+    ) -> Sequence[int]:
         """Token ids; with the model's special tokens (BOS, say) unless told otherwise. A tenant's long texts are
-        encoded one after the other. Raises RequestRefused.
+        encoded one after the other, by turns of the tenants. Raises RequestRefused.
         """
         if len(text) > THREAD_CHARACTERS:
-            return await self._encode_in_process(text, special_tokens=special_tokens, tenant=tenant)
+            return await self._encode_in_process(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
         if len(text) <= INLINE_CHARACTERS:
             ids = self._encode(text, special_tokens)
         else:
@@ -97,15 +99,19 @@ class PromptTokenizer:
         rendered = await self._renderers.render(self._template, body, tenant=tenant, weight=weight)
         self._check_fits(rendered.num_characters, len(rendered.utf8), most_tokens)
         if rendered.num_characters > THREAD_CHARACTERS:
-            return await self._encode_in_process(rendered.utf8, special_tokens=False, tenant=tenant)
+            return await self._encode_in_process(rendered.utf8, special_tokens=False, tenant=tenant, weight=weight)
         return await self.encode(rendered.text, special_tokens=False, tenant=tenant)
 
-    async def decode(self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "") -> bytes:
+    async def decode(
+        self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "", weight: float = 1.0
+    ) -> bytes:
         """Their text, in UTF-8. Raises RequestRefused."""
         skip = not keep_special
         if len(token_ids) > THREAD_TOKENS:
             encoders = self._renderers.encoders
-            return await encoders.decode(self._source, token_ids, keep_special=keep_special, tenant=tenant)
+            return await encoders.decode(
+                self._source, token_ids, keep_special=keep_special, tenant=tenant, weight=weight
+            )
         try:
             if len(token_ids) <= INLINE_TOKENS:
                 return self._tokenizer.decode(token_ids, skip_special_tokens=skip).encode()
@@ -132,9 +138,11 @@ class PromptTokenizer:
         if num_bytes > MAX_CHAT_BYTES:
             raise invalid("chat", f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
 
-    async def _encode_in_process(self, text: str | memoryview, *, special_tokens: bool, tenant: str) -> "array[int]":
+    async def _encode_in_process(
+        self, text: str | memoryview, *, special_tokens: bool, tenant: str, weight: float
+    ) -> "array[int]":
         encoders = self._renderers.encoders
-        ids = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant)
+        ids = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant, weight=weight)
         return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
 
     def _encode(self, text: str, special_tokens: bool) -> list[int]:
