@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -163,13 +163,23 @@ async def test_processes_start_beside_a_busy_grpc_server() -> None:
         await server.stop(None)
 
 
-async def test_a_small_rendering_takes_less_than_two_milliseconds(pool: RenderPool) -> None:
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the CPU time of threads is looked up in /proc")
+async def test_a_small_rendering_takes_less_than_two_milliseconds_of_a_core(pool: RenderPool) -> None:
     template = TemplateSource(CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
+    await rendered(pool, template, chat())
+    (renderer,) = processes(pool)
+
+    def taken_s() -> float:
+        """By the event loop's thread and by the process that renders."""
+        return (
+            sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in ("thread-self", renderer)) / 1e9
+        )
+
     took_s = []
     for _ in range(200):
-        started_s = time.perf_counter()
+        before_s = taken_s()
         await rendered(pool, template, chat("Tell me a story about a fox."))
-        took_s.append(time.perf_counter() - started_s)
+        took_s.append(taken_s() - before_s)
     assert sorted(took_s)[100] < 0.002
 
 
