@@ -182,15 +182,17 @@ class Admission:
         *,
         hurries: bool,
         retiring_blocks: int = 0,
+        growth_blocks: int = 0,
     ) -> bool:
-        """Whether it would fit if these were preempted, and blocks that are on their way were free."""
+        """Whether it would fit if these were preempted, blocks that are on their way were free, and those that run had
+        got what they grow by."""
         gone = set(map(id, victims))
         left = [other for other in running if id(other) not in gone]
         given_up = retiring_blocks + sum(victim.num_own_blocks for victim in victims)
         return (
             self.has_slot(sequence, left)
             and self.has_time(sequence, left, hurries=hurries)
-            and self.has_room_now(sequence, left, given_up)
+            and self.has_room_now(sequence, left, given_up - growth_blocks)
             and self._has_room_later(sequence, left, given_up)
         )
 

@@ -27,7 +27,7 @@ class Account:
     """What one tenant has been given in one lane."""
 
     __slots__ = (
-        "cached_tokens", "given_before", "input_tokens", "is_listed", "lane", "lift", "may_take", "output_tokens",
+        "cached_tokens", "given_before", "input_tokens", "is_listed", "lane", "lift", "output_tokens",
         "recomputed_tokens", "returning", "running", "tenant", "waiting", "waiting_tokens", "weight",
     )  # fmt: skip
 
@@ -45,9 +45,6 @@ class Account:
         self.waiting = 0  # sequences that wait for their first admission
         self.waiting_tokens = 0  # theirs
         self.returning = 0  # sequences that were preempted, and wait
-        # Whether it may have others preempted to get its fair share at once: until it has asked for more, and again
-        # when nothing of it waits any more. See preemption.py.
-        self.may_take = True
         self.is_listed = False  # whether it has an entry in the order of its lane
 
     @property
@@ -176,7 +173,6 @@ class Accounts:
         if not account.num_queued:
             self._last_left = account.virtual_tokens
             self._num_waiting -= 1
-            account.may_take = True
             # From nothing to nothing: rounding errors do not add up.
             self._waiting_weight = self._waiting_weight - account.weight if self._num_waiting else 0.0
             if len(self._order) > 2 * self._num_waiting + MOST_VOID:

@@ -7,14 +7,23 @@ levels concerned sinks, so with the same tenants it comes to an end, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from trunkline_worker.fair_share import Account
 from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.running_set import RunningSet
 from trunkline_worker.sequence import Sequence
-from trunkline_worker.shares import BLOCKS, Demand, LaneShares, holds_most, least_to_redo, may_take
+from trunkline_worker.shares import (
+    BLOCKS,
+    ROUNDING,
+    Demand,
+    LaneShares,
+    holds_most,
+    least_to_redo,
+    may_take,
+    within_share,
+)
 from trunkline_worker.step_budget import StepBudget
 
 if TYPE_CHECKING:
@@ -41,6 +50,8 @@ class LaneSharing:
         self._shared_until_s = [float("-inf") for _ in LANES]
         # The highest lane in which room is being made for one that waits: nobody else may have it.
         self.makes_room_in: Lane | None = None
+        # Those for whom others were preempted, by lane: they get the room, not those who made it.
+        self._expected: list[Sequence | None] = [None for _ in LANES]
 
     def begin_step(self, now_s: float) -> None:
         self._now_s = now_s
@@ -104,104 +115,156 @@ class LaneSharing:
         running_set, waiting, admission = self._set, self._set.waiting, self._set.admission
         budget = self._budget()
         hurries = running_set.hurries(lane, now_s)
-        is_behind = False  # somebody before it in the order waits for more than he may take
-        for _ in range(MAX_LOOKED_AT):
-            sequence = waiting.next(lane)
-            if sequence is None or not self._preemption.left:
-                break
-            if running_set.waits_for_prefix(sequence):
-                waiting.pass_over(lane)
-                continue
-            if not budget.can_begin(sequence):
+        growth = self._growth_blocks(lane)
+        is_behind = False  # one that comes before it in the order waits for more than it may take
+        for sequence in self._in_order(lane):
+            if not self._preemption.left or not budget.can_begin(sequence):
                 break
             may_hurry = hurries and self.may_stretch(sequence)
-            fits = admission.fits(sequence, running_set.running, hurries=may_hurry)
-            if fits and not is_behind:
-                waiting.pass_over(lane)  # it is let in with all others
-                continue
+            fits = admission.would_fit_without(
+                [], sequence, running_set.running, hurries=may_hurry, growth_blocks=growth
+            )
+            is_expected = sequence is self._expected[lane]
+            if fits and not is_behind and not is_expected:
+                continue  # it is let in with all others
             shares = self._of(lane)
             demand = shares.demand(sequence)
-            has_right = self._has_right(sequence, shares)
-            if has_right if fits else self._take(sequence, shares, hurries=may_hurry, has_right=has_right):
+            has_right = is_expected or within_share(shares, sequence.account, demand)
+            if (
+                has_right
+                if fits
+                else self._take(sequence, shares, demand, hurries=may_hurry, has_right=has_right, growth=growth)
+            ):
                 running_set.join(sequence, now_s)
                 shares.add(sequence, demand)
                 budget.take_chunk(sequence, running_set.limits.max_step_tokens)
             elif self.makes_room_in is not None:
+                self._expected[lane] = sequence
                 break
             else:
                 is_behind = True
-                waiting.pass_over(lane)
         waiting.restore()
 
-    def _has_right(self, sequence: Sequence, shares: LaneShares) -> bool:
-        """Whether a tenant stays within its fair share, and has been there ever since nothing of it waited."""
-        account = sequence.account
-        if shares.level_with(account, shares.demand(sequence)) > shares.fair_share:
-            account.may_take = False
-        return account.may_take
+    def _in_order(self, lane: Lane) -> Iterator[Sequence]:
+        """Those that wait and may be let in: one for whom room has been made, then the next one of each tenant, and
+        again the next one of a tenant of which one was let in. What of them is cached has been looked for."""
+        running_set, waiting = self._set, self._set.waiting
+        expected, self._expected[lane] = self._expected[lane], None
+        if expected is not None and expected in waiting and not running_set.waits_for_prefix(expected):
+            self._expected[lane] = expected
+            yield expected
+            self._expected[lane] = None
+        for _ in range(MAX_LOOKED_AT):
+            sequence = waiting.next(lane)
+            if sequence is None:
+                return
+            if not running_set.waits_for_prefix(sequence):
+                yield sequence
+            if sequence in waiting:
+                waiting.pass_over(lane)
 
-    def _take(self, sequence: Sequence, shares: LaneShares, *, hurries: bool, has_right: bool) -> bool:
-        """Preempts others for a sequence, if that is enough. Whether it fits now."""
-        running_set, admission, preemption = self._set, self._set.admission, self._preemption
-        running, retiring = running_set.running, running_set.num_retiring_blocks
-        victims = preemption.of_lower_lanes(sequence)
-        with_newcomer = shares.level_with(sequence.account, shares.demand(sequence))
-        guaranteed = shares.fair_share if has_right else None
+    def _growth_blocks(self, lane: Lane) -> int:
+        """Blocks that sequences of a lane and those above it need in this step to go on. One that is let in leaves
+        them: it would be preempted for them at once."""
+        size = self._set.blocks.block_size
+        return sum([s.num_scheduled >= len(s.block_table) * size for s in self._set.running if s.account.lane <= lane])
+
+    def _take(
+        self,
+        sequence: Sequence,
+        shares: LaneShares,
+        demand: Demand,
+        *,
+        hurries: bool,
+        has_right: bool,
+        growth: int,
+    ) -> bool:
+        """Preempts others for a sequence, if that is enough. Whether it fits now.
+
+        demand: its; growth: blocks that those who run need in this step
+        """
+        running_set, preemption = self._set, self._preemption
+        lower = preemption.of_lower_lanes(sequence)
+
+        def fits_without(gone: list[Sequence], *, waits: bool = True) -> bool:
+            """waits: blocks that are on their way count"""
+            return running_set.admission.would_fit_without(
+                gone, sequence, running_set.running, hurries=hurries, growth_blocks=growth,
+                retiring_blocks=running_set.num_retiring_blocks if waits else 0,
+            )  # fmt: skip
+
         others = [s for account in shares.members if account is not sequence.account
                   for s in self._candidates(shares, account)]  # fmt: skip
-        if not admission.would_fit_without(
-            [*victims, *others], sequence, running, hurries=hurries, retiring_blocks=retiring
-        ):
+        if not fits_without([*lower, *others]):
             return False
-        chosen: list[tuple[Sequence, Demand]] = []
-        taken: list[Sequence] = []
-        is_enough, tried = False, 1
-        while True:
-            everyone = [*victims, *taken]
-            # A check costs as much as a small step: the number of victims is doubled from one to the next.
-            if len(taken) + 1 >= tried:
-                tried *= 2
-                if admission.would_fit_without(everyone, sequence, running, hurries=hurries, retiring_blocks=retiring):
-                    is_enough = True
-                    break
-            victim = None
-            if len(taken) < MAX_VICTIMS:
-                resource = admission.scarce_resource(sequence, running, everyone, hurries=hurries)
-                victim = self._victim(shares, sequence.account, resource, with_newcomer, guaranteed)
-            if victim is None:
-                is_enough = len(taken) + 1 > tried // 2 and admission.would_fit_without(
-                    everyone, sequence, running, hurries=hurries, retiring_blocks=retiring
-                )
-                break
-            chosen.append((victim, shares.remove(victim)))
-            taken.append(victim)
-        for victim, demand in chosen:
-            shares.add(victim, demand)
-        if not is_enough:
+        taken = self._victims(sequence, shares, demand, lower, fits_without, hurries=hurries, has_right=has_right)
+        if taken is None:
             return False
         self.makes_room_in = sequence.lane
-        lower = sorted(victims, key=lambda s: (-s.lane, s.num_scheduled - s.num_reused))
-        for victim in [*lower, *taken]:
-            fits = admission.would_fit_without(
-                [], sequence, running_set.running, hurries=hurries, retiring_blocks=running_set.num_retiring_blocks
-            )
-            if fits or not preemption.left:
+        lower.sort(key=lambda s: (-s.lane, s.num_scheduled - s.num_reused))
+        # Where lower lanes alone are not enough, they may not be needed at all.
+        for victim in [*taken, *lower]:
+            if not preemption.left or fits_without([]):
                 break
             victim.has_yielded = victim.lane is sequence.lane
             preemption.preempt(victim)
-        if not admission.fits(sequence, running_set.running, hurries=hurries):
+        if not fits_without([], waits=False):
             return False
         self.makes_room_in = None
         return True
 
+    def _victims(
+        self,
+        sequence: Sequence,
+        shares: LaneShares,
+        demand: Demand,
+        lower: list[Sequence],
+        fits_without: Callable[[list[Sequence]], bool],
+        *,
+        hurries: bool,
+        has_right: bool,
+    ) -> list[Sequence] | None:
+        """Sequences of other tenants of its lane, some of which give way for one that waits; None: those that may be
+        taken are not enough.
+
+        lower: those of lower lanes, which give way as well
+        """
+        running, admission = self._set.running, self._set.admission
+        with_newcomer = shares.level_with(sequence.account, demand)
+        chosen: list[tuple[Sequence, Demand]] = []
+        taken: list[Sequence] = []
+        # A check costs as much as a small step: the number of victims is doubled from one to the next.
+        checked = 0
+        is_enough = fits_without(lower)
+        # One that gave way does not take back: each newcomer takes once.
+        may_take_any = has_right or not sequence.generation
+        while not is_enough and may_take_any and len(taken) < MAX_VICTIMS:
+            resource = admission.scarce_resource(sequence, running, [*lower, *taken], hurries=hurries)
+            victim = self._victim(shares, sequence.account, resource, with_newcomer, has_right=has_right)
+            if victim is None:
+                break
+            chosen.append((victim, shares.remove(victim)))
+            taken.append(victim)
+            if len(taken) > 2 * checked:
+                is_enough, checked = fits_without([*lower, *taken]), len(taken)
+        if not is_enough and len(taken) > checked:
+            is_enough = fits_without([*lower, *taken])
+        for victim, held in chosen:
+            shares.add(victim, held)
+        return taken if is_enough else None
+
     def _victim(
-        self, shares: LaneShares, taker: Account, resource: int, with_newcomer: float, guaranteed: float | None
+        self, shares: LaneShares, taker: Account, resource: int, with_newcomer: float, *, has_right: bool
     ) -> Sequence | None:
         """Of another tenant, one that holds most of what is wanted, the sequence that is cheapest to preempt."""
         for account in holds_most(shares, resource, taker):
             victim = least_to_redo(self._candidates(shares, account))
             if victim is not None and may_take(
-                with_newcomer, shares.level(account), shares.level_without(victim), guaranteed=guaranteed
+                with_newcomer,
+                shares.level(account),
+                shares.level_without(victim),
+                shares.fair_share,
+                has_right=has_right,
             ):
                 return victim
         return None
@@ -212,7 +275,7 @@ class LaneSharing:
         the tenant that holds most of all, so that somebody always gets on."""
         shares, own = self._of(sequence.lane), sequence.account
         level = shares.level(own)
-        victim = self._victim(shares, own, BLOCKS, level, shares.fair_share if level <= shares.fair_share else None)
+        victim = self._victim(shares, own, BLOCKS, level, has_right=level <= shares.fair_share + ROUNDING)
         if victim is not None:
             return victim
         younger = [s for s in self._candidates(shares, own) if s.rank > sequence.rank]

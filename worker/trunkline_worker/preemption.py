@@ -65,10 +65,12 @@ class Preemption:
         if running_set.is_blocked or not len(waiting):
             return
         for lane in LANES:
-            if lane is not Lane.BATCH:
-                self._make_way_for(lane, now_s)
             if waiting.lanes[lane].is_contended:
                 self.sharing.share_out(lane, now_s)
+                if self.sharing.makes_room_in is not None:
+                    return  # lower lanes must not use that room
+            elif lane is not Lane.BATCH:
+                self._make_way_for(lane, now_s)
 
     def _make_way_for(self, lane: Lane, now_s: float) -> None:
         """Lets in those next in a lane for which lower lanes have to give way."""

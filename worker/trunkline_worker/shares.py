@@ -100,22 +100,31 @@ class LaneShares:
             yield Demand(place, blocks * block, time)
 
 
-def may_take(with_newcomer: float, victim: float, without_victim: float, *, guaranteed: float | None) -> bool:
+def may_take(with_newcomer: float, victim: float, without_victim: float, fair_share: float, *, has_right: bool) -> bool:
     """Whether one tenant's sequence may be preempted for another tenant's.
 
     with_newcomer: level of the tenant that takes, with what it takes; victim, without_victim: level of the one that
-    gives, before and after; guaranteed: the fair share, if the one that takes stays within it and has the right to it
+    gives, before and after; has_right: whether the one that takes stays within its fair share, see within_share()
     """
-    if with_newcomer >= victim:
+    if with_newcomer >= victim or victim <= fair_share + ROUNDING:
         return False
-    if guaranteed is not None and victim > guaranteed:
-        return True
-    return FAR_LESS * with_newcomer <= without_victim
+    return has_right or FAR_LESS * with_newcomer <= without_victim
 
 
-# A tenant above its fair share takes only from one that has so many times as much: where several have a backlog, the
-# order of admission keeps them level by itself, and nothing need be computed twice.
+def within_share(shares: LaneShares, account: Account, demand: Demand) -> bool:
+    """Whether a tenant stays within its fair share with all that it has waiting, each as large as the next one.
+
+    demand: of the next one
+    """
+    count = account.num_queued
+    everything = Demand(count * demand.places, count * demand.blocks, count * demand.time)
+    return shares.level_with(account, everything) <= shares.fair_share + ROUNDING
+
+
+# A tenant that wants more than its fair share takes only from one that has so many times as much: where several have a
+# backlog, the order of admission keeps them level by itself, and nothing need be computed twice.
 FAR_LESS = 2.0
+ROUNDING = 1e-9  # of sums of parts
 
 
 def least_to_redo(sequences: Iterator[Sequence]) -> Sequence | None:
