@@ -8,6 +8,7 @@ whether anybody goes.
 Sums are kept as whole tokens, so the order in which they are counted cannot change a decision.
 """
 
+from collections.abc import Set
 from heapq import heapify, heappop, heappush, heapreplace
 
 from trunkline_worker.lanes import Lane
@@ -79,7 +80,7 @@ class Accounts:
     """All accounts of one lane, and the order of those with something waiting."""
 
     def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+        self.lane = lane
         self._accounts: dict[str, Account] = {}
         # (counter when pushed, tie, account) of each account with waiting sequences, and of some without; once.
         # Counters only grow, so the smallest entry that is up to date is the smallest of all.
@@ -89,7 +90,7 @@ class Accounts:
         self._last_left = 0.0  # counter of the last account whose queue ran empty
         self._num_waiting = 0  # accounts with something waiting, and the sum of their weights
         self._waiting_weight = 0.0
-        self.begun: set[Account] = set()  # with a prompt that was not computed to its end in the last step
+        self.begun: Set[Account] = frozenset()  # with a prompt that was not computed to its end in the last step
         self.num_active = 0  # accounts with something that waits or runs, and the sum of their weights
         self._active_weight = 0.0
 
@@ -102,7 +103,7 @@ class Accounts:
         if account is None:
             if len(self._accounts) >= MAX_IDLE_ACCOUNTS:
                 self._forget_idle()
-            account = self._accounts[tenant] = Account(self._lane, tenant, weight)
+            account = self._accounts[tenant] = Account(self.lane, tenant, weight)
             account.lift = self._floor()
         if account.num_queued:
             self._waiting_weight += weight - account.weight

@@ -57,16 +57,22 @@ class LaneSharing:
         self._now_s = now_s
         self._shares.clear()
         self.makes_room_in = None
-        for lane in LANES:
-            if self._set.waiting.lanes[lane].is_contended:
-                self._shared_until_s[lane] = now_s + SHARED_S
+        for lane in self.contended():
+            self._shared_until_s[lane] = now_s + SHARED_S
+
+    def contended(self) -> list[Lane]:
+        """Lanes in which more than one tenant has something, the highest first."""
+        return [accounts.lane for accounts in self._set.waiting.lanes if accounts.num_active > 1]
 
     def changes_s(self, after_s: float) -> float | None:
         """When time alone changes what is decided here, later than this; None: it does not."""
-        times_s = [time_s for time_s in self._shared_until_s if time_s > after_s]
-        if any(accounts.is_contended for accounts in self._set.waiting.lanes):
-            times_s.append(after_s + LOOK_AGAIN_S)
-        return min(times_s, default=None)
+        changes_s = float("inf")
+        for time_s in self._shared_until_s:
+            if after_s < time_s < changes_s:
+                changes_s = time_s
+        if self.contended():
+            changes_s = min(changes_s, after_s + LOOK_AGAIN_S)
+        return changes_s if changes_s < float("inf") else None
 
     def left(self, sequence: Sequence) -> None:
         """A sequence was preempted."""
@@ -78,10 +84,9 @@ class LaneSharing:
         """Running sequences in the order in which they may grow where blocks are short: within a lane, those of the
         tenant with the lowest level first. Who is to give way has then not been planned yet."""
         levels = {}
-        for lane in LANES:
-            if self._set.waiting.lanes[lane].is_contended:
-                shares = self._of(lane)
-                levels.update({account: shares.level(account) for account in shares.members})
+        for lane in self.contended():
+            shares = self._of(lane)
+            levels.update({account: shares.level(account) for account in shares.members})
         return sorted(running, key=lambda s: (s.account.lane, levels.get(s.account, 0.0), s.arrival))
 
     def may_stretch(self, sequence: Sequence) -> bool:

@@ -59,9 +59,8 @@ class Preemption:
         self.sharing.begin_step(now_s)
         if not running_set.gate.is_open_always:
             return
-        for lane in LANES:
-            if waiting.lanes[lane].is_contended:
-                self.sharing.end_stretching(lane)
+        for lane in self.sharing.contended():
+            self.sharing.end_stretching(lane)
         if running_set.is_blocked or not len(waiting):
             return
         for lane in LANES:

@@ -32,6 +32,7 @@ from trunkline_worker.step_budget import StepBudget
 MAX_DEFERRED = 64
 # Of one tenant: then the next one's are looked at. So one tenant's sequences that wait for a prefix hide no others.
 MAX_DEFERRED_OF_TENANT = 16
+NOBODY: frozenset[Account] = frozenset()
 # What a guest gets of each step before all others, as a divisor of the step's tokens.
 GUEST_SHARE = 8
 
@@ -118,7 +119,7 @@ class Scheduler(RunningSet):
         step_id, block_size = self.step_id + 1, self.blocks.block_size
         tokens_left, lower_left, kv_tokens = budget.tokens_left, budget.lower_left, 0
         order = self.running.copy()
-        if self.blocks.num_available < 2 * len(order) and any(lane.is_contended for lane in self.waiting.lanes):
+        if self.blocks.num_available < 2 * len(order) and self._preemption.sharing.contended():
             order = self._preemption.sharing.order(order)
         guest = self._guest_turn.current()
         if guest is not None:
@@ -182,7 +183,10 @@ class Scheduler(RunningSet):
         # Whether everybody who waits was found not to fit, and nothing is on its way that could change that.
         blocked = may_admit and not guest_waits and self.gate.is_open_always
         for lane in LANES:
-            begun = BegunPrompts(s for s in chunks if s.account.lane is lane and s.block_table)
+            self.waiting.lanes[lane].begun = NOBODY
+            if not (chunks or may_admit):
+                continue
+            begun = BegunPrompts([s for s in chunks if s.account.lane is lane and s.block_table])
             stopped = self._fill(lane, begun, most, steps, budget, now_s, may_admit=may_admit)
             if may_admit:
                 blocked &= stopped is not Stopped.STEP_FULL
@@ -229,7 +233,7 @@ class Scheduler(RunningSet):
     ) -> Stopped:
         """Fills a step with a lane's prompts: those that have been begun and, where it may admit, those of sequences
         that wait; the tenant with the least service first, and what it has begun before what waits."""
-        deferred, unfinished = 0, set[Account]()
+        deferred, unfinished = 0, set()
         stopped, hurries = Stopped.NOBODY_WAITS, self.hurries(lane, now_s)
         makes_room_in = self._preemption.sharing.makes_room_in
         if makes_room_in is not None and lane >= makes_room_in:
