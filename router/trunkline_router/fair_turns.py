@@ -2,12 +2,16 @@
 
 - Accounts take turns by the time for which they have held places, divided by their weight (start-time fair queueing:
   Goyal, Vin and Cheng, SIGCOMM 1996). One account never holds more than its part of the places.
+- An account that is not known starts at virtual time: what an account that always had a job would have had of the places
+  by now (generalised processor sharing: Parekh and Gallager, 1993). Otherwise jobs that come one by one under new names
+  would go before an older account for ever.
 - A job that holds its place for longer than a slice makes its account slow. The account stays slow until all such jobs
   have ended and a job of it has ended within a slice. Slow accounts together leave one place to the others.
 - When several accounts become slow at once and hold all places, one job gives way: the last one to begin among those
   that outlasted their slice. It waits for another turn, and gives way only once.
 
-A job of an account that is not slow therefore waits for at most one slice of each other account.
+A job of an account that is not slow therefore waits for at most one slice of each other account that had jobs while it
+waited, and for what its account has had beyond the level.
 """
 
 from collections import OrderedDict
@@ -66,7 +70,9 @@ class FairTurns:
         self._num_slow = 0  # places held by slow accounts
         self._num_jobs = 0
         self._num_bytes = 0
-        self._level = 0.0  # `served` of the account that began last: new accounts start from it
+        self._level = 0.0  # `served` of the account that began last: accounts that come back start from it at least
+        self._virtual_s = 0.0  # virtual time: new accounts start from it at least
+        self._weights = 0.0  # of the accounts with jobs
         self._accounts: OrderedDict[Hashable, Account] = OrderedDict()
         self._remembered: OrderedDict[Hashable, Account] = OrderedDict()  # without jobs
         self._quick: list[tuple[float, int, Account, int]] = []  # heaps of accounts that wait and may hold more
@@ -82,7 +88,7 @@ class FairTurns:
 
     def join(self, key: Hashable, num_bytes: int, weight: float) -> Job | None:
         """A new job, which waits; None where its account has too many. Ask `displaced` afterwards."""
-        account = self._accounts.get(key) or self._remembered.get(key) or Account(key, weight, self._level)
+        account = self._accounts.get(key) or self._remembered.get(key) or self._new(key, weight)
         bounds = self.bounds
         if account.num_jobs >= bounds.jobs_of_one or account.num_bytes + num_bytes > bounds.bytes_of_one:
             return None
@@ -90,6 +96,9 @@ class FairTurns:
             self._remembered.pop(key, None)
             self._accounts[key] = account
             account.served = max(account.served, self._level)
+        else:
+            self._weights -= account.weight
+        self._weights += weight
         account.weight = weight
         job = Job(account, num_bytes)
         account.waiting[job] = None
@@ -185,15 +194,23 @@ class FairTurns:
         if account.num_jobs:
             return
         del self._accounts[account.key]
+        # From nothing to nothing: rounding errors do not add up.
+        self._weights = self._weights - account.weight if self._accounts else 0.0
         if account.served > self._level or account.is_slow:
             self._remembered[account.key] = account
             if len(self._remembered) > MOST_REMEMBERED:
                 self._remembered.popitem(last=False)
 
+    def _new(self, key: Hashable, weight: float) -> Account:
+        self._virtual_s = max(self._virtual_s, self._level)
+        return Account(key, weight, self._virtual_s)
+
     def _leave_place(self, job: Job, now_s: float) -> None:
         account = job.account
         assert job.begun_s is not None
         account.served += (now_s - job.begun_s) / account.weight
+        if not job.has_outlasted:  # for long jobs newcomers need not wait: slow accounts leave a place to them
+            self._virtual_s += (now_s - job.begun_s) / max(self._weights, account.weight)
         account.num_held -= 1
         self.num_free += 1
         self._num_slow -= account.is_slow

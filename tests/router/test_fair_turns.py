@@ -232,3 +232,30 @@ def test_the_books_balance_whatever_happens_in_whatever_order(happens: list[tupl
     assert turns.num_free == 3
     assert not turns._num_slow
     assert not turns._num_bytes
+
+
+@pytest.mark.parametrize("names", [12, 60])
+def test_work_under_a_new_name_each_time_does_not_go_before_older_accounts_for_ever(names: int) -> None:
+    """So many jobs are there at any time, each of an account of its own that leaves with it."""
+    lasts_s, asks = 0.02, 40
+    turns = FairTurns(4, 2, WIDE)
+    now_s, running, number = 0.0, deque[tuple[float, Job]](), 0
+    asked = turns.join("innocent", 1, 1.0)
+    asked_s, waited_s = now_s, list[float]()
+    for number in range(names):
+        assert turns.join(f"name {number}", 1, 1.0)
+    while len(waited_s) < asks:
+        while (job := turns.next(now_s)) is not None:
+            if job is asked:
+                waited_s.append(now_s - asked_s)
+            running.append((now_s + lasts_s, job))
+        now_s, job = running.popleft()
+        assert now_s < 120.0, "the older account never has its turn"
+        turns.end(job, now_s)
+        if job is asked:
+            asked, asked_s = turns.join("innocent", 1, 1.0), now_s
+        else:
+            number += 1
+            assert turns.join(f"name {number}", 1, 1.0)
+    # Its fair share is one job in (names + 1), and four places serve 200 a second.
+    assert max(waited_s) <= 2 * (names + 1) * lasts_s / 4 + lasts_s
