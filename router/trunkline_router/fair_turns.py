@@ -2,9 +2,9 @@
 
 - Accounts take turns by the time for which they have held places, divided by their weight (start-time fair queueing:
   Goyal, Vin and Cheng, SIGCOMM 1996). One account never holds more than its part of the places.
-- An account that is not known starts at virtual time: what an account that always had a job would have had of the places
-  by now (generalised processor sharing: Parekh and Gallager, 1993). Otherwise jobs that come one by one under new names
-  would go before an older account for ever.
+- An account that is not known starts at virtual time: what an account that always had a job would have had by now
+  (generalised processor sharing: Parekh and Gallager, 1993). One that comes back makes up for the time in which it had
+  no job. Otherwise jobs that come one by one under many names would go before another account for ever.
 - A job that holds its place for longer than a slice makes its account slow. The account stays slow until all such jobs
   have ended and a job of it has ended within a slice. Slow accounts together leave one place to the others.
 - When several accounts become slow at once and hold all places, one job gives way: the last one to begin among those
@@ -46,6 +46,7 @@ class Account:
     num_outlasting: int = 0  # jobs that outlasted a slice, running or waiting again
     is_slow: bool = False
     num_entries: int = 0  # in the heaps so far: only the last one is valid
+    left_s: float = 0.0  # virtual time when it last had a job
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +96,8 @@ class FairTurns:
         if not account.num_jobs:
             self._remembered.pop(key, None)
             self._accounts[key] = account
-            account.served = max(account.served, self._level)
+            passed_s = self._virtual_s - account.left_s
+            account.served = max(account.served, self._level, min(account.served + passed_s, self._virtual_s))
         else:
             self._weights -= account.weight
         self._weights += weight
@@ -194,6 +196,7 @@ class FairTurns:
         if account.num_jobs:
             return
         del self._accounts[account.key]
+        account.left_s = self._virtual_s
         # From nothing to nothing: rounding errors do not add up.
         self._weights = self._weights - account.weight if self._accounts else 0.0
         if account.served > self._level or account.is_slow:
@@ -203,7 +206,7 @@ class FairTurns:
 
     def _new(self, key: Hashable, weight: float) -> Account:
         self._virtual_s = max(self._virtual_s, self._level)
-        return Account(key, weight, self._virtual_s)
+        return Account(key, weight, self._virtual_s, left_s=self._virtual_s)
 
     def _leave_place(self, job: Job, now_s: float) -> None:
         account = job.account

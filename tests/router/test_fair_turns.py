@@ -234,16 +234,17 @@ def test_the_books_balance_whatever_happens_in_whatever_order(happens: list[tupl
     assert not turns._num_bytes
 
 
+@pytest.mark.parametrize("again_after", [10**9, 500, 100])
 @pytest.mark.parametrize("names", [12, 60])
-def test_work_under_a_new_name_each_time_does_not_go_before_older_accounts_for_ever(names: int) -> None:
-    """So many jobs are there at any time, each of an account of its own that leaves with it."""
+def test_work_under_many_names_does_not_go_before_an_older_account_for_ever(names: int, again_after: int) -> None:
+    """So many jobs are there at any time, each of an account of its own that leaves with it; names come again."""
     lasts_s, asks = 0.02, 40
     turns = FairTurns(4, 2, WIDE)
     now_s, running, number = 0.0, deque[tuple[float, Job]](), 0
     asked = turns.join("innocent", 1, 1.0)
     asked_s, waited_s = now_s, list[float]()
     for number in range(names):
-        assert turns.join(f"name {number}", 1, 1.0)
+        assert turns.join(f"name {number % again_after}", 1, 1.0)
     while len(waited_s) < asks:
         while (job := turns.next(now_s)) is not None:
             if job is asked:
@@ -256,6 +257,6 @@ def test_work_under_a_new_name_each_time_does_not_go_before_older_accounts_for_e
             asked, asked_s = turns.join("innocent", 1, 1.0), now_s
         else:
             number += 1
-            assert turns.join(f"name {number}", 1, 1.0)
+            assert turns.join(f"name {number % again_after}", 1, 1.0)
     # Its fair share is one job in (names + 1), and four places serve 200 a second.
     assert max(waited_s) <= 2 * (names + 1) * lasts_s / 4 + lasts_s
