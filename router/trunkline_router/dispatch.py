@@ -201,7 +201,7 @@ class Dispatch:
         prepared, stream, refused = self.prepared, self.stream, broken.refused
         if broken.suspect:
             self._killed.append(worker)
-            if self.suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._is_proven():
+            if self.suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._are_gone():
                 self._convict()
         self.placement.on_lost(worker, refused)
         if not stream.answer.has_output:
@@ -217,28 +217,32 @@ class Dispatch:
         self.span.add_event(problem, facts)
         get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)
 
-    async def _is_proven(self) -> bool:
-        """Whether the workers that it is said to have killed are gone, and are believed once more."""
+    async def _are_gone(self) -> bool:
+        """Whether the workers that it is said to have killed are gone."""
         shared, killed = self.shared, self._killed[-2:]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GONE_WITHIN_S):
                 while not all(live.session.is_broken for live in killed):
                     await shared.pools.change().wait()
         alive = [live.address for live in killed if not live.session.is_broken]
-        addresses = {live.address for live in killed}
-        if not alive and shared.witnesses.believe(addresses, shared.clock_s()):
+        if not alive:
             return True
         get_logger().error("workers that say that a request has killed them are not believed",
-                           request_id=self.prepared.request_id, workers=sorted(addresses), alive=alive)  # fmt: skip
+                           request_id=self.prepared.request_id, workers=sorted({live.address for live in killed}),
+                           alive=alive)  # fmt: skip
         return False
 
     def _convict(self) -> NoReturn:
-        """Raises RequestRefused (QUARANTINED)."""
+        """In the whole fleet, or, where its workers have convicted too many of the tenant's requests, in this router
+        for a short time. Raises RequestRefused (QUARANTINED)."""
         prepared, shared = self.prepared, self.shared
-        tenant = prepared.scheduling.tenant
-        shared.quarantine.convict(tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s())
-        get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant,
-                           workers=[live.address for live in self._killed[-2:]])  # fmt: skip
+        tenant, now_s = prepared.scheduling.tenant, shared.clock_s()
+        workers = [live.address for live in self._killed[-2:]]
+        is_believed = shared.witnesses.believe(tenant, set(workers), now_s)
+        convict = shared.quarantine.convict if is_believed else shared.quarantine.convict_briefly
+        convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
+        get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant, workers=workers,
+                           everywhere=is_believed)  # fmt: skip
         raise quarantined()
 
 
