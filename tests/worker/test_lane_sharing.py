@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rig import Rig
+from trunkline_worker.fair_share import NEWCOMERS_FIRST, Accounts
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule
 from trunkline_worker.queue_bounds import QueueBounds
@@ -133,6 +134,34 @@ def test_a_short_prompt_does_not_wait_for_the_end_of_another_tenants_long_one() 
         assert steps_to_first_token(rig, short) <= 2
     rig.run()
     assert list(rig.finished)[-3:] == long, "those of one tenant in their order"
+
+
+def test_a_tenant_that_comes_back_goes_before_one_that_has_just_been_served() -> None:
+    rig = Rig(num_blocks=400, max_step_tokens=64)
+    for n in range(3):
+        rig.submit([n] * 1200, 4, tenant="long")  # two of them wait
+    for _ in range(3):
+        rig.step()
+    for n in range(5):
+        rig.step()
+        assert steps_to_first_token(rig, rig.submit([40 + n] * 10, 1, tenant="short")) == 1
+
+
+def test_tenants_that_keep_coming_do_not_hold_up_one_that_waits_level_with_them() -> None:
+    accounts = Accounts(STANDARD)
+    first = accounts.account("first", 1.0)
+    accounts.join(first, 8)
+    first.input_tokens += 8
+    for n in range(100):
+        newcomer = accounts.account(f"newcomer {n}", 1.0)
+        accounts.join(newcomer, 8)
+        served = accounts.next()
+        assert served is not None
+        if served is first:
+            break
+        served.input_tokens += 8
+        accounts.leave(served, 8)
+    assert 0 < n <= NEWCOMERS_FIRST
 
 
 def test_a_long_prompt_of_a_tenant_alone_is_computed_as_fast_as_ever() -> None:

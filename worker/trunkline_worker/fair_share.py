@@ -2,8 +2,8 @@
 
 Each tenant has a counter of what it was given, in cost units divided by its weight; the tenant with the smallest one
 goes next. A tenant that comes back after a pause is lifted to the smallest counter of those that have prompts to
-compute, so nobody saves up service by staying away. It is work-conserving: the counters decide who goes first, never
-whether anybody goes.
+compute, and makes up for what all were given meanwhile: no tenant saves up service by staying away, or by sending its
+requests under many names. It is work-conserving: the counters decide who goes first, never whether anybody goes.
 
 Sums are kept as whole tokens, so the order in which they are counted cannot change a decision.
 """
@@ -21,6 +21,10 @@ CACHED_COST = 0.1
 # Counters of tenants that have nothing here. Beyond it those that went longest ago are forgotten: an unlimited number
 # of names must not be an unlimited amount of memory.
 MAX_IDLE_ACCOUNTS = 4096
+# A tenant that comes back starts level with the least served one. At the same counter it goes before one that has been
+# served since that one came, which otherwise had its prompts go on for one step more; but not before it for ever, while
+# new tenants keep coming.
+NEWCOMERS_FIRST = 16
 MOST_VOID = 64  # entries of the order that stand for nothing before they are swept out
 
 
@@ -28,8 +32,8 @@ class Account:
     """What one tenant has been given in one lane."""
 
     __slots__ = (
-        "cached_tokens", "given_before", "input_tokens", "is_listed", "lane", "lift", "output_tokens",
-        "recomputed_tokens", "returning", "running", "tenant", "waiting", "waiting_tokens", "weight",
+        "cached_tokens", "given_before", "given_when_back", "input_tokens", "is_listed", "lane", "left_at", "lift",
+        "output_tokens", "recomputed_tokens", "returning", "running", "tenant", "waiting", "waiting_tokens", "weight",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, tenant: str, weight: float) -> None:
@@ -47,6 +51,8 @@ class Account:
         self.waiting_tokens = 0  # theirs
         self.returning = 0  # sequences that were preempted, and wait
         self.is_listed = False  # whether it has an entry in the order of its lane
+        self.left_at = 0.0  # virtual time when it last had something here
+        self.given_when_back = 0.0  # `given` when it came back
 
     @property
     def virtual_tokens(self) -> float:
@@ -84,8 +90,8 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         # (counter when pushed, tie, account) of each account with waiting sequences, and of some without; once.
         # Counters only grow, so the smallest entry that is up to date is the smallest of all.
-        self._order: list[tuple[float, int, Account]] = []
-        self._aside: list[tuple[float, int, Account]] = []
+        self._order: list[tuple[float, float, Account]] = []
+        self._aside: list[tuple[float, float, Account]] = []
         self._pushes = 0
         self._last_left = 0.0  # counter of the last account whose queue ran empty
         self._num_waiting = 0  # accounts with something waiting, and the sum of their weights
@@ -93,6 +99,7 @@ class Accounts:
         self.begun: Set[Account] = frozenset()  # with a prompt that was not computed to its end in the last step
         self.num_active = 0  # accounts with something that waits or runs, and the sum of their weights
         self._active_weight = 0.0
+        self._virtual_time = 0.0  # see _advance()
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         return iter(self._accounts.values())
@@ -104,7 +111,8 @@ class Accounts:
             if len(self._accounts) >= MAX_IDLE_ACCOUNTS:
                 self._forget_idle()
             account = self._accounts[tenant] = Account(self.lane, tenant, weight)
-            account.lift = self._floor()
+            self._virtual_time = max(self._virtual_time, self._floor())
+            account.lift = account.left_at = self._virtual_time
         if account.num_queued:
             self._waiting_weight += weight - account.weight
         if not account.is_idle:
@@ -184,20 +192,40 @@ class Accounts:
         if account.is_idle:
             self.num_active += 1
             self._active_weight += account.weight
+            # What it had not been given when it left is still owed to it, but not what others were given since.
+            behind = self._virtual_time - account.virtual_tokens
+            account.lift += max(0.0, min(behind, self._virtual_time - account.left_at))
+            account.given_when_back = account.given
 
     def _may_be_idle(self, account: Account) -> None:
         if account.is_idle:
+            self._advance(account)
             self.num_active -= 1
             self._active_weight = self._active_weight - account.weight if self.num_active else 0.0
+
+    def _advance(self, account: Account) -> None:
+        """Counts what an account that leaves was given into virtual time: what an account that always had something
+        here would have been given by now, over its weight (generalised processor sharing: Parekh and Gallager, 1993).
+
+        It counts when an account leaves, so virtual time is never ahead. Accounts that are not known start from it.
+        Otherwise requests that come one by one under many names would go before another tenant's for ever: each of
+        them would start level with the least served one.
+        """
+        self._virtual_time += (account.given - account.given_when_back) / self._active_weight
+        account.given_when_back = account.given
+        account.left_at = self._virtual_time
 
     def next(self) -> Account | None:
         """The account to be served next, apart from those set aside."""
         while self._order:
-            counter, tie, account = self._order[0]
+            counter, _, account = self._order[0]
             if not account.num_queued:
                 heappop(self._order)
                 account.is_listed = False
             elif account.virtual_tokens > counter:
+                self._pushes += 1
+                # Half a place: no two entries are equal, and accounts are never compared.
+                tie = self._pushes + NEWCOMERS_FIRST + 0.5
                 heapreplace(self._order, (account.virtual_tokens, tie, account))
             else:
                 return account
