@@ -1,4 +1,4 @@
-"""`python -m trunkline_bench.simulation.noisy_neighbours`: what one tenant's flood does to another tenant's requests.
+"""`make bench-fairness`: what one tenant's flood does to another tenant's requests.
 
 Every flood is run in virtual time alone, and beside an innocent tenant that sends one small request after the other.
 The innocent's time to the first token is held against what it is on an idle worker.
@@ -6,11 +6,15 @@ The innocent's time to the first token is held against what it is on an idle wor
 
 import argparse
 import gc
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trunkline_bench.facts import facts, listed
+from trunkline_bench.facts import commit, facts, listed, make_command
 from trunkline_bench.simulation import report
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fitted_cost import FittedCost
@@ -55,18 +59,19 @@ INNOCENTS = {
     "1 token": Tenant("innocent", 1, 20, 1, pause_s=0.05, starts_s=WARM_UP_S),
     "500 in, 40 out": Tenant("innocent", 1, 500, 40, pause_s=0.05, starts_s=WARM_UP_S),
 }
-COLUMNS = (
-    "TTFT p50 / p99, ms", "allowed, ms", "verdict", "flood beside it / alone, tokens/s in and out", "preemptions",
-)  # fmt: skip
+COLUMNS = ("TTFT p50 / p99, ms", "allowed, ms", "verdict", "flood, tokens/s", "flood alone, tokens/s", "preemptions")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """An innocent's times to the first token beside a flood, and what they may be."""
+class Figures:
+    """A flood beside an innocent tenant."""
 
-    p50_s: float
+    p50_s: float  # the innocent's times to the first token
     p99_s: float
-    bound_s: float
+    bound_s: float  # what p99_s may be
+    flood_tokens_s: float  # of prompts and outputs
+    alone_tokens_s: float  # the same of the flood without an innocent
+    preemptions: int
 
     @property
     def holds(self) -> bool:
@@ -83,54 +88,96 @@ def observe(spec: WorkerSpec, tenants: Iterable[Tenant], run_s: float) -> Observ
     return Neighbours(spec, [*WARM_UP, *tenants]).run(WARM_UP_S + run_s)
 
 
-def judge(spec: WorkerSpec, unloaded: Observed, beside: Observed) -> Verdict:
-    """unloaded, beside: the innocent's run on an idle worker, and beside others"""
-    unloaded_s = report.percentile(unloaded.tenants["innocent"].ttft_s, 0.99)
-    times_s = beside.tenants["innocent"].latest_s(beside.duration_s)
-    return Verdict(
-        report.percentile(times_s, 0.5),
-        report.percentile(times_s, 0.99),
-        allowed_s(unloaded_s, spec.limits.itl_target_s),
-    )
+def measured(run_s: float) -> list[Figures]:
+    """Every flood beside every innocent before every worker, in the order of titles()."""
+    figures = []
+    for spec in WORKERS.values():
+        alone = [observe(spec, [flood], run_s).tenants["flood"].served_tokens for flood in FLOODS.values()]
+        for innocent in INNOCENTS.values():
+            unloaded = observe(spec, [innocent], run_s).tenants["innocent"].ttft_s
+            bound_s = allowed_s(report.percentile(unloaded, 0.99), spec.limits.itl_target_s)
+            for flood, alone_tokens in zip(FLOODS.values(), alone, strict=True):
+                both = observe(spec, [flood, innocent], run_s)
+                times_s = both.tenants["innocent"].latest_s(both.duration_s)
+                figures.append(
+                    Figures(
+                        report.percentile(times_s, 0.5),
+                        report.percentile(times_s, 0.99),
+                        bound_s,
+                        both.tenants["flood"].served_tokens / run_s,
+                        alone_tokens / run_s,
+                        both.preemptions,
+                    )
+                )
+    return figures
 
 
-def tables(worker: str, spec: WorkerSpec, run_s: float) -> str:
-    """All floods before one worker, a Markdown table for each kind of innocent."""
-    alone = {title: observe(spec, [tenant], run_s) for title, tenant in FLOODS.items()}
-    text = ""
-    for kind, innocent in INNOCENTS.items():
-        unloaded = observe(spec, [innocent], run_s)
-        rows = {}
-        for title, tenant in FLOODS.items():
-            both = observe(spec, [tenant, innocent], run_s)
-            verdict = judge(spec, unloaded, both)
-            rows[title] = [
-                f"{verdict.p50_s * 1e3:,.0f} / {verdict.p99_s * 1e3:,.0f}",
-                f"{verdict.bound_s * 1e3:,.0f}",
-                "holds" if verdict.holds else "missed",
-                f"{both.tenants['flood'].served_tokens / run_s:,.0f} / "
-                f"{alone[title].tenants['flood'].served_tokens / run_s:,.0f}",
-                f"{both.preemptions:,}",
-            ]
-        text += f"### {worker}; the innocent's requests: {kind}\n\n{report.table(rows, COLUMNS, 'flood')}\n"
-    return text
+def titles() -> list[tuple[str, str]]:
+    """The heading and the flood of each of measured()."""
+    return [
+        (f"{worker}; the innocent's requests: {kind}", flood)
+        for worker in WORKERS
+        for kind in INNOCENTS
+        for flood in FLOODS
+    ]
+
+
+def measured_before(checkout: Path, run_s: float) -> list[Figures]:
+    """The same of the worker of another checkout, on the same simulator."""
+    here = Path(__file__).parents[2]
+    path = os.pathsep.join(map(str, (checkout / "worker", checkout / "protos", here)))
+    command = (sys.executable, "-m", __spec__.name, "--seconds", str(run_s), "--figures")
+    told = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=True)
+    return [Figures(**row) for row in json.loads(told.stdout)]
+
+
+def tables(after: list[Figures], before: list[Figures] | None) -> str:
+    """As Markdown; where there is a version before, its figures stand first in each cell."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for index, (heading, flood) in enumerate(titles()):
+        versions = [*([before[index]] if before else []), after[index]]
+        rows = zip(*map(_cells, versions), strict=True)
+        groups.setdefault(heading, {})[flood] = [
+            cells[0] if len({*cells}) == 1 else " → ".join(cells) for cells in rows
+        ]
+    return "".join(f"\n## {heading}\n\n{report.table(rows, COLUMNS, 'flood')}" for heading, rows in groups.items())
+
+
+def _cells(figures: Figures) -> list[str]:
+    return [
+        f"{figures.p50_s * 1e3:,.0f} / {figures.p99_s * 1e3:,.0f}",
+        f"{figures.bound_s * 1e3:,.0f}",
+        "holds" if figures.holds else "missed",
+        f"{figures.flood_tokens_s:,.0f}",
+        f"{figures.alone_tokens_s:,.0f}",
+        f"{figures.preemptions:,}",
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=RUN_S, help="of virtual time, of each run")
+    parser.add_argument("--before", type=Path, help="a checkout of another version, whose worker is shown beside")
+    parser.add_argument("--figures", action="store_true", help="print the figures as JSON, and write no report")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    found = facts("python -m trunkline_bench.simulation.noisy_neighbours", "virtual time")
     gc.disable()  # see main.py
+    if arguments.figures:
+        print(json.dumps([asdict(row) for row in measured(arguments.seconds)]))
+        return
+    if arguments.before is not None and not (arguments.before / "worker").is_dir():
+        parser.error(f"--before: {arguments.before} is no checkout: it has no folder named worker")
+    found = facts(make_command("bench-fairness", sys.argv[1:]), "virtual time")
     text = f"# One tenant's flood beside an innocent tenant\n\n{listed(found)}"
-    text += f"- {arguments.seconds:g} s of virtual time for each run, after a warm-up of {WARM_UP_S:g} s\n\n"
-    for worker, spec in WORKERS.items():
-        part = tables(worker, spec, arguments.seconds)
-        print(part, flush=True)
-        text += part
+    text += f"- {arguments.seconds:g} s of virtual time for each run, after a warm-up of {WARM_UP_S:g} s\n"
+    before = None
+    if arguments.before is not None:
+        before = measured_before(arguments.before, arguments.seconds)
+        text += f"- before → after: commit {commit(arguments.before)} in the same runs, then this one\n"
+    text += tables(measured(arguments.seconds), before)
+    print(text)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"fairness-{found['date']}.md").write_text(text.rstrip("\n") + "\n")
+    (arguments.output / f"fairness-{found['date']}.md").write_text(text)
 
 
 if __name__ == "__main__":
