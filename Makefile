@@ -29,7 +29,7 @@ PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow lint protos chart-schema demo-model clean \
   bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
-  bench-routing bench-faults bench-quotas bench-streaming bench-attacks
+  bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 
 help:
 	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
@@ -46,8 +46,9 @@ help:
 	@echo '  bench-routing         choosing a worker, and the index of what is cached where'
 	@echo '  bench-streaming       what a router adds to a stream, beside a hop that passes bytes on'
 	@echo '  bench-faults          accidents to a fleet of real processes, stream by stream; prints its report'
-	@echo '  bench-attacks         what one hostile client does to a router and its other clients'
+	@echo '  bench-attacks         what hostile clients, tenants, workers and Redis entries do to a neighbour'
 	@echo '  bench-quotas          quotas and fairness over two routers and Redis'
+	@echo '  bench-fairness        what one tenant'"'"'s flood does to another one'"'"'s first tokens, in virtual time'
 	@echo '  bench-fleet           routing policies before a simulated fleet; hours'
 	@echo '  bench-scheduler       the scheduler in virtual time'
 	@echo '  bench-calibration     the simulator against the engine on this CPU'
@@ -108,6 +109,9 @@ bench-routing: $(DEV_STAMP)
 
 bench-quotas: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.quotas $(ARGS)
+
+bench-fairness: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.simulation.noisy_neighbours $(ARGS)
 
 bench-faults: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.faults.main $(ARGS)

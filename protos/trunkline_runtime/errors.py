@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -21,6 +21,7 @@ from trunkline_runtime.log import get_logger
 
 # A status travels in trailing metadata, 8 KiB for all of it; a message may quote what a client sent.
 MAX_MESSAGE_CHARACTERS = 400
+STEP_BYTES = 256 << 10  # to parse so much takes a fraction of a millisecond
 
 
 def rich_status(refused: RequestRefused) -> Status:
@@ -47,129 +48,199 @@ def _pack(detail: Message) -> AnyProto:
     return packed
 
 
-async def abort_with(context: grpc.aio.ServicerContext[Any, Any], refused: RequestRefused) -> NoReturn:
+Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[Any, Context], Any]
+
+
+async def abort_with(context: Context, refused: RequestRefused) -> NoReturn:
     """Ends the RPC with the refusal's status."""
     status = to_status(rich_status(refused))
     await context.abort(status.code, status.details or "", status.trailing_metadata or ())
     raise AssertionError("abort() does not return")
 
 
+class Passage(Protocol):
+    """One call's way through a gate."""
+
+    async def read(self, context: Context) -> Any:
+        """The bytes of the call's first message; grpc.aio.EOF where it sends none. Raises RequestRefused where they are
+        not worth parsing."""
+
+    async def check(self, raw: bytes) -> None:
+        """Of a message that follows the first one. Raises RequestRefused where it is not worth parsing."""
+
+    def answer_begins(self) -> None:
+        """The first response is about to be written."""
+
+    def leave(self) -> None:
+        """The call has ended."""
+
+
 class RequestGate(Protocol):
-    """What a request passes before it is parsed, in the form in which it came. Both raise RequestRefused."""
+    """What calls pass before their requests are parsed."""
 
-    def check(self, method: str, raw: bytes) -> None:
-        """Whether a message to this method, by its full name, is worth parsing."""
-
-    def holding(self, raw: bytes, metadata: "Metadata | None") -> AbstractContextManager[None]:
-        """The request's part in the memory that requests may take, held until its answer begins. The capacity of what
-        answers bounds the requests that are being answered."""
-
-
-Metadata = Iterable[tuple[str, str | bytes]]
+    def enter(self, method: str, context: Context) -> Passage:
+        """A call to this method, by its full name, nothing of which is read yet. Raises RequestRefused."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """RequestRefused becomes its row of the error table; anything unexpected INTERNAL, logged, without internals.
 
-    gate: asked before a request is parsed. Parsing happens here, so that a request that cannot be parsed is refused as
-    any other bad one.
+    gate: what calls pass before their requests are parsed. To grpc each call streams its request: so it is read and
+    parsed here, when there is room for it, and one that cannot be parsed is refused as any other bad one. A behaviour
+    may return or yield the bytes of its response instead of the message.
     """
 
     def __init__(self, gate: RequestGate | None = None) -> None:
         self._gate = gate
+        self._made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}  # by method
 
     async def intercept_service(
         self,
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None  # unimplemented: grpc answers by itself
         method = handler_call_details.method
+        made = self._made.get(method)
+        if made is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None  # unimplemented: grpc answers by itself
+            made = self._made[method] = self._handler(method, handler)
+        return made
+
+    def _handler(self, method: str, handler: Any) -> "grpc.RpcMethodHandler[Any, Any]":
         kind = ("stream" if handler.request_streaming else "unary") + (
             "_stream" if handler.response_streaming else "_unary"
         )
-        behaviour, parse = getattr(handler, kind), self._parser(method, handler.request_deserializer)
+        call = _Call(method, getattr(handler, kind), handler.request_deserializer, handler.request_streaming)
         wrap = _stream if handler.response_streaming else _unary
-        make = getattr(grpc, kind + "_rpc_method_handler")
-        made: grpc.RpcMethodHandler[Any, Any]
-        if handler.request_streaming:  # grpc parses as the behaviour reads: a refusal is raised there
-            made = make(
-                wrap(behaviour, method, None, None),
-                request_deserializer=parse,
-                response_serializer=handler.response_serializer,
-            )
-        else:
-            made = make(wrap(behaviour, method, parse, self._gate), response_serializer=handler.response_serializer)
+        make: Any = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        made: grpc.RpcMethodHandler[Any, Any] = make(
+            wrap(call, self._gate), response_serializer=_serializer(handler.response_serializer)
+        )
         return made
 
-    def _parser(self, method: str, deserialize: "Parse") -> "Parse":
-        def parse(raw: bytes) -> Any:
-            if self._gate is not None:
-                self._gate.check(method, raw)
-            try:
-                return deserialize(raw)
-            except DecodeError:
-                raise invalid("request", f"{len(raw)} bytes that are no message of {method}") from None
 
-        return parse
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How calls of a method are answered."""
 
+    method: str
+    behaviour: Behaviour
+    deserialize: Callable[[bytes], Any]
+    is_streaming: bool  # its requests
 
-Parse = Callable[[bytes], Any]
-Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
-
-
-NO_GATE: AbstractContextManager[None] = contextlib.nullcontext()
-
-
-def _unary(behaviour: Behaviour, method: str, parse: Parse | None, gate: RequestGate | None) -> Behaviour:
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    def parse(self, raw: bytes) -> Any:
+        """Raises RequestRefused."""
         try:
-            with NO_GATE if gate is None else gate.holding(request, context.invocation_metadata()):
-                if parse is not None:
-                    request = parse(request)
-                return await behaviour(request, context)
+            return self.deserialize(raw)
+        except DecodeError:
+            raise invalid("request", f"{len(raw)} bytes that are no message of {self.method}") from None
+
+    async def request(self, context: Context, passage: Passage | None) -> Any:
+        """What the behaviour is called with. Raises RequestRefused."""
+        if self.is_streaming:
+            return _Messages(self, context, passage)
+        raw = await (context.read() if passage is None else passage.read(context))
+        if raw is grpc.aio.EOF:
+            raise _NoRequest
+        request = self.parse(raw)
+        if len(raw) > STEP_BYTES:
+            await asyncio.sleep(0)  # others have their turn before anything is done with it
+        return request
+
+
+class _NoRequest(Exception):
+    """A call ended its side without a message, or is cancelled already."""
+
+
+class _Messages:
+    """The messages of a call that streams them. Raises RequestRefused where one is read that is none."""
+
+    def __init__(self, call: _Call, context: Context, passage: Passage | None) -> None:
+        self._call, self._context, self._passage = call, context, passage
+        self._has_first = False
+
+    def __aiter__(self) -> "_Messages":
+        return self
+
+    async def __anext__(self) -> Any:
+        passage = self._passage
+        if passage is None:
+            raw = await self._context.read()
+        elif self._has_first:
+            raw = await self._context.read()
+            if raw is not grpc.aio.EOF:
+                await passage.check(raw)
+        else:
+            self._has_first = True
+            raw = await passage.read(self._context)
+        if raw is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return self._call.parse(raw)
+
+
+def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    return lambda response: response if type(response) is bytes else serialize(response)
+
+
+def _unary(call: _Call, gate: RequestGate | None) -> Behaviour:
+    async def answer(_: Any, context: Context) -> Any:
+        request = passage = None
+        try:
+            passage = None if gate is None else gate.enter(call.method, context)
+            request = await call.request(context, passage)
+            return await call.behaviour(request, context)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except BaseException as error:
-            await _end(context, method, error, request)
+            await _end(context, call.method, error, request)
+        finally:
+            if passage is not None:
+                passage.leave()
 
-    return call
+    return answer
 
 
-def _stream(behaviour: Behaviour, method: str, parse: Parse | None, gate: RequestGate | None) -> Behaviour:
+def _stream(call: _Call, gate: RequestGate | None) -> Behaviour:
     # Writes instead of yielding: a call that is cancelled while its client reads slowly then closes the behaviour's
     # generator here and now, in the task and the context that it ran in. grpc would leave that to the collector.
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def answer(_: Any, context: Context) -> None:
+        request = passage = None
         try:
-            with contextlib.ExitStack() as held:
-                if gate is not None:
-                    held.enter_context(gate.holding(request, context.invocation_metadata()))
-                if parse is not None:
-                    request = parse(request)
-                answer = behaviour(request, context)
-                if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
-                    await answer
-                    return
-                has_begun = False
-                async with contextlib.aclosing(answer) as responses:
-                    async for response in responses:
-                        if not has_begun:
-                            has_begun = True
-                            held.close()
-                        await context.write(response)
+            passage = None if gate is None else gate.enter(call.method, context)
+            request = await call.request(context, passage)
+            answer = call.behaviour(request, context)
+            if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
+                await answer
+                return
+            async with contextlib.aclosing(answer) as responses:
+                async for response in responses:
+                    if passage is not None:
+                        passage.answer_begins()
+                    await context.write(response)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except BaseException as error:
-            await _end(context, method, error, request)
+            await _end(context, call.method, error, request)
+        finally:
+            if passage is not None:
+                passage.leave()
 
-    return call
+    return answer
 
 
-async def _end(
-    context: grpc.aio.ServicerContext[Any, Any], method: str, error: BaseException, request: Any
-) -> NoReturn:
+async def _end(context: Context, method: str, error: BaseException, request: Any) -> NoReturn:
+    if isinstance(error, _NoRequest):
+        try:
+            await abort_with(context, invalid("request", "the call has none"))
+        except grpc.aio.InternalError:  # its client has cancelled it, which takes a moment to be known here
+            raise asyncio.CancelledError from None
     if isinstance(error, RequestRefused):
         await abort_with(context, error)
     request_id = _request_id_of(request)

@@ -33,6 +33,10 @@ class LoopLag:
         most_s, self._most_s = self._most_s, 0.0
         return most_s
 
+    def note(self, lag_s: float) -> None:
+        """Something waited for so long."""
+        self._most_s = max(self._most_s, lag_s)
+
     async def run(self) -> None:
         """Watches the running loop for ever."""
         now_s = asyncio.get_running_loop().time
@@ -40,6 +44,6 @@ class LoopLag:
             due_s = now_s() + INTERVAL_S
             await asyncio.sleep(INTERVAL_S)
             lag_s = now_s() - due_s
-            self._most_s = max(self._most_s, lag_s)
+            self.note(lag_s)
             if lag_s >= NOTABLE_S:
                 get_logger().warning("event loop held up", lag_ms=round(lag_s * 1e3))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import resource
 import signal
 import socket
 from collections.abc import Sequence
@@ -21,6 +22,13 @@ READINESS = "readiness"
 # handler runs. With the limit, gRPC also refuses streams while as many cancelled ones are still being cleaned up. That
 # keeps a client that opens and resets streams in a loop from filling the memory.
 MAX_STREAMS_PER_CONNECTION = 1000
+# Where calls may wait before they are read (RequestGate). What a client sends of such a call lies in memory here up to
+# its stream's window, and gRPC widens the windows of a fast connection to megabytes each unless it is told not to probe
+# it. A message that is being read gets the window that it needs all the same.
+UNREAD_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 << 10))
+# Idle ones take 15 KiB each; further ones are closed. Half of the files that the process may open stay for the rest.
+MAX_CONNECTIONS, CONNECTIONS_PER_FILE = 8192, 0.5
+MAX_CONNECTION_IDLE_S = 300.0  # without a call; the client opens another one when it needs it
 # Identity alone. gRPC decompresses a whole message before it looks at the limit of its size: a few KB become gigabytes.
 # Clients that compress are told UNIMPLEMENTED and which algorithms there are.
 NO_COMPRESSION = 1
@@ -75,6 +83,12 @@ def _port_problem(host: str, port: int, error: OSError) -> PortInUse:
     return PortInUse(f"port {port} on {host} {reason}; choose another with --port")
 
 
+def most_connections() -> int:
+    """That a server of this process takes."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files < 0 else min(MAX_CONNECTIONS, int(files * CONNECTIONS_PER_FILE))
+
+
 class GrpcServer:
     """Services are added to `.grpc`; health and reflection come by themselves. `services` are full names.
 
@@ -83,7 +97,7 @@ class GrpcServer:
     max_connection_age_s: a connection that is about this old takes no further calls, and the client opens another one;
     calls that run on it run on. None: never.
     max_request_bytes: a longer message is refused by gRPC itself, RESOURCE_EXHAUSTED.
-    gate: what a request passes before it is parsed.
+    gate: what calls pass before their requests are parsed.
     """
 
     def __init__(
@@ -114,6 +128,9 @@ class GrpcServer:
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS * 2),
+                ("grpc.max_connection_idle_ms", int(MAX_CONNECTION_IDLE_S * 1e3)),
+                ("grpc.max_allowed_incoming_connections", most_connections()),
+                *(UNREAD_OPTIONS if gate is not None else ()),
                 *([("grpc.max_connection_age_ms", int(max_connection_age_s * 1e3))] if max_connection_age_s else []),
             ),
         )

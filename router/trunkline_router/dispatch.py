@@ -1,10 +1,12 @@
 """A prepared request at the workers: which one computes it, and what happens where that one cannot."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 from opentelemetry.trace import Span
 
@@ -24,7 +26,7 @@ from trunkline_router.quarantine import Quarantine, quarantined
 from trunkline_router.request_stream import BrokenOff, RequestStream
 from trunkline_router.retry_budget import RetryBudget
 from trunkline_router.route import Route
-from trunkline_router.suspicion import Cells, Suspicion
+from trunkline_router.suspicion import GONE_WITHIN_S, Cells, Suspicion, Witnesses
 from trunkline_router.worker_state import InFlight
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
@@ -53,6 +55,7 @@ class Dispatcher:
         self.quarantine = quarantine or Quarantine()
         self.budget = RetryBudget(clock_s())
         self.cells = Cells(on_free=pools.notify)
+        self.witnesses = Witnesses()
         self.fanout = Fanout(clock_s)
         self.backlog = backlog or Backlog()
 
@@ -101,6 +104,7 @@ class Dispatch:
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
     placement: Placement = field(init=False)
+    _killed: list[Live] = field(default_factory=list)  # workers that died in a step of it, as they say
     _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +145,7 @@ class Dispatch:
                         yield response
                 break
             except BrokenOff as broken:
-                self._note(route.worker, broken)
+                await self._note(route.worker, broken)
             finally:
                 self.suspicion.leave()
         facts["cached_tokens"] = stream.cached_tokens
@@ -192,14 +196,13 @@ class Dispatch:
                 trial.end()
                 worker.session.abort(attempt.handles)
 
-    def _note(self, worker: Live, broken: BrokenOff) -> None:
+    async def _note(self, worker: Live, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused where it was the last one."""
-        shared, prepared, stream, refused = self.shared, self.prepared, self.stream, broken.refused
-        if broken.suspect and self.suspicion.on_death(sole_suspect=broken.sole_suspect):
-            tenant = prepared.scheduling.tenant
-            shared.quarantine.convict(tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s())
-            get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant)
-            raise quarantined()
+        prepared, stream, refused = self.prepared, self.stream, broken.refused
+        if broken.suspect:
+            self._killed.append(worker)
+            if self.suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._are_gone():
+                self._convict()
         self.placement.on_lost(worker, refused)
         if not stream.answer.has_output:
             problem = "trying another worker"
@@ -213,6 +216,34 @@ class Dispatch:
         }
         self.span.add_event(problem, facts)
         get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)
+
+    async def _are_gone(self) -> bool:
+        """Whether the workers that it is said to have killed are gone."""
+        shared, killed = self.shared, self._killed[-2:]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GONE_WITHIN_S):
+                while not all(live.session.is_broken for live in killed):
+                    await shared.pools.change().wait()
+        alive = [live.address for live in killed if not live.session.is_broken]
+        if not alive:
+            return True
+        get_logger().error("workers that say that a request has killed them are not believed",
+                           request_id=self.prepared.request_id, workers=sorted({live.address for live in killed}),
+                           alive=alive)  # fmt: skip
+        return False
+
+    def _convict(self) -> NoReturn:
+        """In the whole fleet, or, where its workers have convicted too many of the tenant's requests, in this router
+        for a short time. Raises RequestRefused (QUARANTINED)."""
+        prepared, shared = self.prepared, self.shared
+        tenant, now_s = prepared.scheduling.tenant, shared.clock_s()
+        workers = [live.address for live in self._killed[-2:]]
+        is_believed = shared.witnesses.believe(tenant, set(workers), now_s)
+        convict = shared.quarantine.convict if is_believed else shared.quarantine.convict_briefly
+        convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
+        get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant, workers=workers,
+                           everywhere=is_believed)  # fmt: skip
+        raise quarantined()
 
 
 class _Attempt:

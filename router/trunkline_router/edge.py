@@ -22,6 +22,7 @@ from trunkline.validation import (
 )
 from trunkline_router.pool import Pool
 from trunkline_router.route_request import RouteRequest
+from trunkline_router.steps import give_way
 from trunkline_router.tenants import Scheduling
 from trunkline_router.token_ids import read_ids
 from trunkline_router.tokenizer import PromptTokenizer
@@ -148,7 +149,7 @@ async def prepare(
     choices = request.n if request.HasField("n") else 1
     if not 1 <= choices <= max_choices:
         raise invalid("n", f"{choices} is not in [1, {max_choices}]")
-    prompt = await prompt_tokens(request, pool.tokenizer, limits, scheduling.tenant)
+    prompt = await prompt_tokens(request, pool.tokenizer, limits, scheduling)
     check_length(
         len(prompt),
         request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None,
@@ -172,7 +173,7 @@ async def prepare(
 
 
 async def prompt_tokens(
-    request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse, tenant: str
+    request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse, scheduling: Scheduling
 ) -> Sequence[int]:
     """The prompt's tokens; unchecked where there are too many for any worker. Raises RequestRefused."""
     kind = request.WhichOneof("prompt")
@@ -187,10 +188,14 @@ async def prompt_tokens(
         text = request.text  # a copy each time that it is asked for
         if not text:
             raise invalid("text", "the prompt is empty")
+        await give_way(len(text))
         tokenizer.check_fits(text, most_tokens)
-        prompt = await tokenizer.encode(text, tenant=tenant)
+        await give_way(len(text))
+        prompt = await tokenizer.encode(text, tenant=scheduling.tenant, weight=scheduling.weight)
     else:
-        prompt = await tokenizer.encode_chat(request.chat, most_tokens, tenant=tenant)
+        prompt = await tokenizer.encode_chat(
+            request.chat, most_tokens, tenant=scheduling.tenant, weight=scheduling.weight
+        )
     if not prompt:
         raise invalid(kind, "the prompt has no tokens")
     return prompt

@@ -1,30 +1,33 @@
 """The processes that tokenize long texts and turn many tokens into text, as the router sees them.
 
 The library lets go of the GIL while it encodes, but not while it hands over what it has made, and it takes 300 bytes of
-memory for a byte of text. In a process of its own neither holds up or outlives anything here.
+memory for a byte of text. In a process of its own neither holds up or outlives anything here. Tenants share the
+processes fairly (fair_turns.py): those whose texts take long leave a process to the others.
 """
 
-import asyncio
 import signal
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
+from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline_router.encode_process import KEEPING, PLAIN, SKIPPING, TOKENIZER, WITH_SPECIAL
+from trunkline_router.fair_places import FairPlaces
+from trunkline_router.fair_turns import Bounds
 from trunkline_router.frame_process import FrameProcess, ProcessEnded
 from trunkline_router.frames import REFUSED
 from trunkline_runtime.log import get_logger
 
 ENCODER = "trunkline_router.encode_process"
-PROCESSES = 2  # of as much memory as their vocabularies take; a tenant uses one of them at a time
+# Of as much memory as their vocabularies take, and of up to 1.2 GiB while they work. A tenant uses one at a time. Slow
+# tenants use two together, so that a third one finds a process at once.
+PROCESSES, PROCESSES_OF_ONE = 3, 1
+SLICE_S = 0.5  # with a core to itself: half a MiB; a tokenizer that has to be loaded first does not count
 TIME_LIMIT_S = 60.0  # of CPU, for one text; the largest one takes some five seconds
-# What waits, of one tenant and of all: past it requests are refused. It lies in this process.
-MAX_TENANT_BYTES, MAX_BYTES = 32 << 20, 128 << 20
-RETRY_MS = 1000
+# Texts that wait or are encoded; they lie in this process.
+BOUNDS = Bounds(jobs_of_one=512, jobs_of_all=2048, bytes_of_one=32 << 20, bytes_of_all=128 << 20)
 
 
 class EncoderSource:
@@ -35,80 +38,70 @@ class EncoderSource:
         self.name = sha256(file).digest()
 
 
-@dataclass(slots=True)
-class _Account:
-    """A tenant's texts."""
-
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    num_bytes: int = 0
-
-
 class EncodePool:
-    """Encodes and decodes in at most PROCESSES processes at once, for each tenant one text after the other."""
+    """Encodes and decodes in at most PROCESSES processes at once."""
 
-    def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
+    def __init__(self, time_limit_s: float = TIME_LIMIT_S, bounds: Bounds = BOUNDS) -> None:
         self._time_limit_s = time_limit_s
         self._idle: list[_Encoder] = []
-        self._places = asyncio.Semaphore(PROCESSES)
-        self._accounts: dict[str, _Account] = {}
-        self._num_bytes = 0
+        self._places = FairPlaces(
+            PROCESSES, PROCESSES_OF_ONE, bounds, slice_s=SLICE_S, refusal="too much text waits to be tokenized"
+        )
 
-    async def encode(self, source: EncoderSource, text: str, *, special_tokens: bool, tenant: str) -> "array[int]":
-        """Token ids. Raises RequestRefused: too much waits, or the text cannot be encoded."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether no text waits or is encoded."""
+        return self._places.is_idle
+
+    async def encode(
+        self, source: EncoderSource, text: str | memoryview, *, special_tokens: bool, tenant: str, weight: float = 1.0
+    ) -> "array[int]":
+        """Token ids of a text, which may be UTF-8 already. A tenant's share of the processes is by weight.
+
+        Raises RequestRefused: too much waits, or the text cannot be encoded.
+        """
         kind = WITH_SPECIAL if special_tokens else PLAIN
         ids = array("i")
-        ids.frombytes(await self._ask(source, kind, text.encode(), tenant, "text"))
+        utf8 = text.encode() if isinstance(text, str) else text
+        work = partial(self._answer, source, kind, utf8, "text")
+        ids.frombytes(await self._places.run(tenant, work, num_bytes=len(utf8), weight=weight))
         return ids
 
-    async def decode(self, source: EncoderSource, ids: "array[int]", *, keep_special: bool, tenant: str) -> str:
-        """The text of token ids. Raises RequestRefused likewise."""
+    async def decode(
+        self, source: EncoderSource, ids: "array[int]", *, keep_special: bool, tenant: str, weight: float = 1.0
+    ) -> bytes:
+        """The text of token ids, in UTF-8. Raises RequestRefused likewise."""
         kind = KEEPING if keep_special else SKIPPING
-        return (await self._ask(source, kind, ids.tobytes(), tenant, "token_ids")).decode()
+        work = partial(self._answer, source, kind, ids.tobytes(), "token_ids")
+        return await self._places.run(tenant, work, num_bytes=len(ids) * ids.itemsize, weight=weight)
 
     async def close(self) -> None:
         """Ends the processes."""
         while self._idle:
             await self._idle.pop().end()
 
-    async def _ask(self, source: EncoderSource, kind: int, body: bytes, tenant: str, field_name: str) -> bytes:
-        with self._counted(tenant, len(body)) as account:
-            async with account.turn, self._places:
-                try:
-                    return await self._try(source, kind, body)
-                except ProcessEnded as ended:
-                    get_logger().warning("a process that tokenizes ended", status=ended.status)
-                    if ended.status == -signal.SIGPROF:
-                        problem = f"the model's tokenizer takes longer than {self._time_limit_s:g} s for so much"
-                        raise invalid(field_name, problem) from None
-                try:  # it may have been ended from outside
-                    return await self._try(source, kind, body)
-                except ProcessEnded as ended:
-                    raise invalid(field_name, f"the model's tokenizer ends with it: {ended}") from None
-
-    @contextmanager
-    def _counted(self, tenant: str, num_bytes: int) -> Iterator[_Account]:
-        account = self._accounts.get(tenant) or _Account()
-        if account.num_bytes + num_bytes > MAX_TENANT_BYTES or self._num_bytes + num_bytes > MAX_BYTES:
-            raise RequestRefused(
-                CODE_RESOURCE_EXHAUSTED,
-                OVERLOADED,
-                "too much text waits to be tokenized",
-                retry_delay_ms=RETRY_MS,
-            )
-        self._accounts[tenant] = account
-        account.num_bytes += num_bytes
-        self._num_bytes += num_bytes
+    async def _answer(
+        self, source: EncoderSource, kind: int, body: bytes | memoryview, field: str, begins: Callable[[], None]
+    ) -> bytes:
         try:
-            yield account
-        finally:
-            account.num_bytes -= num_bytes
-            self._num_bytes -= num_bytes
-            if not account.num_bytes:
-                del self._accounts[tenant]
+            return await self._try(source, kind, body, begins)
+        except ProcessEnded as ended:
+            get_logger().warning("a process that tokenizes ended", status=ended.status)
+            if ended.status == -signal.SIGPROF:
+                problem = f"the model's tokenizer takes longer than {self._time_limit_s:g} s for so much"
+                raise invalid(field, problem) from None
+        try:  # it may have been ended from outside
+            return await self._try(source, kind, body, begins)
+        except ProcessEnded as ended:
+            raise invalid(field, f"the model's tokenizer ends with it: {ended}") from None
 
-    async def _try(self, source: EncoderSource, kind: int, body: bytes) -> bytes:
+    async def _try(
+        self, source: EncoderSource, kind: int, body: bytes | memoryview, begins: Callable[[], None]
+    ) -> bytes:
         encoder = await self._encoder(source)
         try:
+            await encoder.load(source)
+            begins()
             answer = await encoder.answer(source, kind, body)
         except RequestRefused:
             self._idle.append(encoder)
@@ -135,12 +128,19 @@ class _Encoder(FrameProcess):
 
     knows = b""  # the tokenizer that it has
 
-    async def answer(self, source: EncoderSource, kind: int, body: bytes) -> bytes:
-        """Raises RequestRefused or ProcessEnded."""
+    async def load(self, source: EncoderSource) -> None:
+        """Has the process read the tokenizer, unless it has it already. Raises RequestRefused or ProcessEnded."""
         if self.knows != source.name:
+            self.knows = b""
+            await self._asked(TOKENIZER, source.name, source.file)
             self.knows = source.name
-            self.tell(TOKENIZER, source.name, source.file)
-        answered, answer = await self.ask(kind, source.name, body)
+
+    async def answer(self, source: EncoderSource, kind: int, body: bytes | memoryview) -> bytes:
+        """Raises RequestRefused or ProcessEnded."""
+        return await self._asked(kind, source.name, body)
+
+    async def _asked(self, kind: int, name: bytes, body: bytes | memoryview) -> bytes:
+        answered, answer = await self.ask(kind, name, body)
         if answered == REFUSED:
             raise RequestRefused.from_proto(RequestError.FromString(answer))
         return answer

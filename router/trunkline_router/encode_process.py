@@ -1,10 +1,10 @@
 """A process that tokenizes long texts, and turns many tokens into text: it takes seconds and hundreds of MiB.
 
 Reads frames from standard input and answers on standard output, see frames.py. TOKENIZER makes the tokenizer known that
-the frame names (tokenizer.json), instead of the one before. WITH_SPECIAL and PLAIN encode a text with it (UTF-8), with
-and without special tokens, and are answered with IDS (int32, as the machine has them). KEEPING and SKIPPING decode such
-ids, with and without the text of special tokens, and are answered with TEXT. REFUSED (RequestError) answers either.
-Started with the CPU seconds that a frame may take: past them the process is gone.
+the frame names (tokenizer.json), instead of the one before, and is answered with LOADED. WITH_SPECIAL and PLAIN encode
+a text with it (UTF-8), with and without special tokens, and are answered with IDS (int32, as the machine has them).
+KEEPING and SKIPPING decode such ids, with and without the text of special tokens, and are answered with TEXT. REFUSED
+(RequestError) answers any. Started with the CPU seconds that a frame may take: past them the process is gone.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from trunkline.status import invalid
 from trunkline_router.frames import HEADER, READY, REFUSED, write_frame
 
-TOKENIZER, WITH_SPECIAL, PLAIN, KEEPING, SKIPPING, IDS, TEXT = 1, 2, 6, 7, 8, 4, 9
+TOKENIZER, WITH_SPECIAL, PLAIN, KEEPING, SKIPPING, IDS, TEXT, LOADED = 1, 2, 6, 7, 8, 4, 9, 10
 MAX_MEMORY_BYTES = 4 << 30  # the largest text takes up to 1.2 GiB
 NICENESS = 10  # the router's event loop goes first
 
@@ -32,27 +32,35 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     os.nice(NICENESS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read at each call: one text at a time needs no threads
-    tokenizer = None
+    tokenizer: Tokenizer | None = None
     reader, writer = sys.stdin.buffer, sys.stdout.buffer
     write_frame(writer, READY, b"")
     while len(header := reader.read(HEADER.size)) == HEADER.size:
         size, kind, _ = HEADER.unpack(header)
         body = reader.read(size)
-        if kind == TOKENIZER:
-            tokenizer = Tokenizer.from_buffer(body)
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-            continue
-        assert tokenizer is not None
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends the process
-        answer = _answer(tokenizer, kind, body)
+        if kind == TOKENIZER:
+            tokenizer, answer = _loaded(body)
+        else:
+            answer = _answer(tokenizer, kind, body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(writer, *answer)
         del body, answer
         _give_memory_back()
 
 
-def _answer(tokenizer: Tokenizer, kind: int, body: bytes) -> tuple[int, bytes]:
+def _loaded(file: bytes) -> tuple[Tokenizer | None, tuple[int, bytes]]:
+    try:
+        tokenizer = Tokenizer.from_buffer(file)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer, (LOADED, b"")
+    except Exception as error:
+        return None, _refused("model", f"its tokenizer cannot be loaded: {' '.join(str(error).split())}")
+
+
+def _answer(tokenizer: Tokenizer | None, kind: int, body: bytes) -> tuple[int, bytes]:
+    assert tokenizer is not None
     try:
         if kind in (WITH_SPECIAL, PLAIN):
             (encoding,) = tokenizer.encode_batch_fast([body.decode()], add_special_tokens=kind == WITH_SPECIAL)
@@ -62,8 +70,11 @@ def _answer(tokenizer: Tokenizer, kind: int, body: bytes) -> tuple[int, bytes]:
         return TEXT, tokenizer.decode(ids.tolist(), skip_special_tokens=kind == SKIPPING).encode()
     except Exception as error:
         field, verb = ("text", "encode it") if kind in (WITH_SPECIAL, PLAIN) else ("token_ids", "decode them")
-        refused = invalid(field, f"the model's tokenizer cannot {verb}: {' '.join(str(error).split())}")
-        return REFUSED, refused.to_proto().SerializeToString()
+        return _refused(field, f"the model's tokenizer cannot {verb}: {' '.join(str(error).split())}")
+
+
+def _refused(field: str, problem: str) -> tuple[int, bytes]:
+    return REFUSED, invalid(field, problem).to_proto().SerializeToString()
 
 
 def _give_memory_back() -> None:

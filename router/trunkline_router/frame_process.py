@@ -60,12 +60,12 @@ class FrameProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None and not self._stdout.at_eof()
 
-    def tell(self, kind: int, name: bytes, body: bytes) -> None:
+    def tell(self, kind: int, name: bytes, body: bytes | memoryview) -> None:
         """What the process needs to know for questions that follow."""
         self._stdin.write(HEADER.pack(len(body), kind, name))
         self._stdin.write(body)
 
-    async def ask(self, kind: int, name: bytes, body: bytes) -> tuple[int, bytes]:
+    async def ask(self, kind: int, name: bytes, body: bytes | memoryview) -> tuple[int, bytes]:
         """The kind and the body of the answer. Raises ProcessEnded."""
         self.tell(kind, name, body)
         with contextlib.suppress(ConnectionError):  # reading tells how it ended

@@ -25,7 +25,8 @@ from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.quarantine import Quarantine
 from trunkline_router.render_pool import RenderPool
-from trunkline_router.request_size import MAX_REQUEST_BYTES, RequestSize
+from trunkline_router.request_gate import RequestGate
+from trunkline_router.request_size import MAX_REQUEST_BYTES
 from trunkline_router.routing_policy import RoutingPolicy
 from trunkline_router.service import InferenceService
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
@@ -41,6 +42,7 @@ from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import WorkerLink
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.metrics import export_lag, metric_reader
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
@@ -138,7 +140,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         shared_port=shared_port is not None,
         max_connection_age_s=settings.max_connection_age_s,
         max_request_bytes=MAX_REQUEST_BYTES,
-        gate=RequestSize(pools),
+        gate=RequestGate(pools),
     )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
@@ -174,11 +176,13 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         grant_key=grant_key,
     )
     add_InferenceServiceServicer_to_server(service, server.grpc)
-    fleet = FleetService(pools, max_choices=settings.max_choices, tenants=tenants)
+    fleet = FleetService(pools, max_choices=settings.max_choices, shared=shared, tenants=tenants)
     add_FleetServiceServicer_to_server(fleet, server.grpc)
     sources, lookups = sources_of(settings.workers, rng)
     pools.search.lookups += lookups
-    background = (shared.run(), members.run(sources, leases), LoopLag().run())
+    lag, reader = LoopLag(), metric_reader("trunkline-router")
+    metrics = None if reader is None else export_lag(lag, "trunkline-router", reader)
+    background = (shared.run(), members.run(sources, leases), lag.run())
     tasks = [asyncio.create_task(running) for running in background]
     stopped = asyncio.create_task(signals.stop.wait())
 
@@ -229,6 +233,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         await server.stop(0)
         await shared.close()
         await renderers.close()
+        if metrics is not None:
+            await asyncio.to_thread(metrics.shutdown)
         log.info("router stopped")
 
 

@@ -14,6 +14,10 @@ from trunkline_router.shared_state.convictions import Convictions
 
 FINGERPRINT_BYTES = 16
 KEY_BYTES = 32
+# How long this router alone refuses a request that may not be convicted in the whole fleet (suspicion.Witnesses). It is
+# short because the workers that say so may lie; without it the same prompt would kill engines on every try.
+BRIEF_S = 60.0
+MOST_BRIEF = 4096  # that are remembered
 # What only sizes or randomises an answer, or cuts its text.
 NOT_COUNTED = (
     "seed",
@@ -74,15 +78,33 @@ class Quarantine:
     def __init__(self, key: bytes = b"", convictions: Convictions | None = None) -> None:
         self._key = key or secrets.token_bytes(KEY_BYTES)
         self._convictions = Convictions() if convictions is None else convictions
+        self._brief: dict[bytes, float] = {}  # when they end, in s, by fingerprint; the next to end first
 
     def check(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
         """Raises RequestRefused (QUARANTINED) where the request must not be computed."""
         now_ms = now_s * 1e3
-        if self._convictions.hold_any(now_ms):
+        self._forget_brief(now_s)
+        if self._brief or self._convictions.hold_any(now_ms):
             fingerprint = fingerprint_of(self._key, tenant, model, prompt, sampling)
-            if self._convictions.holds(fingerprint, now_ms):
+            if fingerprint in self._brief or self._convictions.holds(fingerprint, now_ms):
                 raise quarantined()
 
     def convict(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
         """No router of the fleet admits it any more: here at once, elsewhere with the next news."""
         self._convictions.add(fingerprint_of(self._key, tenant, model, prompt, sampling), now_s * 1e3)
+
+    def convict_briefly(
+        self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float
+    ) -> None:
+        """This router does not admit it for BRIEF_S from now on; no other router learns of it."""
+        fingerprint = fingerprint_of(self._key, tenant, model, prompt, sampling)
+        self._brief.pop(fingerprint, None)  # so that it stands behind those that end before
+        self._brief[fingerprint] = now_s + BRIEF_S
+        self._forget_brief(now_s)
+
+    def _forget_brief(self, now_s: float) -> None:
+        while self._brief:
+            first = next(iter(self._brief))
+            if self._brief[first] > now_s and len(self._brief) <= MOST_BRIEF:
+                break
+            del self._brief[first]

@@ -2,14 +2,15 @@
 
 Reads frames from standard input and answers on standard output, see frames.py. TEMPLATE makes the template that the
 frame names known (JSON: source, special_tokens), CHAT renders with it (ChatMessages). Answers are READY, once, then
-TEXT (UTF-8) or REFUSED (RequestError) to each CHAT. Started
-with the CPU seconds that a frame may take: past them the process is gone, whether somebody waits for it or not.
+TEXT (NUM_CHARACTERS, then as many in UTF-8) or REFUSED (RequestError) to each CHAT. Started with the CPU seconds that a
+frame may take: past them the process is gone, whether somebody waits for it or not.
 """
 
 import contextlib
 import json
 import resource
 import signal
+import struct
 import sys
 
 from trunkline.status import RequestRefused, invalid
@@ -18,6 +19,7 @@ from trunkline_router.chat_template import FIELD, ChatTemplate
 from trunkline_router.frames import HEADER, READY, REFUSED, write_frame
 
 TEMPLATE, CHAT, TEXT = 1, 2, 4
+NUM_CHARACTERS = struct.Struct("<I")
 
 MAX_MEMORY_BYTES = 1 << 30  # 'x' * 10**10 is an expression like any other to a sandbox
 
@@ -55,7 +57,8 @@ def _rendered(template: ChatTemplate | RequestRefused, chat: bytes) -> tuple[int
     try:
         if isinstance(template, RequestRefused):
             raise template
-        return TEXT, template.render(ChatMessages.FromString(chat)).encode()
+        text = template.render(ChatMessages.FromString(chat))
+        return TEXT, NUM_CHARACTERS.pack(len(text)) + text.encode()
     except RequestRefused as refused:
         return REFUSED, refused.to_proto().SerializeToString()
     except Exception as error:  # text that is no Unicode, or too much of it

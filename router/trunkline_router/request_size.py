@@ -5,9 +5,10 @@ hundred in memory. The bounds here hold for all requests; the exact limits of a 
 prepared. The wire format: https://protobuf.dev/programming-guides/encoding
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -17,21 +18,20 @@ from trunkline.v1 import fleet_pb2, inference_pb2
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, max_total_tokens
 from trunkline_router.chat_template import MAX_MESSAGES
 from trunkline_router.pool import Pools
-from trunkline_router.tenants import tenant_of
-from trunkline_runtime.errors import Metadata
 
 MAX_REQUEST_BYTES = 8 << 20  # the largest text there may be, or two million token ids, and room for the other fields
 # Requests up to this size are parsed unseen: whatever is in them takes less than a millisecond and a MiB.
 UNSEEN_BYTES = 16 << 10
 # A conversation with as many messages as there may be, sampling parameters in full, and the other fields.
 MAX_FIELDS = 3 * MAX_MESSAGES + 3 * MAX_LOGIT_BIAS + MAX_STOP_STRINGS + MAX_STOP_TOKEN_IDS + 64
+FIELDS_PER_STEP = 2048  # are checked at once: about 2 ms
 MAX_DETOKENIZED_IDS = 1 << 18  # or a context's, where one is longer
 
-# Of larger ones, as they came, of one tenant and of all until their answers begin: four or five times as much lies in
-# memory. Requests that are being answered do not count. Workers bound how many there are, and long contexts are usual.
-MAX_TENANT_BYTES, MAX_HELD_BYTES = 48 << 20, 192 << 20
+# Of larger ones, as they came, of one account (open_calls.py) and of all until their answers begin: three or four times
+# as much lies in memory. Requests that are being answered do not count. Workers bound how many there are, and long
+# contexts are usual.
+MAX_ACCOUNT_BYTES, MAX_HELD_BYTES = 48 << 20, 128 << 20
 RETRY_MS = 1000
-UNHELD: AbstractContextManager[None] = nullcontext()
 
 ID_BYTES = 4  # a token id takes no more as a varint: vocabularies have fewer than 2^28 tokens
 VARINT_BYTES = 10
@@ -47,10 +47,10 @@ class RequestSize:
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
-        self._held: Counter[str] = Counter()  # bytes of large requests without an answer, by tenant
+        self._held: Counter[str] = Counter()  # bytes of large requests without an answer, by account
         self._num_held = 0
 
-    def check(self, method: str, raw: bytes) -> None:
+    async def check(self, method: str, raw: bytes) -> None:
         """Raises RequestRefused (INVALID_REQUEST) where a request is larger than any legal one, or is no message."""
         if len(raw) <= UNSEEN_BYTES or method not in SHAPES:
             return
@@ -61,28 +61,26 @@ class RequestSize:
             STOP_TOKEN_IDS: MAX_STOP_TOKEN_IDS,
         }
         try:
-            _check_fields(raw, SHAPES[method], most_ids)
+            for _ in _check_fields(raw, SHAPES[method], most_ids):
+                await asyncio.sleep(0)  # others have their turn
         except IndexError:
             raise invalid("request", "is no message: it ends within a field") from None
 
-    def holding(self, raw: bytes, metadata: Metadata | None) -> AbstractContextManager[None]:
-        """Counts a large request until its answer begins. Raises RequestRefused (OVERLOADED) where too many wait."""
-        return UNHELD if len(raw) <= UNSEEN_BYTES else self._holding(len(raw), tenant_of(metadata))
-
     @contextmanager
-    def _holding(self, num_bytes: int, tenant: str) -> Iterator[None]:
-        if self._held[tenant] + num_bytes > MAX_TENANT_BYTES or self._num_held + num_bytes > MAX_HELD_BYTES:
+    def holding(self, num_bytes: int, account: str) -> Iterator[None]:
+        """Counts a large request until its answer begins. Raises RequestRefused (OVERLOADED) where too many wait."""
+        if self._held[account] + num_bytes > MAX_ACCOUNT_BYTES or self._num_held + num_bytes > MAX_HELD_BYTES:
             message = "too many large requests wait for their answers"
             raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=RETRY_MS)
-        self._held[tenant] += num_bytes
+        self._held[account] += num_bytes
         self._num_held += num_bytes
         try:
             yield
         finally:
             self._num_held -= num_bytes
-            self._held[tenant] -= num_bytes
-            if not self._held[tenant]:
-                del self._held[tenant]
+            self._held[account] -= num_bytes
+            if not self._held[account]:
+                del self._held[account]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +91,8 @@ class Shape:
     inside: "dict[int, Shape]" = field(default_factory=dict)
 
 
-def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> None:
-    """Raises RequestRefused, and IndexError where a field ends after its message."""
+def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> Iterator[None]:
+    """Yields after every FIELDS_PER_STEP. Raises RequestRefused; IndexError where a field ends after its message."""
     num_fields = 0
     run_bytes: Counter[str] = Counter()  # of packed token ids, by field
     waiting = [(shape, 0, len(raw))]
@@ -105,6 +103,8 @@ def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> None
             number, at = _varint(raw, at)
             wire, number = number & 7, number >> 3
             num_fields += 1
+            if not num_fields % FIELDS_PER_STEP:
+                yield
             if num_fields > MAX_FIELDS:
                 name = names.get(number, "request").rpartition(".")[2]
                 raise invalid(name, f"a request has at most {MAX_FIELDS} fields and entries")

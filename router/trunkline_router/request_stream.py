@@ -161,8 +161,10 @@ class RequestStream:
 
     async def take(self) -> GenerateResponse | None:
         """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
-        gave up, when all that it had said is taken; RequestRefused where the request is over."""
+        gave up, when all that it had said is taken; RequestRefused where the request is over. To ask again means that
+        the response before has been written."""
         answer, unread, due = self.answer, self._unread, self._due
+        unread.left()
         while not ((has_news := answer.prompt_known and unread.holds_any) and due.is_set()):
             if not has_news:
                 if self._refused is not None:

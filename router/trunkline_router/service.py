@@ -20,7 +20,6 @@ from trunkline.status import (
 )
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
-    DetokenizeResponse,
     GenerateRequest,
     GenerateResponse,
     GrantRequest,
@@ -29,10 +28,10 @@ from trunkline.v1.inference_pb2 import (
     ListModelsResponse,
     Model,
     TokenizeRequest,
-    TokenizeResponse,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import max_total_tokens
+from trunkline_router.call_charge import charge_call
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import PreparedRequest, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.grant_charge import GrantCharge
@@ -41,8 +40,9 @@ from trunkline_router.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.running import Running
 from trunkline_router.shared_state.reservation import Reservation
 from trunkline_router.shared_state.state import SharedState
+from trunkline_router.steps import give_way
 from trunkline_router.tenants import Tenants, tenant_of
-from trunkline_router.token_ids import read_ids, write_ids
+from trunkline_router.token_ids import detokenize_response, read_ids, tokenize_response
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import request_span, trace_context_of
 
@@ -200,32 +200,37 @@ class InferenceService(InferenceServiceServicer):
         reservation = await self._reserve(prepared, in_full=True)
         return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
 
-    async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
+    async def Tokenize(self, request: TokenizeRequest, context: Context) -> Any:  # serialized
         tenant = tenant_of(context.invocation_metadata())
         pool = await self._pools.found(request.model, tenant, context.time_remaining())
         tokenizer = pool.tokenizer
         kind = request.WhichOneof("input")
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
+        await charge_call(self._shared, self._tenants, tenant)
+        weight = self._tenants.terms(tenant).weight
         if kind == "chat":
-            ids = await tokenizer.encode_chat(request.chat, tenant=tenant)
+            ids = await tokenizer.encode_chat(request.chat, tenant=tenant, weight=weight)
         else:
             text = request.text  # a copy each time that it is asked for
+            await give_way(len(text))
             tokenizer.check_fits(text)
-            ids = await tokenizer.encode(text, special_tokens=not request.omit_special_tokens, tenant=tenant)
-        response = TokenizeResponse()
-        await write_ids(ids, response.token_ids)
-        return response
+            await give_way(len(text))
+            special_tokens = not request.omit_special_tokens
+            ids = await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+        return await tokenize_response(ids)
 
-    async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
+    async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
         tenant = tenant_of(context.invocation_metadata())
         pool = await self._pools.found(request.model, tenant, context.time_remaining())
         most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
+        await charge_call(self._shared, self._tenants, tenant)
         if len(request.token_ids) > most:
             raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
         ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
-        text = await pool.tokenizer.decode(ids, keep_special=request.keep_special_tokens, tenant=tenant)
-        return DetokenizeResponse(text=text)
+        keep_special, weight = request.keep_special_tokens, self._tenants.terms(tenant).weight
+        text = await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
+        return detokenize_response(text)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
         models = []

@@ -38,8 +38,9 @@ class RouterSettings:
     )
     tenants: str = setting(
         "",
-        help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "standard"}, "*": {"weight": 1}}; '
-        "lane is the highest one that the tenant may use, * is everybody else. requests_per_minute, tokens_per_minute "
+        help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "interactive"}, "*": {"weight": 1}}; '
+        "lane is the highest one that the tenant may use: standard, unless it is granted interactive. * is everybody "
+        "else. requests_per_minute, tokens_per_minute "
         "and tokens_in_flight limit what it may use of the fleet. The metadata x-trunkline-tenant is taken at its "
         "word: keep the router on a trusted network",
     )

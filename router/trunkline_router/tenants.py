@@ -32,7 +32,8 @@ class Tenant:
     """One tenant's terms."""
 
     weight: float = 1.0
-    cap: "Lane.ValueType" = Lane.LANE_INTERACTIVE  # the highest lane that its requests run in
+    # The highest lane that its requests run in. The interactive one goes before all others, so it has to be granted.
+    cap: "Lane.ValueType" = Lane.LANE_STANDARD
     quotas: Quotas = field(default_factory=Quotas)
     # Tenants of one group share cached prefixes; None: with nobody; "": with whoever names no tenant.
     cache_group: str | None = None
@@ -105,10 +106,11 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 def read_tenants(path: str) -> Tenants:
     """From a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
 
-    "*" is everybody else, each by name. A tenant's cached prefixes are its own, unless it has a "cache_group": tenants
+    "*" is everybody else, each by name. A tenant runs in the standard lane at most, unless its terms (or those of "*",
+    if it has none) say "lane": "interactive". Its cached prefixes are its own, unless it has a "cache_group": tenants
     of one share theirs.
 
-    An empty path: everybody is equal, no lane is capped and nothing is limited. Raises TenantsError.
+    An empty path: all tenants are equal, none may use the interactive lane, nothing is limited. Raises TenantsError.
     """
     if not path:
         return Tenants()
@@ -134,7 +136,7 @@ def _tenant(where: str, name: str, terms: Any) -> Tenant:
     unknown = next((key for key in terms if key not in TERMS), None)
     if unknown is not None:
         raise TenantsError(f"{where}: {unknown!r} is not known; allowed: {', '.join(TERMS)}, all optional")
-    weight, lane = terms.get("weight", 1.0), terms.get("lane", "interactive")
+    weight, lane = terms.get("weight", 1.0), terms.get("lane", lane_name(Tenant().cap))
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not is_number or not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
         raise TenantsError(f"{where}: weight {weight!r} is not in [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")

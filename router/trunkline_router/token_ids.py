@@ -1,19 +1,15 @@
-"""Many token ids in a message, a piece at a time: other requests have their turn between two pieces."""
+"""Many token ids in a message, a piece at a time, and much text in one: other requests have their turn meanwhile."""
 
 import asyncio
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
 
+from trunkline.v1.inference_pb2 import TokenizeResponse
 from trunkline.validation import validate_token_ids
+from trunkline_router.chat_bytes import varint
 
 PIECE = 1 << 14  # ids; one or two milliseconds
-
-
-class Repeated(Protocol):
-    """A message's field, as far as it is filled."""
-
-    def extend(self, ids: Sequence[int], /) -> None: ...
+TEXT = b"\x0a"  # the tag of DetokenizeResponse.text
 
 
 async def read_ids(ids: Sequence[int], *, vocab_size: int, field: str) -> "array[int]":
@@ -28,10 +24,16 @@ async def read_ids(ids: Sequence[int], *, vocab_size: int, field: str) -> "array
     return read
 
 
-async def write_ids(ids: Sequence[int], to: Repeated) -> None:
-    """Appends the ids to a message's field."""
+async def tokenize_response(ids: Sequence[int]) -> bytes:
+    """A TokenizeResponse, serialized: messages one after the other are one, with their lists joined."""
+    parts = []
     for start in range(0, len(ids), PIECE):
-        piece = ids[start : start + PIECE]
-        to.extend(piece)
-        if len(piece) == PIECE:
+        parts.append(TokenizeResponse(token_ids=ids[start : start + PIECE]).SerializeToString())
+        if start + PIECE < len(ids):
             await asyncio.sleep(0)
+    return b"".join(parts)
+
+
+def detokenize_response(utf8: bytes) -> bytes:
+    """A DetokenizeResponse with this text, serialized."""
+    return b"".join((TEXT, varint(len(utf8)), utf8))

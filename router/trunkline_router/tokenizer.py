@@ -10,6 +10,7 @@ from tokenizers import Encoding, Tokenizer
 
 from trunkline.status import context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
+from trunkline_router.chat_bytes import chat_bytes
 from trunkline_router.chat_template import check_conversation, check_syntax
 from trunkline_router.encode_pool import EncoderSource
 from trunkline_router.render_pool import RenderPool, TemplateSource
@@ -20,6 +21,10 @@ from trunkline_router.tokenizer_config import TokenizerConfig, read_tokenizer_co
 # that would hold others up from there goes to a process.
 INLINE_CHARACTERS = INLINE_TOKENS = 4096
 THREAD_CHARACTERS = THREAD_TOKENS = 32 << 10
+# A conversation with more bytes for a character that fits is not rendered: a character has four at most, and a template
+# that leaves parts out, such as earlier thoughts, is taken to keep at least an eighth.
+BYTES_PER_CHARACTER = 32
+MAX_CHAT_BYTES = 4 << 20
 MAX_TEXT_BYTES = 4 << 20  # a million tokens of prose; takes seconds and up to a GiB
 
 
@@ -59,14 +64,14 @@ class PromptTokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    async def encode(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> Sequence[int]:
+    async def encode(
+        self, text: str, *, special_tokens: bool = True, tenant: str = "", weight: float = 1.0
+    ) -> Sequence[int]:
         """Token ids; with the model's special tokens (BOS, say) unless told otherwise. A tenant's long texts are
-        encoded one after the other. Raises RequestRefused.
+        encoded one after the other, by turns of the tenants. Raises RequestRefused.
         """
         if len(text) > THREAD_CHARACTERS:
-            encoders = self._renderers.encoders
-            many = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant)
-            return array("i", self._prefix) + many + array("i", self._suffix) if special_tokens else many
+            return await self._encode_in_process(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
         if len(text) <= INLINE_CHARACTERS:
             ids = self._encode(text, special_tokens)
         else:
@@ -77,41 +82,68 @@ class PromptTokenizer:
         """Raises RequestRefused where it is clear without tokenizing that the text is too long: for `most_tokens`, or
         for anybody.
         """
-        width = self._characters_per_token
-        if most_tokens is not None and width is not None and len(text) > most_tokens * width:
-            raise context_exceeded(f"{len(text)} characters of text cannot fit into {most_tokens} tokens")
-        if len(text) > MAX_TEXT_BYTES or (not text.isascii() and len(text.encode()) > MAX_TEXT_BYTES):
-            raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
+        num_bytes = len(text) if text.isascii() or len(text) > MAX_TEXT_BYTES else len(text.encode())
+        self._check_fits(len(text), num_bytes, most_tokens)
 
     async def encode_chat(
-        self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = ""
+        self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = "", weight: float = 1.0
     ) -> Sequence[int]:
-        """The rendered conversation's ids: the template writes special tokens itself. Raises RequestRefused."""
+        """The rendered conversation's ids: the template writes special tokens itself. Conversations are rendered by
+        turns of the tenants, according to their weights. Raises RequestRefused.
+        """
         check_conversation(chat)
         if self._template is None:
             raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
-        if chat.ByteSize() > MAX_TEXT_BYTES:
-            raise invalid("chat", f"a conversation of more than {MAX_TEXT_BYTES} bytes is not rendered")
-        text = await self._renderers.render(self._template, chat)
-        self.check_fits(text, most_tokens)
-        return await self.encode(text, special_tokens=False, tenant=tenant)
+        body = await chat_bytes(chat)
+        self._check_can_fit(len(body), most_tokens)
+        rendered = await self._renderers.render(self._template, body, tenant=tenant, weight=weight)
+        self._check_fits(rendered.num_characters, len(rendered.utf8), most_tokens)
+        if rendered.num_characters > THREAD_CHARACTERS:
+            return await self._encode_in_process(rendered.utf8, special_tokens=False, tenant=tenant, weight=weight)
+        return await self.encode(rendered.text, special_tokens=False, tenant=tenant)
 
-    async def decode(self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "") -> str:
-        """Their text. Raises RequestRefused."""
+    async def decode(
+        self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "", weight: float = 1.0
+    ) -> bytes:
+        """Their text, in UTF-8. Raises RequestRefused."""
         skip = not keep_special
         if len(token_ids) > THREAD_TOKENS:
             encoders = self._renderers.encoders
-            return await encoders.decode(self._source, token_ids, keep_special=keep_special, tenant=tenant)
+            return await encoders.decode(
+                self._source, token_ids, keep_special=keep_special, tenant=tenant, weight=weight
+            )
         try:
             if len(token_ids) <= INLINE_TOKENS:
-                return self._tokenizer.decode(token_ids, skip_special_tokens=skip)
+                return self._tokenizer.decode(token_ids, skip_special_tokens=skip).encode()
             # Of the library's two ways this one lets go of the GIL.
             decode = partial(self._tokenizer.decode_batch, [token_ids], skip_special_tokens=skip)
-            return (await asyncio.to_thread(decode))[0]
+            return (await asyncio.to_thread(decode))[0].encode()
         except BaseException as error:
             if not _is_failure(error):
                 raise
             raise invalid("token_ids", f"the model's tokenizer cannot decode them: {_one_line(error)}") from None
+
+    def _check_fits(self, num_characters: int, num_bytes: int, most_tokens: int | None) -> None:
+        width = self._characters_per_token
+        if most_tokens is not None and width is not None and num_characters > most_tokens * width:
+            raise context_exceeded(f"{num_characters} characters of text cannot fit into {most_tokens} tokens")
+        if num_bytes > MAX_TEXT_BYTES:
+            raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
+
+    def _check_can_fit(self, num_bytes: int, most_tokens: int | None) -> None:
+        """Raises RequestRefused for a conversation that is too long to be rendered."""
+        width = self._characters_per_token
+        if most_tokens is not None and width is not None and num_bytes > BYTES_PER_CHARACTER * most_tokens * width:
+            raise context_exceeded(f"{num_bytes} bytes of conversation cannot fit into {most_tokens} tokens")
+        if num_bytes > MAX_CHAT_BYTES:
+            raise invalid("chat", f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
+
+    async def _encode_in_process(
+        self, text: str | memoryview, *, special_tokens: bool, tenant: str, weight: float
+    ) -> "array[int]":
+        encoders = self._renderers.encoders
+        ids = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+        return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
 
     def _encode(self, text: str, special_tokens: bool) -> list[int]:
         return self._ids(lambda: self._tokenizer.encode(text, add_special_tokens=special_tokens))

@@ -6,8 +6,10 @@ from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline_router.backlog import Backlog
 
 MAX_WAITING_BYTES = 8 << 20  # of one request, as they travel: hours of text, or minutes of it with 20 logprobs each
-# Of one response, but for the last chunk that joined it: clients that set nothing receive messages of 4 MiB.
-MAX_RESPONSE_BYTES = 3 << 20
+# Of one response, as it travels, but for the last chunk that joined it. Until a response has left, it takes
+# RESPONSE_COST times as much at most: as a message, serialized, and in the transport.
+MAX_RESPONSE_BYTES = 256 << 10
+RESPONSE_COST = 7
 
 
 class _Unsent:
@@ -52,7 +54,8 @@ class _Unsent:
 class Unread:
     """`fall_behind` is called with the reason where the client has let too much wait, here or beside all others."""
 
-    __slots__ = ("_backlog", "_chunks", "_chunks_bytes", "_full", "_waiting_bytes", "fall_behind", "holds_any")
+    __slots__ = ("_backlog", "_chunks", "_chunks_bytes", "_full", "_leaving_bytes", "_waiting_bytes", "fall_behind",
+                 "holds_any")  # fmt: skip
 
     def __init__(self, backlog: Backlog, fall_behind: Callable[[str], None]) -> None:
         self._backlog = backlog
@@ -61,6 +64,7 @@ class Unread:
         self._chunks_bytes = 0
         self._full: list[tuple[dict[int, _Unsent], int]] = []  # what comes before them, by response; with its bytes
         self._waiting_bytes = 0  # of all that has merged
+        self._leaving_bytes = 0  # that the response takes which was taken last
         self.holds_any = False  # anything at all
 
     def add(self, index: int, chunk: OutputChunk) -> None:
@@ -82,7 +86,7 @@ class Unread:
             self._chunks, self._chunks_bytes = {}, 0
 
     def take(self) -> list[OutputChunk]:
-        """Takes out what goes into the next response."""
+        """Takes out what goes into the next response. It counts until it has left()."""
         if self._full:
             chunks, num_bytes = self._full.pop(0)
         else:
@@ -91,13 +95,20 @@ class Unread:
         self.holds_any = bool(self._chunks or self._full)
         if num_bytes:
             self._waiting_bytes -= num_bytes
-            self._backlog.shrink(self, num_bytes)
+            self._leaving_bytes = RESPONSE_COST * num_bytes
+            self._backlog.grow(self, self._leaving_bytes - num_bytes)
         return [unsent.merged() for unsent in chunks.values()]
+
+    def left(self) -> None:
+        """What was taken is on its way to the client."""
+        if self._leaving_bytes:
+            leaving_bytes, self._leaving_bytes = self._leaving_bytes, 0
+            self._backlog.shrink(self, leaving_bytes)
 
     def clear(self) -> None:
         """Nobody takes anything any more."""
         self._chunks = {}
         self._full.clear()
         self.holds_any = False
-        self._chunks_bytes = self._waiting_bytes = 0
+        self._chunks_bytes = self._waiting_bytes = self._leaving_bytes = 0
         self._backlog.clear(self)

@@ -4,7 +4,7 @@ Each function takes a message and returns what is wrong with it, in one line, or
 the arithmetic of routing, the status of a request or another worker's requests. It may still be untrue.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
@@ -18,8 +18,8 @@ from trunkline.v1.generation_pb2 import (
     SamplingParams,
     TokenLogprobs,
 )
-from trunkline.v1.worker_pb2 import GetModelResponse, GrantReport, LoadSample, SequenceOutput, SessionWelcome
-from trunkline.validation import MAX_STOP_BYTES, validate_sampling
+from trunkline.v1.worker_pb2 import GetModelResponse, GrantReport, LoadSample, SequenceOutput, SessionWelcome, Submit
+from trunkline.validation import MAX_STOP_BYTES, MAX_TOP_LOGPROBS, validate_sampling
 from trunkline_router.route_request import NUM_LANES
 
 MAX_NAME_CHARACTERS = 512  # of names, fingerprints and the like
@@ -41,6 +41,10 @@ MAX_STEP_COST_S = 1e3  # of each term: a step, or one of its tokens
 MAX_TOKEN_CHARACTERS = 1024
 MAX_HELD_TOKENS = 1024
 MAX_REASON_CHARACTERS = 128
+# Of a step's news of one choice, on the wire: some hundred tokens with 20 log-probabilities each, or what a stop string
+# has held back. Where a prompt's log-probabilities were asked for they come on top.
+MOST_OUTPUT_BYTES = 256 << 10
+LOGPROB_BYTES = 24
 
 _FINISH_REASONS = frozenset(FinishReason.values()) - {FinishReason.FINISH_REASON_UNSPECIFIED}
 _NAMES = ("model", "worker_id", "fingerprint", "architecture", "dtype", "device", "batching", "admission")
@@ -107,7 +111,8 @@ def load_problem(load: LoadSample) -> str | None:
 
 @dataclass(slots=True)
 class Expected:
-    """What a worker may still say of a choice. left_tokens: of its output; suspect: it was submitted as one"""
+    """What a worker may still say of a choice. left_tokens: of its output; suspect: it was submitted as one;
+    most_bytes: of one piece of news"""
 
     choice: int
     left_tokens: int
@@ -115,6 +120,15 @@ class Expected:
     vocab_size: int
     suspect: bool = False
     is_first: bool = True
+    most_bytes: int = MOST_OUTPUT_BYTES
+
+
+def most_output_bytes(submit: Submit) -> int:
+    """How much one piece of news of this choice can take on the wire."""
+    sampling = submit.sampling
+    if not sampling.HasField("prompt_logprobs"):
+        return MOST_OUTPUT_BYTES
+    return MOST_OUTPUT_BYTES + len(submit.prompt_token_ids) * (sampling.prompt_logprobs + 1) * LOGPROB_BYTES
 
 
 def output_problem(output: SequenceOutput, chunk: OutputChunk, expected: Expected) -> str | None:
@@ -188,13 +202,16 @@ def _prompt_problem(report: PromptReport, prompt_tokens: int) -> str | None:
     return _logprobs_problem(report.logprobs, prompt_tokens) if report.logprobs else None
 
 
-def _logprobs_problem(logprobs: Iterable[TokenLogprobs], num_tokens: int) -> str | None:
-    count = 0
+def _logprobs_problem(logprobs: Sequence[TokenLogprobs], num_tokens: int) -> str | None:
+    if len(logprobs) != num_tokens:
+        return f"{len(logprobs)} log-probabilities came for {num_tokens} tokens"
     for entry in logprobs:
-        count += 1
-        if entry.chosen.logprob != entry.chosen.logprob or any(top.logprob != top.logprob for top in entry.top):
+        top = entry.top
+        if len(top) > MAX_TOP_LOGPROBS:
+            return f"a token came with {len(top)} log-probabilities"
+        if entry.chosen.logprob != entry.chosen.logprob or any(other.logprob != other.logprob for other in top):
             return "a log-probability is not a number"
-    return None if count == num_tokens else f"{count} log-probabilities came for {num_tokens} tokens"
+    return None
 
 
 def _defaults_problem(defaults: SamplingParams) -> str | None:

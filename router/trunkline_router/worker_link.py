@@ -34,12 +34,13 @@ ASIDE_FIRST_S, ASIDE_MOST_S = 1.0, 60.0
 HONEST_S = 300.0  # a connection that lasted for so long makes the next time aside short again
 MAX_PROBLEM_CHARACTERS = 400
 SERVICE = "trunkline.v1.WorkerService"
-# Of one message, for it is read at once: a worker sends pieces of 1 MiB of its cache and its tokenizer, at most 16 MiB
-# of several outputs, and one output with a prompt's log-probabilities of up to 17 MiB.
+# Of one message. Workers send pieces of a quarter of a MiB. Earlier ones sent 1 MiB of cache or tokenizer at once,
+# and 16 MiB of outputs; one output with a prompt's log-probabilities has up to 17 MiB. Watches and sessions are parsed
+# in parts, the others at once.
 MOST_BYTES = {
-    "GetModel": 1 << 20,
-    "GetStats": 4 << 20,
-    "GetTokenizer": 2 << 20,
+    "GetModel": 256 << 10,
+    "GetStats": 256 << 10,
+    "GetTokenizer": (1 << 20) + (4 << 10),
     "WatchCache": 2 << 20,
     "Session": 24 << 20,
 }
@@ -53,6 +54,7 @@ class WorkerLink:
         self.live: Live | None = None
         self.wanted = True  # once it is not, the present connection is the last one
         self.is_named = True  # by this router's own sources; else only another router's lease speaks for it
+        self.is_on_trial = False  # a lease alone speaks for it, and no worker has been seen there yet
         self.same_as: WorkerLink | None = None  # the link that has this worker already, by another name
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
@@ -93,7 +95,7 @@ class WorkerLink:
                     self.breaker.on_lost(now_s, now_s - self._connected_s)
                     self._context.on_change()
             problem = one_line(problem)
-            if was_live or problem != last_problem:  # one line per change, not per try
+            if was_live or (problem != last_problem and not self.is_on_trial):  # one line per change, not per try
                 self._log.warning("worker not connected", address=self.address, problem=problem)
             last_problem = self.problem = problem
             self.same_as = holder
@@ -115,9 +117,11 @@ class WorkerLink:
         with self._context.names.held(model, self, await place_of(self.address)):
             self.same_as = None
             self.tries.answered(model.model)
-            await self._converse(stub, model)
+            await self._converse(channel, stub, model)
 
-    async def _converse(self, stub: "WorkerServiceAsyncStub", model: GetModelResponse) -> None:
+    async def _converse(
+        self, channel: grpc.aio.Channel, stub: "WorkerServiceAsyncStub", model: GetModelResponse
+    ) -> None:
         tokenizer = await self._context.tokenizers.of(model, stub)
         if tokenizer.largest_id >= model.vocab_size:
             raise WorkerUnusable(
@@ -136,8 +140,8 @@ class WorkerLink:
             opened.set()
 
         proof = self._context.proof("Session", model)
-        talking = asyncio.create_task(session.run(stub, self._context.router_id, on_open, proof))
-        watch = asyncio.create_task(follow_cache(stub, live, synced, self._context))
+        talking = asyncio.create_task(session.run(channel, self._context.router_id, on_open, proof))
+        watch = asyncio.create_task(follow_cache(channel, live, synced, self._context))
         ready = asyncio.create_task(self._announce(live, opened, synced))
         looking = asyncio.create_task(WorkerHealth(live, stub, self._context).look_after())
         try:
@@ -166,6 +170,7 @@ class WorkerLink:
             await condition.wait()
         self.live, self.model, self.problem = live, live.model, ""
         self._was_live = True
+        self.tries.worked()
         self._connected_s = self._context.clock_s()
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip

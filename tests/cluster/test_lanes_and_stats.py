@@ -44,7 +44,7 @@ def test_get_model_shows_the_budgets(cluster: Cluster) -> None:
     model = cluster.workers[0].stub.GetModel(GetModelRequest(), timeout=10)
     assert (model.max_step_tokens, model.max_running_requests, model.max_waiting_requests) == (2048, 256, 1024)
     assert model.max_waiting_tokens == 1 << 22
-    assert (model.itl_target_ms, model.interactive_reserve, model.aging_s) == (100.0, 0.05, 60.0)
+    assert (model.itl_target_ms, model.interactive_reserve, model.aging_s) == (100.0, 0.0, 60.0)
     assert (model.batching, model.admission) == ("continuous", "predicted")
     assert model.kv_memory_fraction == 0.0, "its size was given"
 

@@ -43,6 +43,7 @@ async def test_a_request_runs_in_the_lane_it_asks_for_up_to_its_tenants_cap(tena
     assert await lane_of(tenants_cluster, "", "interactive") == "LANE_INTERACTIVE"
     assert await lane_of(tenants_cluster, "acme", "interactive") == "LANE_STANDARD"
     assert await lane_of(tenants_cluster, "acme", "batch") == "LANE_BATCH"
+    assert await lane_of(tenants_cluster, "left", "interactive") == "LANE_STANDARD", "it was not granted"
 
 
 async def test_the_worker_serves_a_tenant_with_the_weight_that_the_router_gives_it(tenants_cluster: Cluster) -> None:

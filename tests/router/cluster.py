@@ -23,7 +23,8 @@ from trunkline_router.link_context import LinkContext, LinkLimits
 from trunkline_router.live import Live
 from trunkline_router.pool import Pools
 from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
-from trunkline_router.request_size import MAX_REQUEST_BYTES, RequestSize
+from trunkline_router.request_gate import RequestGate
+from trunkline_router.request_size import MAX_REQUEST_BYTES
 from trunkline_router.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.service import InferenceService
 from trunkline_router.shared_state.embedded_store import EmbeddedStore
@@ -50,8 +51,10 @@ class Cluster:
         port: int,
         shared: SharedState,
         service: InferenceService,
+        gate: RequestGate,
     ) -> None:
         self.service = service
+        self.gate = gate
         self.links = links
         self.stub = stub
         self.fleet = fleet
@@ -162,12 +165,13 @@ async def router_before(
         context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, grant_key)
         links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
+        gate = RequestGate(pools)
         server = GrpcServer(
             "127.0.0.1",
             0,
             services=[SERVICE, "trunkline.v1.FleetService"],
             max_request_bytes=MAX_REQUEST_BYTES,
-            gate=RequestSize(pools),
+            gate=gate,
         )
         dispatcher = Dispatcher(pools, clock_s, rng, limits=failover, backlog=backlog)
         shared = share(pools, rng)
@@ -178,14 +182,15 @@ async def router_before(
             dispatcher, max_choices=max_choices, tenants=tenants, shared=shared, grant_key=grant_key
         )
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        fleet = FleetService(pools, max_choices=max_choices, tenants=tenants)
+        fleet = FleetService(pools, max_choices=max_choices, shared=shared, tenants=tenants)
         add_FleetServiceServicer_to_server(fleet, server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
-        made = Cluster(links, InferenceServiceStub(channel), FleetServiceStub(channel), server.port, shared, service)
+        stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
+        made = Cluster(links, *stubs, server.port, shared, service, gate)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.live is None or not link.live.open_choices for link in links))

@@ -53,6 +53,19 @@ async def test_what_the_worker_computes_is_what_the_router_made_of_the_request()
     assert 0 < submit.timeout.ToSeconds() <= 15
 
 
+@pytest.mark.parametrize(
+    ("cap", "lane"), [(None, Lane.LANE_STANDARD), (Lane.LANE_INTERACTIVE,) * 2, (Lane.LANE_BATCH,) * 2]
+)
+async def test_a_grant_is_for_the_highest_lane_that_its_tenant_may_use(
+    cap: "Lane.ValueType | None", lane: "Lane.ValueType"
+) -> None:
+    (worker,) = fakes("a", answer=1)
+    tenants = None if cap is None else Tenants(otherwise=Tenant(cap=cap))
+    async with cluster(worker, grant_key=KEY, tenants=tenants) as router, direct(router) as client:
+        done = await client.complete(PROMPT, lane="interactive")
+    assert [submit.lane for submit in worker.submits] == [done.prompt.lane] == [lane]
+
+
 async def test_a_request_counts_at_its_worker_for_as_long_as_it_runs_there() -> None:
     workers = fakes("a")
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:

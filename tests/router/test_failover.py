@@ -6,7 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.router.cluster import Cluster, cluster, refusal, tokens_of, until
+from tests.router.cluster import Cluster, Refusal, cluster, refusal, tokens_of, until
+from tests.router.failover_rig import DIED, LONG, PROMPT, fakes, first_of, rest
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import (
@@ -16,24 +17,16 @@ from trunkline.status import (
     OVERLOADED,
     QUARANTINED,
     RequestRefused,
-    no_worker,
 )
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.link_context import LinkLimits
 from trunkline_router.worker_breaker import FAILURES_TO_OPEN
 from trunkline_router.worker_health import LEAST_SHARE
 
-PROMPT = list(range(10, 30))
-LONG = PROMPT * 20  # worth going to its holder for, whatever else waits there
-DIED = no_worker("the engine died")
 FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=50)
-
-
-def fakes(*names: str, **fields: Any) -> list[FakeWorker]:
-    return [FakeWorker(name, answer=None, **fields) for name in names]
 
 
 async def begun(router: Cluster, workers: list[FakeWorker], **fields: Any) -> tuple[Any, FakeChoice]:
@@ -43,13 +36,6 @@ async def begun(router: Cluster, workers: list[FakeWorker], **fields: Any) -> tu
     await until(lambda: [len(worker.submits) for worker in workers] != before)
     worker = next(w for w, count in zip(workers, before, strict=True) if len(w.submits) > count)
     return call, await worker.arrived.get()
-
-
-async def rest(call: Any) -> list[GenerateResponse]:
-    responses = []
-    while (response := await call.read()) is not grpc.aio.EOF:
-        responses.append(response)
-    return responses
 
 
 async def test_a_stream_goes_on_at_another_worker_from_what_was_sent() -> None:
@@ -267,13 +253,26 @@ async def test_copies_of_a_convicted_request_that_wait_are_not_sent_any_more() -
         calls = [router.generate(LONG) for _ in range(5)]
         for choice in [await workers[0].arrived.get() for _ in calls]:
             choice.fail(DIED, suspect=True)
-        (await first_of(workers[1:])).fail(DIED, suspect=True, sole_suspect=True)
-        for worker in workers[1:]:
-            while worker.num_running:
-                (await worker.arrived.get()).fail(DIED, suspect=True, sole_suspect=True)
-        seen = [await refusal(call) for call in calls]
-        assert {one.reason for one in seen} == {QUARANTINED}
-        assert sum(len(worker.submits) for worker in workers[1:]) <= len(workers) - 1, "those that were out already"
+        await dies(router, workers, workers[0])
+        killer, *others = [await worker.arrived.get() for worker in workers[1:]]
+        # As a front does whose engine has died.
+        killer.worker.send_load(draining=True)
+        await until(lambda: not router.live(1).accepts)
+        killer.fail(DIED, suspect=True, sole_suspect=True)
+        await dies(router, workers, killer.worker)
+        await until(lambda: router.service._dispatcher.quarantine._convictions.has_news)
+        for choice in others:
+            choice.tokens(1, finish=True)
+        ends = [await end_of(call) for call in calls]
+        assert sorted(ends) == [QUARANTINED] * 3 + ["answered"] * 2
+        assert sum(len(worker.submits) for worker in workers[1:]) == 3, "those that were out already"
+
+
+async def end_of(call: Any) -> str:
+    try:
+        return "answered" if [response async for response in call] else ""
+    except grpc.aio.AioRpcError as error:
+        return Refusal(error).reason
 
 
 async def suspects(router: Cluster, workers: list[FakeWorker], *names: str) -> dict[str, Any]:
@@ -288,7 +287,15 @@ async def suspects(router: Cluster, workers: list[FakeWorker], *names: str) -> d
         await calls[name].read()
     for choice in choices:
         choice.fail(DIED, suspect=True)
+    await dies(router, workers, workers[0])
     return calls
+
+
+async def dies(router: Cluster, workers: list[FakeWorker], worker: FakeWorker) -> None:
+    """Once the router has heard its last words."""
+    live = router.live(workers.index(worker))
+    await until(lambda: not live.session.num_open)
+    await worker.die()
 
 
 async def test_suspects_go_on_each_at_a_worker_of_its_own() -> None:
@@ -316,7 +323,9 @@ async def test_a_request_that_kills_a_second_worker_alone_is_quarantined_and_its
         poison, innocent = await workers[1].arrived.get(), await workers[2].arrived.get()
         if poison.submit.request_id != "p":
             poison, innocent = innocent, poison
+        poison.worker.send_load(draining=True)
         poison.fail(DIED, suspect=True, sole_suspect=True)
+        await dies(router, workers, poison.worker)
         refused = await refusal(calls["p"])
         assert (refused.code, refused.reason) == (grpc.StatusCode.FAILED_PRECONDITION, QUARANTINED)
         innocent.tokens(1, finish=True)
@@ -341,11 +350,6 @@ async def test_a_suspect_that_did_not_die_alone_is_not_convicted() -> None:
         third = await first_of([worker for worker in workers[1:] if worker is not second.worker])
         third.tokens(1, finish=True)
         assert (await rest(calls["x"]))[-1].usage.completion_tokens == 2
-
-
-async def first_of(workers: list[FakeWorker]) -> FakeChoice:
-    await until(lambda: any(not worker.arrived.empty() for worker in workers))
-    return await next(worker for worker in workers if not worker.arrived.empty()).arrived.get()
 
 
 async def test_a_worker_where_requests_keep_failing_is_left_alone() -> None:

@@ -1,6 +1,7 @@
 """Whatever a worker says of its cache, the event loop is never held up by it, and the index stays bounded."""
 
 import asyncio
+import gc
 import time
 from random import Random
 
@@ -20,6 +21,8 @@ from trunkline.v1.worker_pb2 import (
     WatchCacheResponse,
 )
 from trunkline_router.cache_follower import STEP_BLOCKS, CacheFollower
+from trunkline_router.cache_watch import _EVENTS, MOST_EVENTS, UNSEEN_BYTES, parsed
+from trunkline_router.model_check import FalseClaim
 from trunkline_router.prefix_index import PrefixIndex
 from trunkline_router.worker_blocks import WorkerBlocks
 
@@ -27,6 +30,7 @@ MOST_STALL_S = 0.008  # 2 to 4 ms, the fake worker's own work included; all in o
 SET_ASIDE = {
     "more blocks than its pool has": "caches more than 100000 blocks",
     "half a hash": "no multiple of 16",
+    "empty events": f"more than {MOST_EVENTS} events",
     "stored and cleared on and on": "emptied its cache",
     "a few at a time": "emptied its cache",
 }
@@ -39,10 +43,13 @@ class Stall:
         self.turns_s: list[float] = []
 
     async def __aenter__(self) -> "Stall":
+        gc.collect()
+        gc.disable()  # what it looks through is what the test session has made
         self._task = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        gc.enable()
         self._task.cancel()
 
     async def _watch(self) -> None:
@@ -120,3 +127,32 @@ def test_a_follower_works_in_small_steps_however_much_it_is_told(monkeypatch: py
     again = list(follower.work(WatchCacheResponse(epoch=1, snapshot=snapshot)))
     assert len(again) >= 1000, "the old snapshot is swept out in steps too"
     assert not index._retired
+
+
+@pytest.mark.parametrize("entry", [b"", b"\x0a\x00", b"\xfa\x7f\x00"], ids=["empty", "stored", "unknown"])
+@pytest.mark.parametrize("count", [MOST_EVENTS, MOST_EVENTS + 1, 200_000])
+def test_a_cache_message_of_more_events_than_a_step_has_is_not_parsed(entry: bytes, count: int) -> None:
+    events = (b"\x0a" + bytes([len(entry)]) + entry) * count
+    raw = WatchCacheResponse(epoch=1, sequence=2).SerializeToString() + nested(_EVENTS, events)
+    if count > MOST_EVENTS:
+        begun_s = time.thread_time()
+        with pytest.raises(FalseClaim, match=f"more than {MOST_EVENTS} events"):
+            parsed(raw + b" " * UNSEEN_BYTES)
+        assert time.thread_time() - begun_s < 0.05
+    else:
+        assert len(parsed(raw).events.events) == count
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x17" * 10, b"\x17" * UNSEEN_BYTES * 2, b"\x22\xff\xff\xff\x7f" + bytes(UNSEEN_BYTES)]
+)
+def test_what_is_no_cache_message_is_a_false_claim(raw: bytes) -> None:
+    with pytest.raises(FalseClaim, match="no message"):
+        parsed(raw)
+
+
+def nested(number: int, value: bytes) -> bytes:
+    size, length = len(value), b""
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + value

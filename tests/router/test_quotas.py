@@ -1,7 +1,7 @@
 """What a request is charged, whichever way it ends: over real gRPC, before workers that do as they are told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,8 +17,9 @@ from trunkline.status import (
     OVERLOADED,
     RequestRefused,
 )
+from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenIds, TokenizeRequest
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.tenants import Tenant, Tenants
 
@@ -134,3 +135,29 @@ async def test_an_answer_that_ended_costs_its_prompt_and_its_tokens() -> None:
         assert responses[-1].usage.completion_tokens == 5
         await until_ended(router)
         assert charged(router) == (1, len(PROMPT) + 5)
+
+
+OTHER_CALLS: dict[str, Callable[[Cluster, tuple[tuple[str, str], ...]], Any]] = {
+    "Tokenize": lambda router, metadata: router.stub.Tokenize(TokenizeRequest(text="a text"), metadata=metadata),
+    "Detokenize": lambda router, metadata: router.stub.Detokenize(
+        DetokenizeRequest(token_ids=[1, 2]), metadata=metadata
+    ),
+    "ExplainRoute": lambda router, metadata: router.fleet.ExplainRoute(
+        ExplainRouteRequest(request=GenerateRequest(text="a text")), metadata=metadata
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CALLS)
+async def test_calls_that_generate_nothing_count_as_requests_and_as_no_tokens(name: str) -> None:
+    call = OTHER_CALLS[name]
+    async with router_with_quotas(FakeWorker("a")) as router:
+        for number in range(3):
+            await call(router, ACME)
+            assert charged(router) == (number + 1, 0)
+        refused = await refusal(call(router, ACME))
+        assert (refused.reason, refused.quota) == ("QUOTA_EXCEEDED", "acme/requests_per_minute")
+        assert refused.retry_s
+        assert (await refusal(generate(router))).quota == "acme/requests_per_minute"
+        await call(router, ())  # another tenant's
+        await until_ended(router)

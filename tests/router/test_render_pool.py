@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -29,8 +29,16 @@ HANGS_COMPILING = TemplateSource("{{ (9 ** (9 ** 9)) % 7 }}", {})
 EATS_MEMORY = TemplateSource("{% set s = 'x' * 10000000000 %}{{ s | length }}", {})
 
 
-def chat(content: str = "hi") -> ChatMessages:
+def messages(content: str = "hi") -> ChatMessages:
     return ChatMessages(messages=[ChatMessage(role="user", content=content)])
+
+
+def chat(content: str = "hi") -> bytes:
+    return messages(content).SerializeToString()
+
+
+async def rendered(pool: RenderPool, template: TemplateSource, chat: bytes) -> str:
+    return (await pool.render(template, chat)).text
 
 
 @pytest.fixture
@@ -47,18 +55,18 @@ def processes(pool: RenderPool) -> set[int]:
 
 async def test_a_conversation_is_rendered_by_one_process_that_stays(pool: RenderPool) -> None:
     assert not processes(pool), "none is started before there is something to render"
-    assert await pool.render(ECHO, chat("Grüße 🦊")) == "<s>Grüße 🦊"
+    assert await rendered(pool, ECHO, chat("Grüße 🦊")) == "<s>Grüße 🦊"
     first = processes(pool)
     for _ in range(20):
-        assert await pool.render(SOMETIMES, chat("a")) == "a"
-        assert await pool.render(ECHO, chat("b")) == "<s>b"
+        assert await rendered(pool, SOMETIMES, chat("a")) == "a"
+        assert await rendered(pool, ECHO, chat("b")) == "<s>b"
     assert processes(pool) == first
     assert len(first) == 1
 
 
 async def test_long_conversations_come_back_whole(pool: RenderPool) -> None:
     text = "Grüße 🦊 " * 200_000
-    assert await pool.render(ECHO, chat(text)) == "<s>" + text
+    assert await rendered(pool, ECHO, chat(text)) == "<s>" + text
 
 
 @pytest.mark.parametrize(
@@ -67,75 +75,75 @@ async def test_long_conversations_come_back_whole(pool: RenderPool) -> None:
 async def test_a_template_that_hangs_is_stopped_and_named_and_others_go_on(
     pool: RenderPool, template: TemplateSource, said: str
 ) -> None:
-    await pool.render(ECHO, chat())
-    hung = asyncio.gather(*(pool.render(template, chat(said)) for _ in range(2 * PROCESSES)), return_exceptions=True)
+    await rendered(pool, ECHO, chat())
+    hung = asyncio.gather(*(pool.render(template, chat(said)) for _ in range(PROCESSES + 1)), return_exceptions=True)
     await asyncio.sleep(0)
-    rendered = 0
+    answers = 0
     while not hung.done():
-        assert await pool.render(ECHO, chat()) == "<s>hi"
-        rendered += not hung.done()
-    assert rendered, "meanwhile"
+        assert await rendered(pool, ECHO, chat()) == "<s>hi"
+        answers += not hung.done()
+    assert answers, "meanwhile"
     for refused in await hung:
         assert isinstance(refused, RequestRefused)
         assert (refused.reason, refused.field) == ("INVALID_REQUEST", "chat")
         assert "chat template takes longer than 0.3 s" in refused.message
-    assert await pool.render(ECHO, chat()) == "<s>hi"
+    assert await rendered(pool, ECHO, chat()) == "<s>hi"
 
 
 async def test_a_template_that_wants_all_memory_is_refused_and_its_process_goes_on(pool: RenderPool) -> None:
-    await pool.render(ECHO, chat())
+    await rendered(pool, ECHO, chat())
     before = processes(pool)
     with pytest.raises(RequestRefused, match="chat template") as caught:
-        await pool.render(EATS_MEMORY, chat())
+        await rendered(pool, EATS_MEMORY, chat())
     assert caught.value.field == "chat"
-    assert await pool.render(ECHO, chat()) == "<s>hi"
+    assert await rendered(pool, ECHO, chat()) == "<s>hi"
     assert processes(pool) == before
 
 
 async def test_a_refusal_crosses_the_border_as_it_is(pool: RenderPool) -> None:
     refusing = TemplateSource("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(RequestRefused, match="refuses the conversation: roles must alternate") as caught:
-        await pool.render(refusing, chat())
+        await rendered(pool, refusing, chat())
     assert (caught.value.reason, caught.value.field) == ("INVALID_REQUEST", "chat")
     with pytest.raises(RequestRefused, match="does not compile: No filter named"):
-        await pool.render(TemplateSource("{{ 1 | nothing }}", {}), chat())
+        await rendered(pool, TemplateSource("{{ 1 | nothing }}", {}), chat())
     with pytest.raises(RequestRefused, match="refuses the conversation"):
-        await pool.render(TemplateSource("{{ '\\ud800' }}", {}), chat())
+        await rendered(pool, TemplateSource("{{ '\\ud800' }}", {}), chat())
 
 
 async def test_a_process_that_was_killed_from_outside_costs_no_request(pool: RenderPool) -> None:
     for _ in range(3):
-        await pool.render(ECHO, chat())
+        await rendered(pool, ECHO, chat())
         (victim,) = processes(pool)
         os.kill(victim, signal.SIGKILL)
-        assert await pool.render(ECHO, chat()) == "<s>hi"
+        assert await rendered(pool, ECHO, chat()) == "<s>hi"
         assert victim not in processes(pool)
 
 
 async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trunkline_router.render_pool.STALLED_FACTOR", 1.0)
     pool = RenderPool(time_limit_s=0.3)
-    await pool.render(ECHO, chat())
+    await rendered(pool, ECHO, chat())
     (victim,) = processes(pool)
     os.kill(victim, signal.SIGSTOP)
     with pytest.raises(RequestRefused, match="takes longer"):
-        await pool.render(ECHO, chat())
-    assert await pool.render(ECHO, chat()) == "<s>hi"
+        await rendered(pool, ECHO, chat())
+    assert await rendered(pool, ECHO, chat()) == "<s>hi"
     await pool.close()
 
 
 async def test_whoever_leaves_does_not_leave_an_answer_for_the_next_one(pool: RenderPool) -> None:
-    await pool.render(ECHO, chat())
+    await rendered(pool, ECHO, chat())
     leaving = asyncio.create_task(pool.render(ECHO, chat("secret " * 100_000)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    assert await pool.render(ECHO, chat("mine")) == "<s>mine"
+    assert await rendered(pool, ECHO, chat("mine")) == "<s>mine"
 
 
 async def test_a_process_ends_with_whoever_started_it(pool: RenderPool) -> None:
-    await pool.render(ECHO, chat())
+    await rendered(pool, ECHO, chat())
     (renderer,) = pool._idle
     renderer._stdin.close()
     assert await asyncio.to_thread(renderer._process.wait, 10) == 0
@@ -149,19 +157,29 @@ async def test_processes_start_beside_a_busy_grpc_server() -> None:
     try:
         for _ in range(20):
             pool = RenderPool()
-            assert await asyncio.wait_for(pool.render(ECHO, chat("hello")), 20)
+            assert await asyncio.wait_for(rendered(pool, ECHO, chat("hello")), 20)
             await pool.close()
     finally:
         await server.stop(None)
 
 
-async def test_a_small_rendering_takes_less_than_two_milliseconds(pool: RenderPool) -> None:
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the CPU time of threads is looked up in /proc")
+async def test_a_small_rendering_takes_less_than_two_milliseconds_of_a_core(pool: RenderPool) -> None:
     template = TemplateSource(CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
+    await rendered(pool, template, chat())
+    (renderer,) = processes(pool)
+
+    def taken_s() -> float:
+        """By the event loop's thread and by the process that renders."""
+        return (
+            sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in ("thread-self", renderer)) / 1e9
+        )
+
     took_s = []
     for _ in range(200):
-        started_s = time.perf_counter()
-        await pool.render(template, chat("Tell me a story about a fox."))
-        took_s.append(time.perf_counter() - started_s)
+        before_s = taken_s()
+        await rendered(pool, template, chat("Tell me a story about a fox."))
+        took_s.append(taken_s() - before_s)
     assert sorted(took_s)[100] < 0.002
 
 
@@ -178,9 +196,9 @@ async def test_a_client_is_told_that_the_template_hangs_while_others_chat() -> N
         FakeWorker("b", model="odd", files=tokenizer_files(chat_template=endless), tokenizer_digest=b"of the odd one"),
     )
     async with cluster(*workers, render_limit_s=0.3) as router:
-        hung = [router.stub.Generate(GenerateRequest(chat=chat(), model="odd")) for _ in range(PROCESSES)]
+        hung = [router.stub.Generate(GenerateRequest(chat=messages(), model="odd")) for _ in range(PROCESSES)]
         for _ in range(10):
-            assert (await router.stub.Tokenize(TokenizeRequest(chat=chat(), model="tiny"))).token_ids
+            assert (await router.stub.Tokenize(TokenizeRequest(chat=messages(), model="tiny"))).token_ids
         assert not any(call.done() for call in hung)
         for call in hung:
             refused = await refusal(call)

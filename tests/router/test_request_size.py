@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +37,14 @@ from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from trunkline_router import request_size
 from trunkline_router.chat_template import MAX_MESSAGES
-from trunkline_router.request_size import MAX_DETOKENIZED_IDS, MAX_FIELDS, MAX_REQUEST_BYTES, UNSEEN_BYTES, RequestSize
+from trunkline_router.request_size import (
+    FIELDS_PER_STEP,
+    MAX_DETOKENIZED_IDS,
+    MAX_FIELDS,
+    MAX_REQUEST_BYTES,
+    UNSEEN_BYTES,
+    RequestSize,
+)
 from trunkline_router.tokenizer import MAX_TEXT_BYTES
 from trunkline_runtime.loop_lag import LoopLag
 
@@ -61,10 +69,20 @@ SIZE = RequestSize(Models())  # type: ignore[arg-type]  # of Pools it needs mode
 def is_taken(method: str, raw: bytes) -> bool:
     """Whether it would be parsed. Nothing but a refusal may come of any bytes."""
     try:
-        SIZE.check(method, raw)
+        num_steps(method, raw)
     except RequestRefused:
         return False
     return True
+
+
+def num_steps(method: str, raw: bytes) -> int:
+    """In how many steps of the event loop it is checked. Raises RequestRefused."""
+    checking, steps = SIZE.check(method, raw), 1
+    with suppress(StopIteration):
+        while True:
+            checking.send(None)
+            steps += 1
+    return steps
 
 
 def full_sampling() -> SamplingParams:
@@ -102,7 +120,21 @@ def test_the_largest_legal_requests_are_parsed(name: str) -> None:
     ):
         raw = message.SerializeToString()
         assert UNSEEN_BYTES < len(raw) < MAX_REQUEST_BYTES
-        SIZE.check(method, raw)
+        assert num_steps(method, raw) <= 1 + MAX_FIELDS // FIELDS_PER_STEP
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2 * FIELDS_PER_STEP // 3, MAX_MESSAGES), st.sampled_from((GENERATE, TOKENIZE, EXPLAIN, GRANT)))
+def test_others_have_their_turn_while_a_long_conversation_is_checked(messages: int, method: str) -> None:
+    chat = ChatMessages(messages=[ChatMessage(role="user", content="c" * 20)] * messages)
+    request = GenerateRequest(chat=chat)
+    message: Any = {
+        GENERATE: request,
+        TOKENIZE: TokenizeRequest(chat=chat),
+        EXPLAIN: ExplainRouteRequest(request=request),
+        GRANT: GrantRequest(request=request),
+    }[method]
+    assert num_steps(method, message.SerializeToString()) >= 1 + 3 * messages // FIELDS_PER_STEP
 
 
 @settings(max_examples=40, deadline=None)
@@ -248,7 +280,7 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "x" * (UNSEEN_BYTES + 1000)
-    monkeypatch.setattr(request_size, "MAX_TENANT_BYTES", 3 * len(text))
+    monkeypatch.setattr(request_size, "MAX_ACCOUNT_BYTES", 3 * len(text))
     monkeypatch.setattr(request_size, "MAX_HELD_BYTES", 4 * len(text))
     worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
     async with cluster(worker) as router:
@@ -278,7 +310,7 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
 
 async def test_large_requests_that_are_being_answered_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "x" * (UNSEEN_BYTES + 1000)
-    monkeypatch.setattr(request_size, "MAX_TENANT_BYTES", len(text) + 100)
+    monkeypatch.setattr(request_size, "MAX_ACCOUNT_BYTES", len(text) + 100)
     worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
     async with cluster(worker) as router:
         running = []

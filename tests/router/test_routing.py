@@ -15,10 +15,10 @@ from trunkline.v1.worker_pb2 import (
     Submit,
     WatchCacheResponse,
 )
-from trunkline_router import session
+from trunkline_router import session_message
 from trunkline_router.cache_follower import CacheFollower, WatchBroken
 from trunkline_router.prefix_index import SHIFT, PrefixIndex
-from trunkline_router.session import split_request
+from trunkline_router.session_message import split_request
 from trunkline_router.worker_blocks import WorkerBlocks
 
 
@@ -126,7 +126,7 @@ def test_the_index_equals_a_brute_force_model(changes: list[tuple[bool, int]], l
 
 
 def test_a_burst_of_long_prompts_leaves_in_messages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(session_message, "MAX_REQUEST_BYTES", 1000)
     submits = [Submit(handle=n, prompt_token_ids=[1000] * 150) for n in range(1, 8)]
     submits.append(Submit(handle=8, prompt_token_ids=[1000] * 5000))  # too large by itself: goes alone
     parts = list(split_request(SessionRequest(submits=submits, abort_handles=[99])))

@@ -3,13 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
-from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_router.session import WorkerSession
 from trunkline_runtime.channel import open_channel
 
@@ -31,8 +29,7 @@ async def connected(worker: FakeWorker, rest: Rest) -> AsyncIterator[WorkerSessi
     session = WorkerSession(rest)
     await worker.start()
     async with open_channel(worker.address) as channel:
-        stub: Any = WorkerServiceStub(channel)
-        running = asyncio.create_task(session.run(stub, "router", lambda welcome: None))
+        running = asyncio.create_task(session.run(channel, "router", lambda welcome: None))
         yield session
         running.cancel()
         with suppress(asyncio.CancelledError):

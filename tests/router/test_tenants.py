@@ -1,10 +1,13 @@
 """Tenants and lanes at the edge."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
@@ -13,7 +16,7 @@ from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.validation import validate_scheduling
-from trunkline_router.tenants import Tenant, Tenants, TenantsError, read_tenants
+from trunkline_router.tenants import TERMS, Tenant, Tenants, TenantsError, read_tenants
 
 TENANTS = Tenants({"acme": Tenant(3.0, Lane.LANE_STANDARD)})
 
@@ -22,7 +25,31 @@ def test_a_tenant_may_go_lower_than_its_cap_but_not_higher() -> None:
     acme = TENANTS.terms("acme")
     asked = (Lane.LANE_UNSPECIFIED, Lane.LANE_INTERACTIVE, Lane.LANE_STANDARD, Lane.LANE_BATCH)
     assert [acme.lane(lane) for lane in asked] == [2, 2, 2, 3]
-    assert [TENANTS.terms("else").lane(lane) for lane in asked] == [2, 1, 2, 3]
+    granted = Tenant(cap=Lane.LANE_INTERACTIVE)
+    assert [granted.lane(lane) for lane in asked] == [2, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "granted"),
+    [
+        ("{}", set()),
+        ('{"acme": {"weight": 3}, "*": {"weight": 2}}', set()),
+        ('{"acme": {"lane": "interactive"}}', {"acme"}),
+        ('{"acme": {"lane": "interactive"}, "*": {"requests_per_minute": 9}}', {"acme"}),
+        ('{"acme": {"lane": "standard"}, "*": {"lane": "interactive"}}', {"else", ""}),
+        ('{"acme": {}, "*": {"lane": "interactive"}}', {"else", ""}),
+        ('{"": {"lane": "interactive"}, "*": {"lane": "batch"}}', {""}),
+    ],
+)
+def test_the_interactive_lane_has_to_be_granted(tmp_path: Path, text: str, granted: set[str]) -> None:
+    path = tmp_path / "tenants.json"
+    path.write_text(text)
+    tenants = read_tenants(str(path))
+    for name in ("acme", "else", ""):
+        has = tenants.scheduling(name, Lane.LANE_INTERACTIVE).lane
+        assert (has == Lane.LANE_INTERACTIVE) == (name in granted), name
+    for name in ("acme", "else", ""):
+        assert Tenants().scheduling(name, Lane.LANE_INTERACTIVE).lane == Lane.LANE_STANDARD
 
 
 def test_a_tenants_file_is_read_with_a_rule_for_everybody_else(tmp_path: Path) -> None:
@@ -166,3 +193,52 @@ async def test_a_lane_or_tenant_that_makes_no_sense_is_refused_by_name() -> None
             refused = await refusal(router.stub.Generate(request, metadata=metadata))
             assert (refused.reason, refused.field) == ("INVALID_REQUEST", "x-trunkline-tenant")
     assert not worker.submits
+
+
+NAMES = st.sampled_from(["a", "*", "", "weight", "lane", "ü", "x" * 129, "a\nb"])
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=4),
+        st.sampled_from(["interactive", "batch", "standard", "STANDARD", 1, 3.0, 10**13, "1"]),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(TERMS) | NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def read_or_refused(path: Path) -> Tenants | str:
+    try:
+        return read_tenants(str(path))
+    except TenantsError as error:
+        return str(error)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(NAMES, st.dictionaries(st.sampled_from(TERMS), VALUES, max_size=5) | VALUES, max_size=4) | VALUES
+)
+def test_any_tenants_file_is_read_or_refused_in_one_line(tmp_path: Path, entries: Any) -> None:
+    path = tmp_path / "tenants.json"
+    path.write_text(json.dumps(entries))
+    tenants = read_or_refused(path)
+    if isinstance(tenants, str):
+        assert tenants.startswith(f"--tenants={path}: ")
+        assert "\n" not in tenants
+        return
+    for name in ("a", "", "else"):
+        scheduling = tenants.scheduling(name, Lane.LANE_INTERACTIVE)
+        granted = entries.get(name, entries.get("*", {})).get("lane", "standard")
+        assert scheduling.lane_name == granted
+        assert 0.001 <= scheduling.weight <= 1000
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=40) | st.binary(max_size=20).map(lambda junk: b'{"a": {"weight": ' + junk + b"}}"))
+def test_a_tenants_file_of_any_bytes_is_read_or_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tenants.json"
+    path.write_bytes(content)
+    assert "\n" not in str(read_or_refused(path))

@@ -13,8 +13,9 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import DEMO_MODEL, byte_tokenizer
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline_router import tokenizer as tokenizer_module
+from trunkline_router.render_pool import RenderPool
 from trunkline_router.text_width import characters_per_token
-from trunkline_router.tokenizer import PromptTokenizer
+from trunkline_router.tokenizer import BYTES_PER_CHARACTER, PromptTokenizer
 
 LIKELY = "\u1f82\u03b1\u0313\u0300\u0345 \n<s>"
 DEMO = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -107,8 +108,25 @@ async def test_text_and_conversations_that_cannot_fit_are_refused_untokenized(mo
             assert "80 tokens" in refused.message
 
 
+async def test_a_conversation_many_times_too_long_is_refused_unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(FakeWorker("a", context_length=100)) as router:
+
+        async def unreachable(*_: object, **__: object) -> None:
+            raise AssertionError("it was rendered")
+
+        monkeypatch.setattr(RenderPool, "render", unreachable)
+        for turns in (1, 100):
+            width = characters_per_token(byte_tokenizer())
+            assert width is not None
+            long = ChatMessage(role="user", content="x" * (BYTES_PER_CHARACTER * 100 * width // turns))
+            refused = await refusal(router.stub.Generate(GenerateRequest(chat=ChatMessages(messages=[long] * turns))))
+            assert (refused.reason, refused.field) == ("CONTEXT_LENGTH_EXCEEDED", "prompt")
+            assert "100 tokens" in refused.message
+
+
 async def test_tokenize_takes_texts_that_fit_no_context_but_not_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_module, "MAX_TEXT_BYTES", 10_000)
+    monkeypatch.setattr(tokenizer_module, "MAX_CHAT_BYTES", 10_000)
     async with cluster(FakeWorker("a", context_length=100)) as router:
         assert len((await router.stub.Tokenize(TokenizeRequest(text="x" * 10_000))).token_ids) == 10_001
         for request, field in (

@@ -41,31 +41,94 @@ class Admission:
             and self.has_blocks(sequence, running)
         )
 
+    def scarce_resource(
+        self, sequence: Sequence, running: list[Sequence], gone: list[Sequence], *, hurries: bool
+    ) -> int:
+        """What a sequence lacks, as an index of shares.Demand, when some of those that run are gone; it must not fit
+        then."""
+        left = [other for other in running if other not in gone]
+        if not self.has_slot(sequence, left):
+            return 0
+        return 1 if self.has_time(sequence, left, hurries=hurries) else 2
+
+    def is_stretched(self, lane: Lane, running: list[Sequence]) -> bool:
+        """Whether steps take longer than a lane has them take, because of those that decode."""
+        decodes = [s for s in running if s.will_decode and (lane or s.lane is not Lane.STANDARD)]
+        if not decodes or not self._cost.is_known:
+            return False
+        alone_s = self._cost.time_s(StepLoad(1, 0, 0.0))
+        tokens = sum([len(sequence.token_ids) for sequence in decodes])
+        added_s = self._cost.time_s(StepLoad(len(decodes), tokens, 0.0)) - alone_s
+        return added_s > self._time_to_add_s(lane, alone_s)
+
     def has_slot(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether the running set has a place for it. There are no more places than tokens in a step: everyone who
         runs gets on in every step."""
-        limits = self._limits
-        if len(running) >= min(limits.max_running_requests, limits.max_step_tokens):
+        if len(running) >= self.places(Lane.INTERACTIVE):
             return False
-        if sequence.lane is Lane.INTERACTIVE or not limits.interactive_reserve:
+        if sequence.lane is Lane.INTERACTIVE or not self._limits.interactive_reserve:
             return True
         lower = sum(1 for other in running if other.lane is not Lane.INTERACTIVE)
+        return lower < self.places(sequence.lane)
+
+    def places(self, lane: Lane) -> int:
+        """The most that run at once, of a lane and the lower ones."""
+        limits = self._limits
+        if lane is Lane.INTERACTIVE:
+            return min(limits.max_running_requests, limits.max_step_tokens)
         places = limits.max_running_requests - limits.reserved_running_requests
-        return lower < min(places, limits.max_step_tokens - limits.reserved_step_tokens)
+        return min(places, limits.max_step_tokens - limits.reserved_step_tokens)
+
+    def pool_blocks(self, lane: Lane) -> int:
+        """Blocks that a lane can have; at least one."""
+        return max(1, self._blocks.num_blocks - (self._reserved_blocks if lane else 0))
+
+    def decode_time(self, lane: Lane) -> tuple[float, float]:
+        """The part of a lane's time of a step that a sequence takes that decodes, and that a token of its context takes
+        besides; nothing where steps have no target time."""
+        target_s, cost = self._limits.itl_target_s, self._cost
+        if not target_s or not cost.is_known:
+            return 0.0, 0.0
+        added_s = self._time_to_add_s(lane, cost.time_s(StepLoad(1, 0, 0.0)))
+        return cost.token_s / added_s, cost.kv_token_s / added_s
+
+    def _time_to_add_s(self, lane: Lane, alone_s: float) -> float:
+        """What others may add to a step that takes one sequence `alone_s`."""
+        share = 1.0 if lane is Lane.INTERACTIVE else LOWER_LANES_DECODE_SHARE
+        return max(share * (self._limits.itl_target_s - alone_s), LEAST_ADDED_SHARE * alone_s)
+
+    def foreseen_blocks(self, sequences: list[Sequence], lane: Lane, *, waits: bool) -> list[float]:
+        """For each sequence, blocks of its own that it is foreseen to hold in the end; where admission does not look
+        ahead, those that it holds, or takes when it is let in. waits: they do, and match() must just have been called
+        """
+        if waits:
+            own = [self._blocks.num_fresh(sequence) for sequence in sequences]
+        else:
+            own = [sequence.num_own_blocks for sequence in sequences]
+        if self._limits.admission is AdmissionRule.OPTIMISTIC or not sequences:
+            return [float(blocks) for blocks in own]
+        generated = np.array([sequence.num_output for sequence in sequences])
+        most = np.array([sequence.sampling.max_tokens for sequence in sequences]) - generated
+        mean, _ = self.output_lengths[lane].remaining(generated)
+        foreseen: list[float] = (np.array(own) + np.minimum(mean, most) / self._blocks.block_size).tolist()
+        return foreseen
 
     def has_time(self, sequence: Sequence, running: list[Sequence], *, hurries: bool) -> bool:
         """Whether a step stays under its target time with one more sequence that decodes. The lower lanes leave half
         of what others may add for prompts: an interactive one is then computed in few steps, however much bulk work
         runs. A target that not even one alone can meet does not shut the others out.
 
-        Who streams already is not kept from going on, and who hurries may stretch the time, unless a higher lane runs;
-        bulk work waits for as long as it takes. What the standard lane has stretched is not held against the
+        A sequence that ends with its first token decodes in no step. One that streams already is not kept from going
+        on, unless it was preempted for another tenant. One that hurries may stretch the time, unless a higher lane
+        runs; bulk work waits for as long as it takes. What the standard lane has stretched is not held against the
         interactive one: nothing is preempted for it, only to come back.
         """
         target_s, lane = self._limits.itl_target_s, sequence.lane
         if not target_s or not running or not self._cost.is_known or sequence.promised_len:
             return True
-        if sequence.num_output and lane is not Lane.BATCH:
+        if not sequence.will_decode:
+            return True
+        if sequence.num_output and lane is not Lane.BATCH and not sequence.has_yielded:
             return True
         others = running
         if lane is Lane.INTERACTIVE:
@@ -74,8 +137,7 @@ class Admission:
         alone_s = self._cost.time_s(StepLoad(1, tokens, 0.0))
         kv_tokens = tokens + sum(len(other.token_ids) for other in others)
         added_s = self._cost.time_s(StepLoad(len(others) + 1, kv_tokens, 0.0)) - alone_s
-        share = 1.0 if lane is Lane.INTERACTIVE else LOWER_LANES_DECODE_SHARE
-        if added_s <= max(share * (target_s - alone_s), LEAST_ADDED_SHARE * alone_s):
+        if added_s <= self._time_to_add_s(lane, alone_s):
             return True
         if not hurries or lane is Lane.BATCH or any(other.lane < lane for other in running):
             return False
@@ -113,16 +175,24 @@ class Admission:
         return self._blocks.can_admit(sequence, reserve)
 
     def would_fit_without(
-        self, victims: list[Sequence], sequence: Sequence, running: list[Sequence], *, hurries: bool
+        self,
+        victims: list[Sequence],
+        sequence: Sequence,
+        running: list[Sequence],
+        *,
+        hurries: bool,
+        retiring_blocks: int = 0,
+        growth_blocks: int = 0,
     ) -> bool:
-        """Whether it would fit if these were preempted."""
+        """Whether it would fit if these were preempted, blocks that are on their way were free, and those that run had
+        got what they grow by."""
         gone = set(map(id, victims))
         left = [other for other in running if id(other) not in gone]
-        given_up = sum(victim.num_own_blocks for victim in victims)
+        given_up = retiring_blocks + sum(victim.num_own_blocks for victim in victims)
         return (
             self.has_slot(sequence, left)
             and self.has_time(sequence, left, hurries=hurries)
-            and self.has_room_now(sequence, left, given_up)
+            and self.has_room_now(sequence, left, given_up - growth_blocks)
             and self._has_room_later(sequence, left, given_up)
         )
 

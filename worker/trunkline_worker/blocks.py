@@ -197,6 +197,11 @@ class KVBlocks:
                 push_back(block)
                 self.num_cached += 1
 
+    def num_freed_by(self, table: list[int]) -> int:
+        """Blocks that become available when a table is freed: nobody else holds them."""
+        holders = self._holders
+        return [holders[block] for block in table].count(1)
+
     def _hold(self, blocks: list[int]) -> None:
         holders, unlink = self._holders, self._free.unlink
         for block in blocks:

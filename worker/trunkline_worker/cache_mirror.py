@@ -6,9 +6,10 @@ behind gets a snapshot of this copy.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from trunkline.block_hash import HASH_BYTES
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import (
     BlocksRemoved,
     BlocksStored,
@@ -20,7 +21,9 @@ from trunkline.v1.worker_pb2 import (
 )
 
 MAX_PENDING_ITEMS = 1024  # a subscriber further behind than this is given a snapshot
-SNAPSHOT_CHUNK_BLOCKS = 65_536  # 1 MiB of hashes
+SNAPSHOT_CHUNK_BLOCKS = 16_384  # 256 KiB of hashes: a subscriber has others to listen to
+MAX_STRIDES = 8  # different ones at once: the events of each step are thinned for each of them
+RETRY_MS = 1000
 LOAD_INTERVAL_S = 0.05  # load samples go out at most this often
 
 
@@ -36,17 +39,21 @@ class Subscription:
         self._wake = asyncio.Event()
         self._wake.set()
 
-    def offer(self, sequence: int, events: list[CacheEvent]) -> None:
+    @property
+    def stride(self) -> int:
+        return self._stride
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether it is to be offered what happens; where it is not, it will have a snapshot."""
+        return not self._needs_snapshot
+
+    def offer(self, item: WatchCacheResponse) -> None:
         """Events of one step; forgotten in favour of a snapshot where too many wait already."""
-        if self._needs_snapshot:
-            return
         if len(self._pending) >= MAX_PENDING_ITEMS:
             self._pending.clear()
             self._needs_snapshot = True
         else:
-            kept = events if self._stride == 1 else self._mirror.thin(events, self._stride)
-            item = WatchCacheResponse(epoch=self._mirror.epoch, sequence=sequence)
-            item.events.CopyFrom(CacheEvents(events=kept))
             self._pending.append(item)
         self._wake.set()
 
@@ -89,7 +96,12 @@ class CacheMirror:
         return digest in self._depth
 
     def subscribe(self, stride: int) -> Subscription:
+        """Raises RequestRefused (OVERLOADED) where too many different strides are asked for."""
         subscription = Subscription(self, stride)
+        strides = {other.stride for other in self._subscriptions}
+        if len(strides) >= MAX_STRIDES and subscription.stride not in strides:
+            message = f"{MAX_STRIDES} other strides are watched already: {', '.join(map(str, sorted(strides)))}"
+            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=RETRY_MS)
         self._subscriptions.add(subscription)
         return subscription
 
@@ -101,8 +113,13 @@ class CacheMirror:
         if not events:
             return
         self.sequence += 1
+        items: dict[int, WatchCacheResponse] = {}  # by stride: those who watch the same share one
         for subscription in self._subscriptions:
-            subscription.offer(self.sequence, events)
+            if subscription.wants_events:
+                stride = subscription.stride
+                if stride not in items:
+                    items[stride] = self._item(events if stride == 1 else self.thin(events, stride))
+                subscription.offer(items[stride])
         for event in events:
             kind = event.WhichOneof("kind")
             if kind == "stored":
@@ -125,22 +142,26 @@ class CacheMirror:
         for subscription in self._subscriptions:
             subscription.offer_load(self.load)
 
-    def snapshot(self, stride: int) -> Iterable[WatchCacheResponse]:
-        """The contents now, in parts; made at once, so that no event can slip between them."""
+    def _item(self, events: Sequence[CacheEvent]) -> WatchCacheResponse:
+        return WatchCacheResponse(epoch=self.epoch, sequence=self.sequence, events=CacheEvents(events=events))
+
+    def snapshot(self, stride: int) -> Iterator[WatchCacheResponse]:
+        """The contents at the first part, whatever happens before the last one is taken; a part is made when its turn
+        comes."""
         digests = [d for d, depth in self._depth.items() if depth % stride == stride - 1]
+        sequence = self.sequence
         starts = range(0, max(1, len(digests)), SNAPSHOT_CHUNK_BLOCKS)
-        return [
-            WatchCacheResponse(
+        chunk_blocks = SNAPSHOT_CHUNK_BLOCKS
+        for start in starts:
+            yield WatchCacheResponse(
                 epoch=self.epoch,
-                sequence=self.sequence,
+                sequence=sequence,
                 snapshot=CacheSnapshot(
-                    block_hashes=b"".join(digests[start : start + SNAPSHOT_CHUNK_BLOCKS]),
+                    block_hashes=b"".join(digests[start : start + chunk_blocks]),
                     first=start == 0,
                     last=start == starts[-1],
                 ),
             )
-            for start in starts
-        ]
 
     def thin(self, events: list[CacheEvent], stride: int) -> list[CacheEvent]:
         """The same events with every stride-th block of a chain only; events that are empty then stay out."""

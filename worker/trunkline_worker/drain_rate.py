@@ -64,7 +64,11 @@ class DrainRate:
         """How long a sequence that is submitted now will wait for its admission, as far as the rate of late tells."""
         if sequence.deadline_s is None or not self.is_queueing(sequence.lane):
             return 0.0
-        ahead = waiting.num_due_before(sequence.lane, due_s(sequence))
+        # Its tenant's turn comes as often as its weight says, however much of other tenants waits.
+        ahead = min(
+            waiting.num_due_before(sequence.lane, due_s(sequence)),
+            sum(waiting.count[: sequence.lane]) + waiting.num_in_turn_before(sequence.account),
+        )
         everyone = sum(waiting.count[: sequence.lane + 1])
         if not everyone:
             return 0.0

@@ -305,15 +305,15 @@ class Engine:
         scheduler, waiting = self.scheduler, self.scheduler.waiting
         lane = lane_of(submit.lane)
         account = waiting.lanes[lane].account(submit.tenant, submit.tenant_weight or 1.0)
-        others = waiting.lanes[lane].waiting_weight() - (account.weight if account.waiting else 0.0)
+        of_tenant, tokens_of_tenant = waiting.queued_by(account)
         if not self._bounds.admits(
             lane,
             num_tokens,
             waiting=waiting.count,
             waiting_tokens=waiting.num_tokens,
-            of_tenant=account.waiting,
-            tokens_of_tenant=account.waiting_tokens,
-            share=account.weight / (account.weight + max(0.0, others)),
+            of_tenant=of_tenant,
+            tokens_of_tenant=tokens_of_tenant,
+            share=waiting.queue_share(account),
         ):
             scheduler.stats.lanes[lane].refused += 1
             raise queue_full(lane, waiting.count, self._retry_delay_ms(lane, now_s))

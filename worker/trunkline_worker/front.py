@@ -6,7 +6,7 @@ direct call. Every way for a choice to end goes through `_end`, so none is forgo
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span, Status, StatusCode
@@ -42,6 +42,8 @@ class Choice:
     handle: int  # in the engine
     caller_handle: int
     request_id: str
+    tenant: str
+    number: int  # among the choices of its request
     stream: OutputStream
     deliver: Deliver
     span: Span
@@ -115,6 +117,8 @@ class Front:
             handle=self._next_handle,
             caller_handle=submit.handle,
             request_id=submit.request_id,
+            tenant=submit.tenant,
+            number=submit.choice,
             stream=stream,
             deliver=deliver,
             span=start_span(
@@ -212,10 +216,10 @@ class Front:
         self.draining = True  # until this process has ended, routers should know that nothing more is taken
         self._publish_load(self.mirror.load)
         refused = no_worker("the worker's engine ended while it computed this request")
-        unproven = {_request_of(choice) for choice in flying if not _is_proven(choice)}
+        unproven = [choice for choice in flying if not _is_proven(choice)]
         for choice in list(self._choices.values()):
             suspect = choice in flying
-            sole = suspect and choice.suspect and unproven <= {_request_of(choice)}
+            sole = suspect and choice.suspect and _are_of_one_request([*unproven, choice])
             self._break_off(choice, refused, suspect=suspect, sole_suspect=sole)
 
     def _flying(self) -> set[Choice]:
@@ -293,9 +297,13 @@ class Front:
         self._log.info("choice ended", request_id=choice.request_id, outcome=outcome, duration_ms=duration_ms, **facts)
 
 
-def _request_of(choice: Choice) -> tuple[Deliver, str]:
-    """Whose choice it is: names that clients give are their own within one session only."""
-    return choice.deliver, choice.request_id
+def _are_of_one_request(choices: Collection[Choice]) -> bool:
+    """Whether they are choices of one request, as far as its names say. A session carries many tenants' requests, and
+    each client draws its own request ids: another request may have the same one. Choices of one request have different
+    numbers, and its prompt."""
+    choices = set(choices)
+    requests = {(choice.deliver, choice.tenant, choice.request_id, choice.num_prompt) for choice in choices}
+    return len(requests) == 1 and len({choice.number for choice in choices}) == len(choices)
 
 
 def _is_proven(choice: Choice) -> bool:

@@ -13,12 +13,12 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.grant import grant_key_problem, key_id
 from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import DrainResponse
-from trunkline.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_worker.cache_mirror import CacheMirror
+from trunkline_worker.door import Door, most_message_bytes
 from trunkline_worker.engine_link import EngineLink, EngineStartError
 from trunkline_worker.front import Front
 from trunkline_worker.front_settings import WorkerSettings
@@ -26,12 +26,11 @@ from trunkline_worker.gate import Gate
 from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.spec import read_spec
-from trunkline_worker.service import WorkerService
+from trunkline_worker.service import SERVICE, WorkerService, add_to_server
 from trunkline_worker.silence import Silence
 from trunkline_worker.stats_log import log_stats
 from trunkline_worker.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
-SERVICE = "trunkline.v1.WorkerService"
 STOP_GRACE_S = 1.0  # after draining, for the last messages to leave
 
 EXIT_ENGINE_DIED = 1
@@ -102,18 +101,25 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
     front = Front(model, files.tokenizer, mirror)
     front.connect(link)
 
-    server = GrpcServer(settings.host, settings.port, services=[SERVICE])
+    def now_unix_ms() -> int:
+        return int(time.time() * 1e3)
+
+    gate = Gate(grant_key, worker_id, epoch, now_unix_ms)
+    server = GrpcServer(
+        settings.host,
+        settings.port,
+        services=[SERVICE],
+        max_request_bytes=most_message_bytes(model),
+        gate=Door(gate, model),
+    )
 
     async def drain(timeout_s: float | None) -> DrainResponse:
         await server.set_ready(False)
         drained = await front.drain(settings.drain_timeout_s if timeout_s is None else timeout_s)
         return DrainResponse(finished=drained.finished, aborted=drained.aborted)
 
-    def now_unix_ms() -> int:
-        return int(time.time() * 1e3)
-
-    desk, gate = GrantDesk(grant_key, epoch, now_unix_ms), Gate(grant_key, worker_id, epoch, now_unix_ms)
-    add_WorkerServiceServicer_to_server(WorkerService(front, files, drain, desk, gate), server.grpc)
+    desk = GrantDesk(grant_key, epoch, now_unix_ms)
+    add_to_server(WorkerService(front, files, drain, desk), server.grpc)
     try:
         await server.start()
         await server.set_ready(True)

@@ -2,7 +2,7 @@
 
 A lane is full when it and the lanes above it have as many waiting as the bounds allow; what waits in lower lanes does
 not count. In a full lane a tenant with less than its fair share of the bound is still let in, so one tenant's flood
-does not shut the others out: what waits is at most twice the bound, by lane.
+does not shut the others out, of this lane or of a lower one: what waits is at most twice the bound, by lane.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class QueueBounds:
     ) -> bool:
         """Whether one more may wait.
 
-        waiting, waiting_tokens: by lane; of_tenant, tokens_of_tenant: what of its tenant waits in its lane
-        share: the tenant's part of the weights of all that wait in its lane, itself included, in (0, 1]
+        waiting, waiting_tokens: by lane; of_tenant, tokens_of_tenant: what of its tenant waits in its lane and above
+        share: the tenant's part of the weights of all that wait there, itself included, in (0, 1]
         """
         ahead, tokens_ahead = sum(waiting[: lane + 1]), sum(waiting_tokens[: lane + 1])
         # Something may always wait alone: a prompt longer than the bound is not refused for ever.

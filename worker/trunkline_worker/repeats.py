@@ -25,7 +25,10 @@ class Repeats:
         nobody_joins = (
             not len(running_set.waiting)
             or running_set.is_blocked
-            or len(running) >= running_set.limits.max_running_requests
+            or (
+                len(running) >= running_set.limits.max_running_requests
+                and not any(lane.is_contended for lane in running_set.waiting.lanes)
+            )
         )
         everybody_decodes = not plan.starts and len(plan.steps) == len(running) and plan.num_decodes == len(plan.steps)
         if not (everybody_decodes and nobody_joins) or running_set.is_retiring or not running_set.gate.is_open_always:

@@ -69,6 +69,11 @@ class RunningSet:
         return bool(self._retiring)
 
     @property
+    def num_retiring_blocks(self) -> int:
+        """Blocks that will be available when the steps in flight are committed."""
+        return sum(self.blocks.num_freed_by(table) for tables in self._retiring.values() for table in tables)
+
+    @property
     def next_in_flight(self) -> StepPlan:
         """The oldest plan that is not committed, or what is left of it."""
         return self.in_flight[0]
@@ -132,12 +137,13 @@ class RunningSet:
         insort(self.running, sequence, key=attrgetter("rank"))
         self.stats.admitted(sequence, now_s)
         account = sequence.account
-        account.running += 1
+        self.waiting.lanes[sequence.lane].start(account)
+        sequence.has_yielded = False
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             sequence.admitted_s = now_s
             account.cached_tokens += sequence.num_computed
-            account.input_tokens += len(sequence.token_ids) - sequence.num_computed
+            sequence.num_charged = sequence.num_computed
             self._admitted.append(sequence.sequence_id)
             self.drain_rate.admitted(sequence.lane, now_s)
         if sequence.wants_prompt_logprobs:
@@ -231,6 +237,8 @@ class RunningSet:
             sequence.prompt_logprobs += result.prompt_logprobs[index]
         if not sequence.reported:
             sequence.reported = True
+            # A last token of it that was computed like a decode.
+            sequence.account.input_tokens += max(0, len(sequence.token_ids) - sequence.num_charged)
             sequence.first_token_s = now_s
             self.stats.first_token(sequence, now_s)
             news.prompt = PromptNews(sequence.prompt_len, sequence.cached_tokens or 0, sequence.prompt_logprobs)
@@ -265,7 +273,7 @@ class RunningSet:
         self._prefixes.withdraw(sequence)
         sequence.num_announced = 0
         self.running.remove(sequence)
-        sequence.account.running -= 1
+        self.waiting.lanes[sequence.lane].stop(sequence.account)
         if self.starts.pop(sequence.sequence_id, None) is None:
             self._ended.append(sequence.sequence_id)
         table = self.blocks.detach(sequence)

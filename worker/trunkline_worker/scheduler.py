@@ -13,7 +13,9 @@ sequence never outgrows an empty pool, because max_tokens is bounded by it at su
 
 from enum import Enum
 
+from trunkline_worker.begun_prompts import BegunPrompts
 from trunkline_worker.blocks import KVBlocks
+from trunkline_worker.fair_share import Account
 from trunkline_worker.guest import GuestTurn
 from trunkline_worker.lanes import LANES, Lane
 from trunkline_worker.limits import SchedulerLimits
@@ -28,6 +30,9 @@ from trunkline_worker.step_budget import StepBudget
 # Waiting sequences looked at in one step past the first that cannot start because another one is just computing
 # its prefix: bounds the cost of a step when very many wait for one prefix.
 MAX_DEFERRED = 64
+# Of one tenant: then the next one's are looked at. So one tenant's sequences that wait for a prefix hide no others.
+MAX_DEFERRED_OF_TENANT = 16
+NOBODY: frozenset[Account] = frozenset()
 # What a guest gets of each step before all others, as a divisor of the step's tokens.
 GUEST_SHARE = 8
 
@@ -52,24 +57,32 @@ class Scheduler(RunningSet):
         self.repeats = Repeats(self, self._guest_turn)
         self._deferred_members: set[int] = set()  # of a batch being formed: ids
         self._planned_s = float("-inf")  # when a step was planned last
+        self._looked_s = float("-inf")  # when those who wait were looked at last
 
     def wakes_s(self) -> float | None:
         """When time alone changes what schedule() would do; None: never."""
         if not len(self.waiting):
             return None
-        times_s = [self.deadlines.next_s(), self.hurries_from_s(self._planned_s)]
+        times_s = [self.deadlines.next_s(), self.hurries_from_s(self._planned_s), self._changes_s()]
         if self.gate.is_open_always:
             times_s.append(self._guest_turn.next_s())
         elif not self.running:
             times_s.append(self.gate.opens_s(self.waiting))
         return min([time_s for time_s in times_s if time_s is not None], default=None)
 
+    def _changes_s(self) -> float | None:
+        """When tenants' shares are looked at again."""
+        return self._preemption.sharing.changes_s(self._looked_s) if self.gate.is_open_always else None
+
     def schedule(self, now_s: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now."""
         self._guest_turn.end_if_over()
-        hurries_s = self.hurries_from_s(self._planned_s) if len(self.waiting) else None
-        if hurries_s is not None and now_s >= hurries_s:
-            self.something_changed()
+        if len(self.waiting):
+            for time_s in (self.hurries_from_s(self._planned_s), self._changes_s()):
+                if time_s is not None and now_s >= time_s:
+                    self.something_changed()
+        if not self.is_blocked:
+            self._looked_s = now_s
         self._planned_s = now_s
         self.gate.open(self.waiting, busy=bool(self.running or self._retiring), now_s=now_s)
         budget = StepBudget(self.limits, self.cost)
@@ -106,6 +119,8 @@ class Scheduler(RunningSet):
         step_id, block_size = self.step_id + 1, self.blocks.block_size
         tokens_left, lower_left, kv_tokens = budget.tokens_left, budget.lower_left, 0
         order = self.running.copy()
+        if self.blocks.num_available < 2 * len(order) and self._preemption.sharing.contended():
+            order = self._preemption.sharing.order(order)
         guest = self._guest_turn.current()
         if guest is not None:
             order.remove(guest)
@@ -159,7 +174,7 @@ class Scheduler(RunningSet):
             if may_admit and guest in self.waiting:
                 guest_waits = not self._guest_turn.let_in(guest, now_s)
             if guest.block_table:
-                self._chunk(guest, min(most, share), steps, budget)
+                self._chunk(guest, min(most, share, budget.guest_tokens(guest, GUEST_SHARE)), steps, budget)
                 chunks = [sequence for sequence in chunks if sequence is not guest]
         if guest_waits:
             # Nobody overtakes it; the interactive lane is held up only if it alone is in the guest's way.
@@ -168,11 +183,12 @@ class Scheduler(RunningSet):
         # Whether everybody who waits was found not to fit, and nothing is on its way that could change that.
         blocked = may_admit and not guest_waits and self.gate.is_open_always
         for lane in LANES:
-            for sequence in chunks:
-                if sequence.lane is lane and sequence.block_table:
-                    self._chunk(sequence, most, steps, budget)
+            self.waiting.lanes[lane].begun = NOBODY
+            if not (chunks or may_admit):
+                continue
+            begun = BegunPrompts([s for s in chunks if s.account.lane is lane and s.block_table])
+            stopped = self._fill(lane, begun, most, steps, budget, now_s, may_admit=may_admit)
             if may_admit:
-                stopped = self._admit(lane, most, steps, budget, now_s)
                 blocked &= stopped is not Stopped.STEP_FULL
                 may_admit = stopped is not Stopped.BY_ROOM_NOW and not guest_waits
         if blocked and len(self.waiting) and not (self._retiring or self._preemption.has_happened):
@@ -198,35 +214,65 @@ class Scheduler(RunningSet):
         sequence.num_scheduled += num_new
         sequence.num_pending += samples
         sequence.last_step = self.step_id + 1
+        # It counts as it is computed, not all at once: nobody pays for the rest of a long prompt that is just begun.
+        again = min(num_new, max(0, sequence.num_charged - start))
+        sequence.account.recomputed_tokens += again
+        sequence.account.input_tokens += num_new - again
+        sequence.num_charged = max(sequence.num_charged, sequence.num_scheduled)
 
-    def _admit(self, lane: Lane, most: int, steps: list[SequenceStep], budget: StepBudget, now_s: float) -> "Stopped":
-        """Moves a lane's waiting sequences into the running set while there is room."""
-        deferred = 0
+    def _fill(
+        self,
+        lane: Lane,
+        begun: BegunPrompts,
+        most: int,
+        steps: list[SequenceStep],
+        budget: StepBudget,
+        now_s: float,
+        *,
+        may_admit: bool,
+    ) -> Stopped:
+        """Fills a step with a lane's prompts: those that have been begun and, where it may admit, those of sequences
+        that wait; the tenant with the least service first, and what it has begun before what waits."""
+        deferred, unfinished = 0, set()
         stopped, hurries = Stopped.NOBODY_WAITS, self.hurries(lane, now_s)
+        makes_room_in = self._preemption.sharing.makes_room_in
+        if makes_room_in is not None and lane >= makes_room_in:
+            may_admit, stopped = False, Stopped.BY_ROOM_NOW
         while True:
-            if not budget.room(lane) or deferred == MAX_DEFERRED:
-                stopped = Stopped.STEP_FULL
-                break
-            sequence = self._next(lane)
+            sequence = self._next(lane) if may_admit else None
+            if (prompt := begun.first()) is not None and (sequence is None or _goes_on_before(prompt, sequence)):
+                self._chunk(prompt, most, steps, budget)
+                begun.remove(prompt)
+                if prompt.num_scheduled < len(prompt.token_ids):
+                    unfinished.add(prompt.account)
+                continue
             if sequence is None:
                 break
+            if not budget.room(lane) or deferred == MAX_DEFERRED:
+                may_admit, stopped = False, Stopped.STEP_FULL
+                continue
             if self.waits_for_prefix(sequence):
-                self._defer(sequence)
+                self._defer(sequence, deferred)
                 deferred += 1
                 continue
             if not budget.can_begin(sequence):
-                stopped = Stopped.STEP_FULL
-                break
-            if not self.admission.fits(sequence, self.running, hurries=hurries):
+                may_admit, stopped = False, Stopped.STEP_FULL
+                continue
+            may_hurry = hurries and self._preemption.sharing.may_stretch(sequence)
+            if not self.admission.fits(sequence, self.running, hurries=may_hurry):
                 # Where the pool has room for it now, but not for what all of its lane will need, lower lanes may use
                 # what is free: they give it back when it is wanted.
                 foreseen = self.admission.has_room_now(sequence, self.running) and self.gate.is_open_always
-                stopped = Stopped.BY_FORECAST if foreseen else Stopped.BY_ROOM_NOW
+                may_admit, stopped = False, Stopped.BY_FORECAST if foreseen else Stopped.BY_ROOM_NOW
                 self.gate.close()
-                break
+                continue
             self.join(sequence, now_s)
+            self._preemption.sharing.joined(lane)
             self._chunk(sequence, most, steps, budget)
+            if sequence.num_scheduled < len(sequence.token_ids):
+                unfinished.add(sequence.account)
         self._restore()
+        self.waiting.lanes[lane].begun = unfinished
         return Stopped.STEP_FULL if deferred else stopped
 
     def _next(self, lane: Lane) -> Sequence | None:
@@ -236,9 +282,13 @@ class Scheduler(RunningSet):
         members = self.gate.expected(lane, self.waiting)
         return next((s for s in members if s.sequence_id not in self._deferred_members), None)
 
-    def _defer(self, sequence: Sequence) -> None:
+    def _defer(self, sequence: Sequence, num_deferred: int) -> None:
+        """Passes over one that waits for a prefix; past every so many, over all of its tenant."""
         if self.gate.is_open_always:
-            self.waiting.defer(sequence)
+            if (num_deferred + 1) % MAX_DEFERRED_OF_TENANT:
+                self.waiting.defer(sequence)
+            else:
+                self.waiting.pass_over(sequence.lane)
         else:
             self._deferred_members.add(sequence.sequence_id)
 
@@ -258,3 +308,9 @@ class Scheduler(RunningSet):
     def check_integrity(self) -> None:
         super().check_integrity()
         self._guest_turn.check_integrity()
+
+
+def _goes_on_before(begun: Sequence, waiting: Sequence) -> bool:
+    """Whether a begun prompt goes before a sequence that waits: where both are of one tenant, or its own was served
+    less."""
+    return begun.account is waiting.account or begun.account.virtual_tokens < waiting.account.virtual_tokens

@@ -42,6 +42,8 @@ class Sequence:
     num_matched: int = 0  # leading blocks that were found in the cache at admission
     num_reused: int = 0  # tokens in them
     generation: int = 0  # grows with each preemption
+    has_yielded: bool = False  # it was preempted for another tenant of its lane, and has not been let in again
+    num_charged: int = 0  # leading tokens that count as its tenant's input: see fair_share.py
     promised_len: int = 0  # up to this length it keeps its blocks, whoever else wants them: see guest.py
 
     # Identity of its blocks: see blocks.py
@@ -93,6 +95,11 @@ class Sequence:
     @property
     def num_unscheduled(self) -> int:
         return len(self.token_ids) + self.num_pending - self.num_scheduled
+
+    @property
+    def will_decode(self) -> bool:
+        """Whether it takes part in more steps once all its known tokens are computed."""
+        return len(self.token_ids) < self.last_to_compute
 
     @property
     def num_own_blocks(self) -> int:

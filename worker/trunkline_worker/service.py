@@ -17,7 +17,6 @@ from trunkline.v1.worker_pb2 import (
     GetStatsResponse,
     GetTokenizerRequest,
     GetTokenizerResponse,
-    SessionRequest,
     SessionResponse,
     Submit,
     WatchCacheRequest,
@@ -25,25 +24,28 @@ from trunkline.v1.worker_pb2 import (
     WorkerServiceGenerateRequest,
     WorkerServiceGenerateResponse,
 )
-from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer
+from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
 from trunkline_worker.front import Choice, Front
-from trunkline_worker.gate import Gate
 from trunkline_worker.grant_desk import GrantDesk
 from trunkline_worker.grant_reports import FollowedGrant, GrantReports
-from trunkline_worker.session import Outbox, Session
+from trunkline_worker.outbox import Backlog, Outbox
+from trunkline_worker.session import Session
 from trunkline_worker.tokenizer_files import TokenizerFiles
 
-TOKENIZER_CHUNK_BYTES = 1 << 20
+# Small enough that a call that is not read on holds little.
+TOKENIZER_CHUNK_BYTES = 128 << 10
+SEND_TOKENIZER_S = 60.0  # routers wait for 10 s
 
+SERVICE = "trunkline.v1.WorkerService"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(WorkerServiceServicer):
     """`drain` is called with a time in seconds, or None for the worker's own setting.
 
-    GetModel and GetTokenizer are open to everybody, and Generate to whoever has a grant; `gate` keeps the others.
+    What keeps strangers and floods out is the server's: see Door.
     """
 
     def __init__(
@@ -52,36 +54,34 @@ class WorkerService(WorkerServiceServicer):
         files: TokenizerFiles,
         drain: Callable[[float | None], Awaitable[DrainResponse]],
         desk: GrantDesk,
-        gate: Gate,
     ) -> None:
         self._front = front
         self._files = files
         self._desk = desk
-        self._gate = gate
+        self._backlog = Backlog()
         self._reports = GrantReports()
         self._drain = drain
 
-    async def Session(
-        self, request_iterator: AsyncIterator[SessionRequest], context: Context
-    ) -> AsyncIterator[SessionResponse]:
-        self._gate.check("Session", context.invocation_metadata())
+    async def Session(self, request_iterator: Any, context: Context) -> AsyncIterator[SessionResponse]:
+        """The requests are bytes: see add_to_server()."""
         task = asyncio.current_task()
         assert task is not None
         # Writing to a router that stands still would wait for ever.
-        session = Session(self._front, on_stalled=task.cancel)
+        session = Session(self._front, task.cancel, self._backlog)
         log = get_logger()
 
         async def read() -> None:
             try:
-                async for request in request_iterator:
-                    if request.HasField("hello"):
-                        log.info("session opened", router=request.hello.router_id)
-                    await session.take(request)
+                async for raw in request_iterator:
+                    await session.take(raw)
+            except RequestRefused as refused:
+                log.error("session ends: the router makes no sense", problem=refused.message)
+                session.refuse(refused)
+                return
             except Exception as error:
                 if not isinstance(error, grpc.aio.UsageError):
                     log.error("session ends by an unexpected error", exc_info=error)
-            finally:
-                task.cancel()  # the router is gone, or has nothing more to say
+            task.cancel()  # the router is gone, or has nothing more to say
 
         reading = asyncio.create_task(read())
         try:
@@ -122,7 +122,7 @@ class WorkerService(WorkerServiceServicer):
             if choice is not None:
                 self._front.cancel(choice)
 
-        outbox = Outbox(give_up)
+        outbox = Outbox(give_up, self._backlog)
         choice = self._front.submit(submit, outbox.put)
         if choice is not None:
             followed.began(choice)
@@ -136,11 +136,11 @@ class WorkerService(WorkerServiceServicer):
                     if output.chunk.finish_reason:
                         return
         finally:
+            outbox.close()
             if choice is not None:
                 self._front.cancel(choice)
 
     async def WatchCache(self, request: WatchCacheRequest, context: Context) -> AsyncIterator[WatchCacheResponse]:
-        self._gate.check("WatchCache", context.invocation_metadata())
         subscription = self._front.mirror.subscribe(request.stride)
         try:
             async for item in subscription.items():
@@ -152,18 +152,33 @@ class WorkerService(WorkerServiceServicer):
         return self._front.model
 
     async def GetTokenizer(self, request: GetTokenizerRequest, context: Context) -> AsyncIterator[GetTokenizerResponse]:
-        for name, data in self._files.contents.items():
-            for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
-                yield GetTokenizerResponse(name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
+        task = asyncio.current_task()
+        assert task is not None
+        # To end it with a status would wait for a client that does not read.
+        given_up = asyncio.get_running_loop().call_later(SEND_TOKENIZER_S, task.cancel)
+        try:
+            for name, data in self._files.contents.items():
+                for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
+                    yield GetTokenizerResponse(name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
+        finally:
+            given_up.cancel()
 
     async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
-        self._gate.check("GetStats", context.invocation_metadata())
         return await self._front.stats()
 
     async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:
-        self._gate.check("Drain", context.invocation_metadata())
         timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
         if timeout_s is not None and timeout_s < 0:
             raise invalid("timeout", f"{timeout_s} s is negative")
         # A caller that hangs up does not stop a drain that has begun.
         return await asyncio.shield(asyncio.ensure_future(self._drain(timeout_s)))
+
+
+def add_to_server(service: WorkerService, server: grpc.aio.Server) -> None:
+    """Every method, and Session so that its messages come as bytes: they are parsed piece by piece."""
+    session = grpc.stream_stream_rpc_method_handler(
+        service.Session, request_deserializer=bytes, response_serializer=SessionResponse.SerializeToString
+    )
+    # The first one that knows a method has it.
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
+    add_WorkerServiceServicer_to_server(service, server)

@@ -79,8 +79,9 @@ class EngineSettings:
         maximum=60_000.0,
     )
     interactive_reserve: float = _setting(
-        0.05,
-        "share of a step's tokens, of the running set and of the KV pool that only the interactive lane may use",
+        0.0,
+        "share of a step's tokens, of the running set and of the KV pool that only the interactive lane may use: for "
+        "fleets whose tenants file grants that lane",
         minimum=0.0,
         maximum=0.9,
     )

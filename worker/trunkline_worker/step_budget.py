@@ -48,6 +48,13 @@ class StepBudget:
         cached = sequence.num_known_cached
         return self.room(sequence.lane) > 0 and self._longest_chunk(cached, len(sequence.token_ids) - cached) > 0
 
+    def guest_tokens(self, guest: Sequence, divisor: int) -> int:
+        """The most that a guest has of the step's time, as tokens: one part in so many, and no less than a prompt gets
+        on by in any step."""
+        if self._time_left_s is None:
+            return guest.num_unscheduled
+        return max(LEAST_CHUNK, self._cost.longest_chunk(self._time_left_s / divisor, guest.num_scheduled))
+
     def _longest_chunk(self, num_before: int, num_left: int) -> int:
         """Most tokens of a prompt, after `num_before` and out of `num_left`, for which the step has time."""
         if self._time_left_s is None:

@@ -1,8 +1,8 @@
 """What waits for admission: by lane, within a lane by tenant, within a tenant by due time.
 
-Sequences that were preempted go before everything else of their lane, oldest first: what was promised is finished
-first. A sequence that has begun at another worker goes before everything else of its tenant: its reader waits in the
-midst of an answer.
+Within a tenant, sequences that were preempted go first, oldest first: what was promised is finished first. They do not
+go before other tenants'. After them come sequences that began at another worker: their readers wait in the midst of an
+answer.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -16,6 +16,7 @@ from trunkline_worker.sequence_heap import SequenceHeap
 # Due time of a sequence without a deadline: after its arrival by this. One with a deadline goes earlier only if it is
 # due earlier, so those without are not put off for ever.
 PATIENCE_S = 60.0
+RETURNING_KEY = float("-inf")  # what was preempted goes first within its tenant
 
 
 class Waiting:
@@ -31,8 +32,7 @@ class Waiting:
         self.admitted_s = [0.0 for _ in LANES]  # when the last one of each lane left the queue
         self._due_s: list[list[float]] = [[] for _ in LANES]  # of those that never ran, in order
         self._members: dict[int, Sequence] = {}  # by id
-        self._queues: dict[Account, SequenceHeap] = {}  # of accounts with something that never ran
-        self._returning = [SequenceHeap(self._members) for _ in LANES]
+        self._queues: dict[Account, SequenceHeap] = {}  # of accounts with something that waits
         self._by_age = [SequenceHeap(self._members) for _ in LANES]
         self.by_deadline = SequenceHeap(self._members)  # of those that never ran and have one: see deadlines.py
         self._deferred: list[SequenceHeap] = []  # where something is set aside
@@ -63,10 +63,7 @@ class Waiting:
         """A sequence that has never run.  start_by_s: after it its deadline is out of reach"""
         self._members[sequence.sequence_id] = sequence
         lane, account = sequence.lane, sequence.account
-        queue = self._queues.get(account)
-        if queue is None:
-            queue = self._queues[account] = SequenceHeap(self._members)
-        queue.put(due_s(sequence), sequence)
+        self._queue_of(account).put(due_s(sequence), sequence)
         insort(self._due_s[lane], due_s(sequence))
         self.lanes[lane].join(account, len(sequence.token_ids))
         self.count[lane] += 1
@@ -79,9 +76,17 @@ class Waiting:
     def put_back(self, sequence: Sequence) -> None:
         """A sequence that was preempted."""
         self._members[sequence.sequence_id] = sequence
-        self.preempted_tokens[sequence.lane] += len(sequence.token_ids)
-        self._returning[sequence.lane].put(0.0, sequence)
-        self._by_age[sequence.lane].put(sequence.arrival_s, sequence)
+        lane, account = sequence.lane, sequence.account
+        self.preempted_tokens[lane] += len(sequence.token_ids)
+        self._queue_of(account).put(RETURNING_KEY, sequence)
+        self.lanes[lane].join_again(account)
+        self._by_age[lane].put(sequence.arrival_s, sequence)
+
+    def _queue_of(self, account: Account) -> SequenceHeap:
+        queue = self._queues.get(account)
+        if queue is None:
+            queue = self._queues[account] = SequenceHeap(self._members)
+        return queue
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out, wherever it stands."""
@@ -94,13 +99,13 @@ class Waiting:
             self.by_deadline.left()
         if sequence.generation:
             self.preempted_tokens[lane] -= len(sequence.token_ids)
-            self._returning[lane].left()
-            return
-        self.count[lane] -= 1
-        del self._due_s[lane][bisect_left(self._due_s[lane], due_s(sequence))]
-        self.num_tokens[lane] -= len(sequence.token_ids)
-        self.lanes[lane].leave(account, len(sequence.token_ids))
-        if account.waiting:
+            self.lanes[lane].leave_again(account)
+        else:
+            self.count[lane] -= 1
+            del self._due_s[lane][bisect_left(self._due_s[lane], due_s(sequence))]
+            self.num_tokens[lane] -= len(sequence.token_ids)
+            self.lanes[lane].leave(account, len(sequence.token_ids))
+        if account.num_queued:
             self._queues[account].left()
         else:
             del self._queues[account]
@@ -109,9 +114,6 @@ class Waiting:
 
     def next(self, lane: Lane) -> Sequence | None:
         """Who is admitted next in a lane, apart from those deferred. It stays where it is."""
-        found = self._returning[lane].first()
-        if found is not None:
-            return found
         accounts = self.lanes[lane]
         while (account := accounts.next()) is not None:
             found = self._queues[account].first()
@@ -122,13 +124,17 @@ class Waiting:
 
     def defer(self, sequence: Sequence) -> None:
         """Whom next() has just named is passed over until restore()."""
-        heap = self._returning[sequence.lane] if sequence.generation else self._queues[sequence.account]
+        heap = self._queues[sequence.account]
         assert heap.first() is sequence, "only the next one can be deferred"
         heap.set_aside()
         self._deferred.append(heap)
 
+    def pass_over(self, lane: Lane) -> None:
+        """The whole tenant whose sequence next() has just named is passed over until restore()."""
+        self.lanes[lane].set_aside()
+
     def restore(self) -> None:
-        """Nobody is deferred any more."""
+        """Every sequence counts again."""
         for heap in self._deferred:
             heap.restore()
         self._deferred.clear()
@@ -144,6 +150,28 @@ class Waiting:
         """When the one of a lane that came first of those that wait came; None: nothing waits."""
         oldest = self._by_age[lane].first()
         return None if oldest is None else oldest.arrival_s
+
+    def num_in_turn_before(self, account: Account) -> float:
+        """About how many of a lane are admitted before one more of a tenant, if its tenants take turns by weight."""
+        accounts = self.lanes[account.lane]
+        others = accounts.waiting_weight() - (account.weight if account.num_queued else 0.0)
+        return account.waiting * (1.0 + max(0.0, others) / account.weight)
+
+    def queue_share(self, account: Account) -> float:
+        """A tenant's part of the weights of all that wait in its lane and those above it, itself included, in
+        (0, 1]."""
+        others = 0.0
+        for accounts in self.lanes[: account.lane + 1]:
+            own = accounts.find(account.tenant)
+            others += accounts.waiting_weight() - (own.weight if own is not None and own.num_queued else 0.0)
+        return account.weight / (account.weight + max(0.0, others))
+
+    def queued_by(self, account: Account) -> tuple[int, int]:
+        """Sequences of a tenant that wait for their first admission in its lane and those above it, and their
+        tokens."""
+        own = [accounts.find(account.tenant) for accounts in self.lanes[: account.lane + 1]]
+        found = [(one.waiting, one.waiting_tokens) for one in own if one is not None]
+        return sum(count for count, _ in found), sum(tokens for _, tokens in found)
 
     def num_due_before(self, lane: Lane, due_s: float) -> int:
         """Sequences that never ran, of this lane and the ones above it, that go before one that is due then."""
@@ -167,8 +195,10 @@ class Waiting:
                 own = [s for s in new if s.account is account]
                 assert account.waiting == len(own), "an account is miscounted"
                 assert account.waiting_tokens == sum(len(s.token_ids) for s in own), "an account is miscounted"
-        kept = sum(map(len, (*self._queues.values(), *self._returning, *self._by_age, self.by_deadline)))
-        heaps = len(self._queues) + 2 * len(Lane) + 1
+                returning = sum(s.account is account and s.generation > 0 for s in everyone)
+                assert account.returning == returning, "an account is miscounted"
+        kept = sum(map(len, (*self._queues.values(), *self._by_age, self.by_deadline)))
+        heaps = len(self._queues) + len(Lane) + 1
         assert kept <= 6 * len(self._members) + 64 * heaps, f"{kept} entries for {len(self._members)} that wait"
 
 

@@ -2,143 +2,130 @@
 
 usage: python -m trunkline_bench.attacks.attacker NAME ADDRESS [--seconds 8]
 
-Prints how often it struck and with what statuses, as JSON.
+Says on standard error when it begins. Prints how often it struck and with what statuses, as JSON.
 """
 
 import argparse
+import asyncio
 import json
+import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
-import grpc
-
-from trunkline.metadata import TENANT_KEY
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import (
-    ChatMessage,
-    ChatMessages,
-    DetokenizeRequest,
-    GenerateRequest,
-    TokenIds,
-    TokenizeRequest,
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline_bench.attacks.calls import CALLS, LARGE_CALLS, ROUTER, WORKER, call_again_and_again, side_by_side
+from trunkline_bench.attacks.connections import (
+    IDLE_CONNECTIONS,
+    cancelled,
+    continuation_flood,
+    half_open,
+    held,
+    idle_connections,
+    ping_flood,
+    rapid_reset,
+    settings_flood,
+    strange_deadlines,
 )
-from trunkline_bench.attacks.frames import half_open, rapid_reset
+from trunkline_bench.attacks.floods import FLOODS, flood
+from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
+from trunkline_bench.attacks.sessions import HELLO, SESSIONS, open_again_and_again
+from trunkline_bench.attacks.wire import nested
+from trunkline_bench.faults.poison.sitecustomize import POISON
 
-SERVICE = "/trunkline.v1.InferenceService/"
-TENANT = "attacker"
-CALL_TIMEOUT_S = 60.0
-MIB = 1 << 20
-HALF_OPEN_STREAMS = 20_000
+Strike = Callable[[int, float], Counter[str]]  # (port, seconds) → what it came to
 
+HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+LIST_SERVICES = nested(7, b"")  # ServerReflectionRequest
+BEGINS = "begins"
+MANY, UNREAD = 10_000, 200
+FAST_MODEL = "fast"  # of a false worker that answers as fast as a router takes it
+SHARED_NAME = "a-name-that-two-requests-have"
+SHORT = GenerateRequest(text="Once", sampling=SamplingParams(max_tokens=1)).SerializeToString()
+POISONED = GenerateRequest(
+    token_ids=TokenIds(ids=[*POISON, 5, 6, 7]), request_id=SHARED_NAME, sampling=SamplingParams(max_tokens=20)
+).SerializeToString()
+ENDLESS = GenerateRequest(
+    model=FAST_MODEL, text="x", n=16, sampling=SamplingParams(max_tokens=900, logprobs=20, ignore_eos=True)
+).SerializeToString()
 
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """Calls of one method with one message, again and again; `at_once`: so many side by side."""
-
-    method: str
-    message: Callable[[], bytes]
-    at_once: int = 2
-    gzip: bool = False
-
-
-def _empty_messages(num_bytes: int) -> bytes:
-    return GenerateRequest(chat=ChatMessages(messages=[ChatMessage()] * (num_bytes // 2))).SerializeToString()
-
-
-def _empty_stop_strings(count: int) -> bytes:
-    return GenerateRequest(text="x", sampling=SamplingParams(stop=[""] * count)).SerializeToString()
-
-
-def _prose(num_bytes: int) -> str:
-    sentence = "The little dog ran to the park, and saw 12 birds there. "
-    return (sentence * (num_bytes // len(sentence) + 1))[:num_bytes]
-
-
-# The largest form of each that has been seen to do harm, and what just passes.
-CALLS: Mapping[str, Attack] = {
-    "empty chat messages, 63 MiB, gzip": Attack("Generate", lambda: _empty_messages(63 * MIB), gzip=True),
-    "empty chat messages, 4 MiB": Attack("Generate", lambda: _empty_messages(4 * MIB)),
-    "detokenize 63 million ids": Attack(
-        "Detokenize", lambda: DetokenizeRequest(token_ids=[5] * (63 * MIB)).SerializeToString()
-    ),
-    "detokenize one million ids": Attack(
-        "Detokenize", lambda: DetokenizeRequest(token_ids=[300] * MIB).SerializeToString()
-    ),
-    "detokenize as many ids as are taken": Attack(
-        "Detokenize", lambda: DetokenizeRequest(token_ids=[300] * (MIB // 4)).SerializeToString()
-    ),
-    "tokenize 15.9 MiB": Attack("Tokenize", lambda: TokenizeRequest(text=_prose(159 * MIB // 10)).SerializeToString()),
-    "tokenize 4 MiB": Attack("Tokenize", lambda: TokenizeRequest(text=_prose(4 * MIB)).SerializeToString()),
-    "tokenize 4 MiB, 64 at once": Attack(
-        "Tokenize", lambda: TokenizeRequest(text="! " * (2 * MIB)).SerializeToString(), at_once=64
-    ),
-    "tokenize 100 KiB, 16 at once": Attack(
-        "Tokenize", lambda: TokenizeRequest(text=_prose(MIB // 10)).SerializeToString(), at_once=16
-    ),
-    "generate with 63 million ids": Attack(
-        "Generate", lambda: GenerateRequest(token_ids=TokenIds(ids=[5] * (63 * MIB))).SerializeToString()
-    ),
-    "generate with 4 million ids": Attack(
-        "Generate", lambda: GenerateRequest(token_ids=TokenIds(ids=[5] * (4 * MIB))).SerializeToString()
-    ),
-    "33 million empty stop strings": Attack("Generate", lambda: _empty_stop_strings(33_000_000)),
-    "3 million empty stop strings": Attack("Generate", lambda: _empty_stop_strings(3_000_000)),
+STREAMS_OF_1_TO_5: Mapping[str, Strike] = {
+    "rapid reset": lambda port, seconds: rapid_reset(port, ROUTER + "Generate", seconds),
+    "20,000 half-open streams": lambda port, seconds: half_open(port, ROUTER + "Generate", 20_000, seconds),
 }
-CONNECTIONS: Mapping[str, Callable[[int, float], int]] = {
-    "rapid reset": lambda port, duration_s: rapid_reset(port, SERVICE + "Generate", duration_s),
-    "20,000 half-open streams": lambda port, duration_s: half_open(
-        port, SERVICE + "Generate", HALF_OPEN_STREAMS, duration_s
-    ),
+OF_1_TO_5: Mapping[str, Strike] = {
+    **{name: partial(call_again_and_again, call) for name, call in LARGE_CALLS.items()},
+    **STREAMS_OF_1_TO_5,
 }
-NAMES = (*CALLS, *CONNECTIONS)
+ALL_OF_1_TO_5 = "all of these at once"
+UNREAD_STREAMS = "200 unread streams"
 
 
-def strike(attack: Attack, address: str, duration_s: float) -> Counter[str]:
-    """Calls until the time is over; returns how often each status came."""
-    message = attack.message()
-    end_s = time.monotonic() + duration_s
+def all_at_once(port: int, seconds: float) -> Counter[str]:
+    """Every attack of points 1 to 5, from one tenant and one process."""
     outcomes: Counter[str] = Counter()
-    options = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+    adding = threading.Lock()
 
-    def call_again_and_again() -> None:
-        with grpc.insecure_channel(address, options=(*options, ("grpc.use_local_subchannel_pool", 1))) as channel:
-            unary: Any = channel.unary_stream(SERVICE + attack.method)
-            compression = grpc.Compression.Gzip if attack.gzip else None
-            while time.monotonic() < end_s:
-                try:
-                    for _ in unary(
-                        message, metadata=((TENANT_KEY, TENANT),), compression=compression, timeout=CALL_TIMEOUT_S
-                    ):
-                        pass
-                    outcomes["OK"] += 1
-                except grpc.RpcError as error:
-                    outcomes[error.code().name] += 1
-                    time.sleep(0.01)
+    def strike(one: Strike) -> None:
+        came = one(port, seconds)
+        with adding:
+            outcomes.update(came)
 
-    threads = [threading.Thread(target=call_again_and_again) for _ in range(attack.at_once)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side([partial(strike, one) for one in OF_1_TO_5.values()])
     return outcomes
+
+
+ATTACKS: Mapping[str, Strike] = {
+    **OF_1_TO_5,
+    ALL_OF_1_TO_5: all_at_once,
+    **{name: partial(call_again_and_again, call) for name, call in CALLS.items() if name not in LARGE_CALLS},
+    "10,000 health watches": lambda port, seconds: held(port, HEALTH_WATCH, b"", MANY, seconds, ends=True),
+    "10,000 reflection streams": lambda port, seconds: held(port, REFLECTION, LIST_SERVICES, MANY, seconds),
+    "ping flood": ping_flood,
+    "SETTINGS flood": settings_flood,
+    "CONTINUATION flood": lambda port, seconds: continuation_flood(port, ROUTER + "Generate", seconds),
+    "29,000 cancelled requests": lambda port, seconds: cancelled(port, ROUTER + "Generate", SHORT, seconds),
+    UNREAD_STREAMS: lambda port, seconds: held(port, ROUTER + "Generate", ENDLESS, UNREAD, seconds, ends=True),
+    "5,000 idle connections": lambda port, seconds: idle_connections(port, IDLE_CONNECTIONS, seconds),
+    "deadlines of 1 ns and of 11,000 years": lambda port, seconds: strange_deadlines(
+        port, ROUTER + "Generate", SHORT, seconds
+    ),
+    **{name: partial(flood, kind) for name, kind in FLOODS.items()},
+    **{name: partial(open_again_and_again, session) for name, session in SESSIONS.items()},
+    "10,000 unread tokenizers": lambda port, seconds: held(
+        port, WORKER + "GetTokenizer", b"", MANY, seconds, ends=True
+    ),
+    "10,000 unread cache watches": lambda port, seconds: held(
+        port, WORKER + "WatchCache", b"", MANY, seconds, ends=True
+    ),
+    "10,000 idle sessions": lambda port, seconds: held(port, WORKER + "Session", HELLO, MANY, seconds),
+    "rapid reset of a worker": lambda port, seconds: rapid_reset(port, WORKER + "GetModel", seconds),
+    "a deadly request under another's name": lambda port, seconds: held(
+        port, ROUTER + "Generate", POISONED, 1, seconds, ends=True
+    ),
+}
+
+
+async def written(attack: Awaitable[None]) -> None:
+    await attack
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=NAMES)
-    parser.add_argument("address")
+    parser.add_argument("name", choices=(*ATTACKS, *REDIS_ATTACKS))
+    parser.add_argument("address", help="host:port, or a Redis's URL")
     parser.add_argument("--seconds", type=float, default=8.0)
     arguments = parser.parse_args()
-    if arguments.name in CALLS:
-        outcomes = dict(strike(CALLS[arguments.name], arguments.address, arguments.seconds))
-    else:
-        port = int(arguments.address.rpartition(":")[2])
-        outcomes = {"streams": CONNECTIONS[arguments.name](port, arguments.seconds)}
-    print(json.dumps(outcomes))
+    print(BEGINS, file=sys.stderr, flush=True)
+    if arguments.name in REDIS_ATTACKS:
+        asyncio.run(written(REDIS_ATTACKS[arguments.name](arguments.address, arguments.seconds)))
+        print(json.dumps({}))
+        return
+    port = int(arguments.address.rpartition(":")[2])
+    print(json.dumps(ATTACKS[arguments.name](port, arguments.seconds)))
 
 
 if __name__ == "__main__":

@@ -26,15 +26,17 @@ from trunkline.v1 import inference_pb2 as trunkline_dot_v1_dot_inference__pb2
 from trunkline.v1 import worker_pb2 as trunkline_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18trunkline/v1/fleet.proto\x12\x0ctrunkline.v1\x1a\x1ctrunkline/v1/inference.proto\x1a\x19trunkline/v1/worker.proto\"E\n\x13\x45xplainRouteRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.trunkline.v1.GenerateRequest\"\xa1\x01\n\x14\x45xplainRouteResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x30\n\ncandidates\x18\x06 \x03(\x0b\x32\x1c.trunkline.v1.RouteCandidate\"\x92\x02\n\x0eRouteCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x11\n\tprefill_s\x18\x06 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x07 \x01(\x01\x12\x11\n\tkv_wait_s\x18\x08 \x01(\x01\x12\x14\n\x0ckv_penalty_s\x18\t \x01(\x01\x12\x14\n\x0cslow_start_s\x18\n \x01(\x01\x12\x0e\n\x06\x63ost_s\x18\x0b \x01(\x01\x12\x16\n\x0erouted_by_load\x18\x0c \x01(\x08\x12\x10\n\x08others_s\x18\r \x01(\x01\"\x14\n\x12ListWorkersRequest\"B\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.trunkline.v1.WorkerStatus\"\xb2\x02\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.trunkline.v1.WorkerState\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12&\n\x04load\x18\x07 \x01(\x0b\x32\x18.trunkline.v1.LoadSample\x12\x14\n\x0copen_choices\x18\x08 \x01(\r\x12\x16\n\x0eindexed_blocks\x18\t \x01(\x04\x12\x16\n\x0eindex_accuracy\x18\n \x01(\x01\x12\x1f\n\x17index_accuracy_requests\x18\x0b \x01(\r\x12\x16\n\x0erouted_by_load\x18\x0c \x01(\x08*\xab\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x17\n\x13WORKER_STATE_BROKEN\x10\x04\x12\x15\n\x11WORKER_STATE_HUNG\x10\x05\x32\xb9\x01\n\x0c\x46leetService\x12U\n\x0c\x45xplainRoute\x12!.trunkline.v1.ExplainRouteRequest\x1a\".trunkline.v1.ExplainRouteResponse\x12R\n\x0bListWorkers\x12 .trunkline.v1.ListWorkersRequest\x1a!.trunkline.v1.ListWorkersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18trunkline/v1/fleet.proto\x12\x0ctrunkline.v1\x1a\x1ctrunkline/v1/inference.proto\x1a\x19trunkline/v1/worker.proto\"E\n\x13\x45xplainRouteRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.trunkline.v1.GenerateRequest\"\xa1\x01\n\x14\x45xplainRouteResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x30\n\ncandidates\x18\x06 \x03(\x0b\x32\x1c.trunkline.v1.RouteCandidate\"\x92\x02\n\x0eRouteCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x11\n\tprefill_s\x18\x06 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x07 \x01(\x01\x12\x11\n\tkv_wait_s\x18\x08 \x01(\x01\x12\x14\n\x0ckv_penalty_s\x18\t \x01(\x01\x12\x14\n\x0cslow_start_s\x18\n \x01(\x01\x12\x0e\n\x06\x63ost_s\x18\x0b \x01(\x01\x12\x16\n\x0erouted_by_load\x18\x0c \x01(\x08\x12\x10\n\x08others_s\x18\r \x01(\x01\"\x14\n\x12ListWorkersRequest\"B\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.trunkline.v1.WorkerStatus\"\xb6\x02\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.trunkline.v1.WorkerState\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12&\n\x04load\x18\x07 \x01(\x0b\x32\x18.trunkline.v1.LoadSample\x12\x14\n\x0copen_choices\x18\x08 \x01(\r\x12\x1a\n\x0eindexed_blocks\x18\t \x01(\x04\x42\x02\x18\x01\x12\x16\n\x0eindex_accuracy\x18\n \x01(\x01\x12\x1f\n\x17index_accuracy_requests\x18\x0b \x01(\r\x12\x16\n\x0erouted_by_load\x18\x0c \x01(\x08*\xab\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x17\n\x13WORKER_STATE_BROKEN\x10\x04\x12\x15\n\x11WORKER_STATE_HUNG\x10\x05\x32\xb9\x01\n\x0c\x46leetService\x12U\n\x0c\x45xplainRoute\x12!.trunkline.v1.ExplainRouteRequest\x1a\".trunkline.v1.ExplainRouteResponse\x12R\n\x0bListWorkers\x12 .trunkline.v1.ListWorkersRequest\x1a!.trunkline.v1.ListWorkersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trunkline.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1011
-  _globals['_WORKERSTATE']._serialized_end=1182
+  _globals['_WORKERSTATUS'].fields_by_name['indexed_blocks']._loaded_options = None
+  _globals['_WORKERSTATUS'].fields_by_name['indexed_blocks']._serialized_options = b'\030\001'
+  _globals['_WORKERSTATE']._serialized_start=1015
+  _globals['_WORKERSTATE']._serialized_end=1186
   _globals['_EXPLAINROUTEREQUEST']._serialized_start=99
   _globals['_EXPLAINROUTEREQUEST']._serialized_end=168
   _globals['_EXPLAINROUTERESPONSE']._serialized_start=171
@@ -46,7 +48,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTWORKERSRESPONSE']._serialized_start=633
   _globals['_LISTWORKERSRESPONSE']._serialized_end=699
   _globals['_WORKERSTATUS']._serialized_start=702
-  _globals['_WORKERSTATUS']._serialized_end=1008
-  _globals['_FLEETSERVICE']._serialized_start=1185
-  _globals['_FLEETSERVICE']._serialized_end=1370
+  _globals['_WORKERSTATUS']._serialized_end=1012
+  _globals['_FLEETSERVICE']._serialized_start=1189
+  _globals['_FLEETSERVICE']._serialized_end=1374
 # @@protoc_insertion_point(module_scope)

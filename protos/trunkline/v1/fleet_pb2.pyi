@@ -19,6 +19,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _WorkerState:
@@ -131,7 +136,9 @@ Global___ExplainRouteResponse: _TypeAlias = ExplainRouteResponse  # noqa: Y015
 
 @_typing.final
 class RouteCandidate(_message.Message):
-    """A worker as it was weighed for a request. Times in seconds."""
+    """A worker as it was weighed for a request. Times in seconds. What depends on other requests is rounded to one
+    significant digit: any client may ask.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -272,17 +279,29 @@ class WorkerStatus(_message.Message):
     """What is wrong, in one line; empty where nothing is."""
     open_choices: _builtins.int
     """Choices of this router there."""
-    indexed_blocks: _builtins.int
-    """Blocks of its cache in the index."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def indexed_blocks(self) -> _builtins.int:
+        """Always 0: the number of cached blocks told any client whether another tenant's prompt was new."""
+
+    @indexed_blocks.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def indexed_blocks(self, value: _builtins.int) -> None:
+        """Always 0: the number of cached blocks told any client whether another tenant's prompt was new."""
+
     index_accuracy: _builtins.float
-    """Of the prompt tokens that the index promised over the last requests (200 at most), how many were found cached."""
+    """Of the prompt tokens that the index promised over the last requests (200 at most), how many were found cached;
+    rounded to tenths.
+    """
     index_accuracy_requests: _builtins.int
-    """How many requests this rests on."""
+    """How many requests this rests on, rounded down to a multiple of 20."""
     routed_by_load: _builtins.bool
     """Its cache is not counted on now: events are stale, or index_accuracy fell too low."""
     @_builtins.property
     def load(self) -> _worker_pb2.LoadSample:
-        """Its last load sample."""
+        """Its last load sample. Tokens, blocks and the step's time are rounded to one significant digit, and blocks that hold
+        cached prefixes count as free: exact numbers would tell one tenant of another's prompts.
+        """
 
     def __init__(
         self,

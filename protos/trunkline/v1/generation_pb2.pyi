@@ -56,19 +56,21 @@ class _LaneEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Lane.ValueType],
     LANE_UNSPECIFIED: _Lane.ValueType  # 0
     """Not said: LANE_STANDARD."""
     LANE_INTERACTIVE: _Lane.ValueType  # 1
-    """Somebody waits for every token, such as in a chat."""
+    """Somebody waits for every token, such as in a chat. A router lets those tenants use it to which it was granted."""
     LANE_STANDARD: _Lane.ValueType  # 2
     """Calls of programs."""
     LANE_BATCH: _Lane.ValueType  # 3
     """Bulk work without hurry."""
 
 class Lane(_Lane, metaclass=_LaneEnumTypeWrapper):
-    """A request's priority class. Within a worker a higher lane goes first; lower ones are aged, so none starves."""
+    """A request's priority class. Within a worker a higher lane goes first; lower ones are aged, so none starves. Tenants
+    share each lane fairly, but not across lanes: standard work of one tenant goes before batch work of all.
+    """
 
 LANE_UNSPECIFIED: Lane.ValueType  # 0
 """Not said: LANE_STANDARD."""
 LANE_INTERACTIVE: Lane.ValueType  # 1
-"""Somebody waits for every token, such as in a chat."""
+"""Somebody waits for every token, such as in a chat. A router lets those tenants use it to which it was granted."""
 LANE_STANDARD: Lane.ValueType  # 2
 """Calls of programs."""
 LANE_BATCH: Lane.ValueType  # 3

@@ -121,7 +121,9 @@ class GenerateRequest(_message.Message):
     request_id: _builtins.str
     """Names the request in logs and traces; at most 128 printable ASCII characters. Minted where empty."""
     lane: _generation_pb2.Lane.ValueType
-    """The priority class. A tenant's cap can lower it; PromptInfo tells what became of it."""
+    """The priority class. A tenant's cap lowers it: by default to LANE_STANDARD, above which a router's operator grants
+    LANE_INTERACTIVE to tenants by name. PromptInfo tells what became of it.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Tokens, used as they are."""

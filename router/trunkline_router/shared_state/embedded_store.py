@@ -166,6 +166,7 @@ class EmbeddedStore:
             leases_version=self._leases_version,
             convictions=convictions,
             convictions_version=self._convictions_version,
+            convictions_count=len(self._convictions),
             served=served,
         )
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 
-from trunkline_router.credit import Credit, summed
+from trunkline_router.credit import NO_CREDIT, Credit
 from trunkline_router.shared_state.store import News, RouterNews, WorkerKey
+
+# Of all routers together. A router that says so much that they come to more is not listened to.
+MOST_CREDITS, MOST_TENANTS = 32_768, 8_192
 
 
 class Neighbours:
@@ -12,6 +15,7 @@ class Neighbours:
     def __init__(self) -> None:
         self._alive: frozenset[str] = frozenset()
         self._said: dict[str, RouterNews] = {}
+        self._sums: dict[WorkerKey, Credit] = {}  # of what they have said; kept, since few say something new at a time
         self.competing: frozenset[str] = frozenset()  # tenants with open requests at any of them
 
     def __len__(self) -> int:
@@ -25,16 +29,42 @@ class Neighbours:
     def hear(self, news: News) -> bool:
         """Whether what they have said is different now."""
         self._alive = frozenset(news.routers)
-        said = {name: before for name, before in self._said.items() if name in self._alive} | dict(news.changed)
-        if not news.changed and len(said) == len(self._said):
+        gone = [name for name in self._said if name not in self._alive]
+        if not gone and not news.changed:
             return False
-        self._said = said
-        self.competing = frozenset(tenant for other in said.values() for tenant in other.competing)
+        for name in gone:
+            self._add(self._said.pop(name), -1)
+        for name, said in news.changed.items():
+            if name in self._said:
+                self._add(self._said[name], -1)
+            self._said[name] = said
+            self._add(said, 1)
+        self._bound()
+        self.competing = frozenset(tenant for other in self._said.values() for tenant in other.competing)
         return True
 
     def forget(self) -> None:
-        self._alive, self._said, self.competing = frozenset(), {}, frozenset()
+        self._alive, self._said, self._sums, self.competing = frozenset(), {}, {}, frozenset()
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
         """What they have sent where, together."""
-        return summed(other.credits for other in self._said.values())
+        return dict(self._sums)
+
+    def _add(self, said: RouterNews, times: int) -> None:
+        for key, credit in said.credits.items():
+            before = self._sums.get(key, NO_CREDIT)
+            now = Credit(before.choices + times * credit.choices, before.tokens + times * credit.tokens)
+            if now == NO_CREDIT:
+                self._sums.pop(key, None)
+            else:
+                self._sums[key] = now
+
+    def _bound(self) -> None:
+        credits = sum(len(said.credits) for said in self._said.values())
+        tenants = sum(len(said.competing) for said in self._said.values())
+        while credits > MOST_CREDITS or tenants > MOST_TENANTS:
+            name, said = max(self._said.items(), key=lambda item: len(item[1].credits) + len(item[1].competing))
+            self._add(said, -1)
+            self._said[name] = RouterNews(said.version, {}, ())
+            credits -= len(said.credits)
+            tenants -= len(said.competing)

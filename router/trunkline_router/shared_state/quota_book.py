@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from trunkline_router.shared_state.quota import Quotas, Refusal, Used, Window, judge
 from trunkline_router.shared_state.store import Answer, WindowChange
 
+# Other routers that are reckoned with while the store does not answer: it is Redis that says how many there are, and
+# anybody may have written there. So of what is left of a quota a router admits at least one part in 32.
+MOST_OTHERS = 31
+
 
 @dataclass(frozen=True, slots=True)
 class When:
@@ -59,8 +63,10 @@ class TenantBook:
         """What this router thinks, without the store's word. It counts its own requests; what the others had used when
         the store last said so, as it leaves the window; and for each other router that is known to be alive as much
         as it has admitted itself since then. So a short silence changes little; in a long one, when no other router is
-        known to be alive, R routers admit at most R times the quota. `tokens` are counted in flight already.
+        known to be alive, R routers admit at most R times the quota. `tokens` are counted in flight already. At most
+        MOST_OTHERS others count.
         """
+        others = min(others, MOST_OTHERS)
         self.window.expire(now_ms)
         left = max(0.0, 1 - (now_ms - self._others_as_of_ms) / self.window.window_ms)
         used = Used(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from redis._parsers.resp2 import _AsyncRESP2Parser
 from redis.asyncio import Connection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -17,6 +18,7 @@ from redis.exceptions import (
     AskError,
     ClusterCrossSlotError,
     ClusterDownError,
+    InvalidResponse,
     MovedError,
     NoScriptError,
     RedisError,
@@ -27,6 +29,8 @@ from redis.exceptions import (
 from trunkline_router.shared_state.store import StoreDown
 
 CONNECT_TIMEOUT_S = 0.5  # for name, TCP, TLS, password, and our scripts
+MOST_REPLY_BYTES = 8 << 20  # sync.lua says at most five times half a MiB, in which JSON may make much of a character
+MOST_REPLY_PARTS = 4096  # of 32 KiB or of one router's credits, and each is read in a turn of its own
 OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 NO_EVICTION = "noeviction"
 SCHEMES = ("redis", "rediss", "unix")
@@ -54,6 +58,32 @@ def place_of(url: str) -> str:
     """The URL without credentials and options, for logs."""
     parts = urlsplit(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+
+class BoundedParser(_AsyncRESP2Parser):
+    """Gives up a reply that no script of ours makes, before it is in memory."""
+
+    _lines = 0  # of the present reply
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        self._lines = 0
+        try:
+            return await super().read_response(disable_decoding)
+        except (RecursionError, ValueError) as error:
+            raise InvalidResponse(f"a reply that is none of Redis: {type(error).__name__}") from None
+
+    async def _read(self, length: int) -> bytes:
+        self._check(length)
+        return bytes(await super()._read(length))
+
+    async def _readline(self) -> bytes:
+        self._lines += 1
+        self._check(0)
+        return bytes(await super()._readline())
+
+    def _check(self, length: int) -> None:
+        if self._pos + length > MOST_REPLY_BYTES or self._lines > MOST_REPLY_PARTS:
+            raise InvalidResponse(f"a reply of more than {MOST_REPLY_BYTES} bytes or {MOST_REPLY_PARTS} parts")
 
 
 class Script:
@@ -91,6 +121,7 @@ class RedisConnection:
             socket_timeout=None,  # patience is the callers'; with one, a write is a task of its own
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
+            parser_class=BoundedParser,
         )
         self._connection: Connection | None = None
         self._broken = ""  # why the connection is of no use any more

@@ -6,7 +6,7 @@ what one router writes must not keep the others from anything else.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from trunkline_router.address import is_address
@@ -20,6 +20,7 @@ Entry = TypeVar("Entry")
 FORMAT = 1
 
 MOST = 2**53  # choices or tokens: beyond, numbers are not exact on the way
+MOST_CREDIT_BYTES = 131_072  # of what one router says of its credits and tenants; more is not read
 MOST_SAID = 1024  # entries that were complained of and are remembered
 LONGEST_NAME = 4096  # of a router, a tenant, a worker with its model
 MOST_EPOCH = 2**64 - 1
@@ -29,8 +30,26 @@ NONSENSE = (ValueError, TypeError, OverflowError, RecursionError)
 
 
 def written_credits(credits: Mapping[WorkerKey, Credit], competing: Iterable[str]) -> str:
+    """As much of it as others read: of the workers those that the most was sent to."""
     workers = [(key.worker_id, str(key.epoch), credit.choices, credit.tokens) for key, credit in credits.items()]
-    return json.dumps([workers, list(competing)])
+    names = list(competing)
+    written = json.dumps([workers, names])
+    if len(written) > MOST_CREDIT_BYTES:
+        workers.sort(key=lambda worker: worker[3], reverse=True)
+        half = MOST_CREDIT_BYTES // 2 - 2
+        written = json.dumps([_first(workers, half), _first(names, half)])
+    return written
+
+
+def _first(entries: Sequence[Entry], most_bytes: int) -> list[Entry]:
+    """As many as make so many bytes of JSON."""
+    first = []
+    for entry in entries:
+        most_bytes -= len(json.dumps(entry)) + 2
+        if most_bytes < 0:
+            break
+        first.append(entry)
+    return first
 
 
 def written_lease(lease: Lease) -> str:
@@ -49,6 +68,10 @@ class EntryReader:
 
         def entry() -> RouterNews:
             workers, competing, *_ = json.loads(text)
+            try:
+                return RouterNews(version, dict(map(_credit, workers)), list(map(_text, competing)))
+            except NONSENSE:
+                pass  # what can be read of it, one by one
             read = (self._read(f"credits of {name}", _credit, worker) for worker in workers)
             names = [self._read(f"tenants of {name}", _text, named) for named in competing]
             credits = dict(pair for pair in read if pair is not None)
@@ -83,6 +106,15 @@ class EntryReader:
         """Says, once of each key, that something lay there which no router writes."""
         if self._is_new(f"key {key}"):
             self._log.warning("what no router writes was cleared from the shared state", key=key[:200])
+
+    def too_large(self, name: Any) -> None:
+        """Says, once of each router, that it says too much to be read."""
+        if self._is_new(f"size of {name}"):
+            self._log.warning(
+                "a router's credits in the shared state are too large to be read",
+                entry=str(name)[:200],
+                most_bytes=MOST_CREDIT_BYTES,
+            )
 
     def _read(self, whose: str, entry: Callable[..., Entry], *said: Any) -> Entry | None:
         try:

@@ -28,7 +28,8 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ from trunkline_router.shared_state.redis_connection import CONNECT_TIMEOUT_S, NO
 from trunkline_router.shared_state.redis_entries import (
     FORMAT,
     LONGEST_NAME,
+    MOST_CREDIT_BYTES,
     NONSENSE,
     EntryReader,
     written_credits,
@@ -65,6 +67,7 @@ Entry = TypeVar("Entry")
 # Nobody's request waits for a sync. What a request waits says how far away Redis is: these get a multiple of it.
 SYNC_TIMEOUT_S, SYNC_PATIENCES, SYNC_SLICES = 0.25, 4.0, 5
 CONNECT_PATIENCES = 10.0  # some seven round trips, with TLS nine
+TURN_S = 0.001  # of reading what others have said, after which whatever else is due has its turn
 UNCHANGED = -1
 
 KEYS_OF_ALL_LIVES = ("life", "convictions")
@@ -95,7 +98,14 @@ class RedisStore:
         connect_timeout_s = max(CONNECT_TIMEOUT_S, CONNECT_PATIENCES * patience_s)
         self._redis = RedisConnection(url, (self._reserve, self._sync), connect_timeout_s=connect_timeout_s)
         self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
-        self._reader = EntryReader()
+        read = self._reader = EntryReader()
+        self._readers: Mapping[str, Callable[[Any], Any]] = {
+            "routers": lambda name: name,
+            "changed": lambda entry: (entry[0], read.router_news(entry[0], int(entry[1]), entry[2])),
+            "leases": lambda entry: read.lease(*entry),
+            "convictions": lambda entry: read.conviction(*entry),
+            "served": lambda entry: read.served(*entry),
+        }
         self._log = get_logger()
         self._said_eviction = False
         self._credits = "", ""  # whose, as they were last written for the present life
@@ -153,7 +163,7 @@ class RedisStore:
         try:
             if not reply.done():
                 raise StoreDown(f"no answer within {self._sync_timeout_s:g} s")
-            return self._news(json.loads(reply.result()))
+            return await self._news(reply.result())
         except StoreDown:
             # What comes on this connection now comes too late; and a server that says no (a replica now, or full) may
             # not be the one to ask.
@@ -176,6 +186,7 @@ class RedisStore:
             "most_convictions": MAX_CONVICTIONS,
             "most_conviction_ms": CONVICTION_MS,
             "longest_name": LONGEST_NAME,
+            "most_credit_bytes": MOST_CREDIT_BYTES,
             "tenants": [
                 {
                     "changes": [_written_change(change) for change in report.windows.get(tenant, ())],
@@ -201,27 +212,36 @@ class RedisStore:
             said["leases"] = [(lease.address, written_lease(lease)) for lease in report.leases]
         return said, tenants
 
-    def _news(self, said: dict[str, Any]) -> News:
-        """JSON has one empty thing for Lua's two: where a list may be empty, so may an object be."""
-        if "routers" not in said:
+    async def _news(self, pieces: list[str]) -> News:
+        """What the script says, read a piece at a time: others have their turn in between."""
+        said = json.loads(pieces[0])
+        if said.get("is_new"):
             self._credits = "", ""  # a life that has none of them
             return News(said["life"])
         self._credits_are_lost = said.get("credits_are_lost", False)
         for key in said["cleared"] or ():
             self._reader.cleared(key)
-        leases, convictions, served = said.get("leases"), said.get("convictions"), said.get("served")
-        read = self._reader
-        ends = _known(read.conviction(*pair) for pair in convictions or ())
-        changed = {name: read.router_news(name, int(version), text) for name, version, text in said["changed"] or ()}
+        for name in said["too_large"] or ():
+            self._reader.too_large(name)
+        told: dict[str, list[Any]] = {kind: [] for kind in ("routers", "changed", "leases", "convictions", "served")}
+        read_s = 0.0
+        for kind, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+            began_s = time.perf_counter()
+            told[kind] += _known(self._readers[kind](entry) for entry in json.loads(piece))
+            read_s += time.perf_counter() - began_s
+            if read_s > TURN_S:
+                await asyncio.sleep(0)
         return News(
             life=said["life"],
-            routers=tuple(said["routers"] or ()),
-            changed=changed,
-            leases=None if leases is None else _known(read.lease(*entry) for entry in leases or ()),
+            routers=tuple(told["routers"]),
+            changed=dict(told["changed"]),
+            leases=told["leases"] if "has_leases" in said else None,
             leases_version=said["leases_version"],
-            convictions=None if convictions is None else dict(ends),
+            convictions=dict(told["convictions"]) if "has_convictions" in said else None,
             convictions_version=said["convictions_version"],
-            served=None if served is None else dict(_known(read.served(*pair) for pair in served or ())),
+            convictions_count=said["convictions_count"],
+            served=dict(told["served"]) if "has_served" in said else None,
+            read_s=read_s,
         )
 
     def _fixed_keys(self, life: str) -> list[str]:

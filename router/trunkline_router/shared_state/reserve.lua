@@ -8,7 +8,9 @@ if text_in(KEYS[1]) ~= ARGV[1] then return {'lost'} end
 local now, length, router = clock(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local wanted, mine = tonumber(ARGV[5]), tonumber(ARGV[6])
 local most_requests, most_tokens, most_in_flight = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-for key = 2, 4 do claim(KEYS[key], 'hash', 2 * length) end
+for key, most in pairs({[2] = MOST_ROUTERS, [3] = MOST_BUCKETS, [4] = 2 * MOST_ROUTERS}) do
+  claim(KEYS[key], 'hash', 2 * length, most)
+end
 local window = open_window(KEYS[3], length, now)
 
 -- Beside a router's tokens in flight, so many of them were refused while it asked for others. What it does not know of

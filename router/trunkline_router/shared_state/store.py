@@ -130,7 +130,9 @@ class News:
     leases_version: int = 0
     convictions: Mapping[bytes, int] | None = None  # ms to live, by fingerprint
     convictions_version: int = 0
+    convictions_count: int = 0  # that the store has
     served: Mapping[str, float] | None = None  # decayed, of the whole fleet
+    read_s: float = 0.0  # that this router's loop spent on reading it
 
 
 class Store(Protocol):

@@ -2,10 +2,15 @@
 -- KEYS: life, convictions, routers, credits, versions, leases, served, then a window and the tokens in flight for each
 --       tenant in the report
 -- ARGV: the report as JSON, now (empty: the server's)
+-- Returns JSON in pieces that are quick to read: an object first, then a kind of entries and some of them, by turns.
 local LIFE, CONVICTIONS, ROUTERS, CREDITS, VERSIONS, LEASES, SERVED = unpack(KEYS, 1, 7)
 local report = cjson.decode(ARGV[1])
 local now = clock(ARGV[2])
 local keep_ms = report.keep_ms
+
+-- Of one answer: entries and bytes in a piece, and bytes of each kind. A router reads some 50 MB a second.
+local PIECE_ENTRIES, PIECE_BYTES, TOLD_BYTES = 256, 32768, 524288
+local LONGEST_FINGERPRINT = 256
 
 -- A life is one of this server's process, too: what another one has left behind (an older snapshot, a replica that was
 -- behind) is not the whole truth, and nobody can tell what is missing. Its keys are not used any more, and expire.
@@ -14,10 +19,25 @@ local life = text_in(LIFE)
 if not life or #life > 128 or string.match(life, '^%x+@(%x*)$') ~= run_id then life = report.new_life .. '@' .. run_id end
 -- First of all writes, because a full Redis refuses it: after one of another kind it would let all of them pass.
 redis.call('SET', LIFE, life, 'PX', keep_ms)
-if life ~= report.life then return cjson.encode({life = life}) end
-claim(CONVICTIONS, 'zset', report.most_conviction_ms)
-for _, key in ipairs({ROUTERS, CREDITS, VERSIONS, LEASES, SERVED}) do claim(key, 'hash', keep_ms) end
-for key = 8, #KEYS do claim(KEYS[key], 'hash', 2 * report.window_ms) end
+if life ~= report.life then return {cjson.encode({life = life, is_new = true})} end
+
+local function bump(name)
+  if not whole_until(redis.call('HGET', VERSIONS, name) or '0', 1e14) then
+    redis.call('HSET', VERSIONS, name, string.format('%.0f', now))  -- no version that anybody knows
+  end
+  redis.call('HINCRBY', VERSIONS, name, 1)
+end
+
+for key, most in pairs({
+  [ROUTERS] = MOST_ROUTERS, [CREDITS] = MOST_ROUTERS, [LEASES] = MOST_LEASES, [SERVED] = MOST_FIELDS,
+  [VERSIONS] = MOST_BUCKETS,
+}) do claim(key, 'hash', keep_ms, most) end
+local num_cleared = #cleared
+claim(CONVICTIONS, 'zset', report.most_conviction_ms, 2 * report.most_convictions)
+if #cleared > num_cleared then bump('convictions') end  -- so that routers look what has become of those that they know
+for key = 8, #KEYS do
+  claim(KEYS[key], 'hash', 2 * report.window_ms, key % 2 == 0 and MOST_BUCKETS or 2 * MOST_ROUTERS)
+end
 
 -- This router is alive, and so many of its reports have been counted.
 local mine = redis.call('HGET', ROUTERS, report.router)
@@ -44,19 +64,31 @@ for index, tenant in ipairs(report.tenants) do
   end
 end
 
-local function bump(name)
-  if not whole_until(redis.call('HGET', VERSIONS, name) or '0', 1e14) then
-    redis.call('HSET', VERSIONS, name, string.format('%.0f', now))  -- no version that anybody knows
-  end
-  redis.call('HINCRBY', VERSIONS, name, 1)
-end
-
 -- Credits: each router's own, under a version of its own; others read those that they do not know.
 if report.credits then
   redis.call('HSET', CREDITS, report.router, string.format('%.0f|', report.number) .. report.credits)
 end
 redis.call('PEXPIRE', CREDITS, keep_ms)
-local answer = {life = life, routers = {}, changed = {}, cleared = cleared}
+local answer = {life = life, cleared = cleared, too_large = {}}
+local pieces = {false}
+
+-- Says entries of a kind, given with their sizes in bytes; the smallest first, as far as `most_bytes` reach.
+local function tell(kind, entries, most_bytes)
+  local all = 0
+  for _, entry in ipairs(entries) do all = all + entry[2] end
+  if all > most_bytes then table.sort(entries, function(a, b) return a[2] < b[2] end) end
+  local piece, size, left = {}, 0, most_bytes
+  for _, entry in ipairs(entries) do
+    left = left - entry[2]
+    if left < 0 then break end
+    if #piece >= PIECE_ENTRIES or (size > 0 and size + entry[2] > PIECE_BYTES) then
+      pieces[#pieces + 1], pieces[#pieces + 2] = kind, cjson.encode(piece)
+      piece, size = {}, 0
+    end
+    piece[#piece + 1], size = entry[1], size + entry[2]
+  end
+  if #piece > 0 then pieces[#pieces + 1], pieces[#pieces + 2] = kind, cjson.encode(piece) end
+end
 if report.credits_digest then
   local said = redis.call('HGET', CREDITS, report.router)
   said = said and string.match(said, '^%d+|(.*)$')
@@ -68,24 +100,37 @@ if redis.call('HLEN', CREDITS) > #routers / 2 then
     if redis.call('HEXISTS', ROUTERS, name) == 0 then redis.call('HDEL', CREDITS, name) end
   end
 end
+local names, said = {}, {}
 for i = 1, #routers, 2 do
   local name = routers[i]
   if is_alive(routers[i + 1], now) and #name <= report.longest_name then
     if name ~= report.router then
-      answer.routers[#answer.routers + 1] = name
-      local said = redis.call('HSTRLEN', CREDITS, name) <= LONGEST and redis.call('HGET', CREDITS, name)
-      if said then
-        local version = whole(string.match(said, '^(%d+)|'))
-        if version and report.known[name] ~= version then
-          answer.changed[#answer.changed + 1] = {name, version, (string.gsub(said, '^%d+|', ''))}
-        end
-      end
+      names[#names + 1] = {name, #name}
+      said[#said + 1] = {name, redis.call('HSTRLEN', CREDITS, name)}
     end
   else
     redis.call('HDEL', CREDITS, name)
     if expires_at(routers[i + 1], now) + keep_ms < now then redis.call('HDEL', ROUTERS, name) end
   end
 end
+tell('routers', names, TOLD_BYTES)
+-- Smaller ones first, and those that there is no room for with the next sync.
+table.sort(said, function(a, b) return a[2] < b[2] end)
+local to_read, changed = 2 * TOLD_BYTES, {}
+for _, one in ipairs(said) do
+  local name, size = one[1], one[2]
+  to_read = to_read - size
+  if size > report.most_credit_bytes then
+    if #answer.too_large < 16 then answer.too_large[#answer.too_large + 1] = name end
+  elseif size > 0 and to_read >= 0 then
+    local text = redis.call('HGET', CREDITS, name)
+    local version = whole(string.match(text, '^(%d+)|'))
+    if version and report.known[name] ~= version then
+      changed[#changed + 1] = {{name, version, (string.gsub(text, '^%d+|', ''))}, size + #name}
+    end
+  end
+end
+tell('changed', changed, TOLD_BYTES)
 
 -- Leases of workers, by address: 'expires|what it is'.
 if report.leases then
@@ -117,8 +162,6 @@ if #report.convictions > 0 then
     local ttl_ms = math.min(conviction[2], report.most_conviction_ms)
     redis.call('ZADD', CONVICTIONS, string.format('%.0f', now + ttl_ms), conviction[1])
   end
-  local extra = redis.call('ZCARD', CONVICTIONS) - report.most_convictions
-  if extra > 0 then redis.call('ZREMRANGEBYRANK', CONVICTIONS, 0, extra - 1) end
   bump('convictions')
   -- As long as the last of them lives.
   local last = tonumber(redis.call('ZRANGE', CONVICTIONS, -1, -1, 'WITHSCORES')[2])
@@ -130,24 +173,32 @@ redis.call('PEXPIRE', VERSIONS, 100 * keep_ms)
 local versions = redis.call('HMGET', VERSIONS, 'leases', 'convictions')
 answer.leases_version, answer.convictions_version = whole(versions[1]) or 0, whole(versions[2]) or 0
 if answer.leases_version ~= report.known_leases then
-  answer.leases = {}
-  local leases = redis.call('HGETALL', LEASES)
+  answer.has_leases = true
+  local leases, entries = redis.call('HGETALL', LEASES), {}
   for i = 1, #leases, 2 do
-    answer.leases[#answer.leases + 1] = {leases[i], (string.gsub(leases[i + 1], '^%d+|', ''))}
+    local size = #leases[i] + #leases[i + 1]
+    if size <= report.longest_name then
+      entries[#entries + 1] = {{leases[i], (string.gsub(leases[i + 1], '^%d+|', ''))}, size}
+    end
   end
+  tell('leases', entries, TOLD_BYTES)
 end
+local extra = redis.call('ZCARD', CONVICTIONS) - report.most_convictions
+if extra > 0 then redis.call('ZREMRANGEBYRANK', CONVICTIONS, 0, extra - 1) end
+redis.call('ZREMRANGEBYSCORE', CONVICTIONS, '-inf', now)
+answer.convictions_count = redis.call('ZCARD', CONVICTIONS)
 if answer.convictions_version ~= report.known_convictions then
-  redis.call('ZREMRANGEBYSCORE', CONVICTIONS, '-inf', now)
-  answer.convictions = {}
-  local convictions = redis.call('ZRANGE', CONVICTIONS, 0, -1, 'WITHSCORES')
+  answer.has_convictions = true
+  local convictions, entries = redis.call('ZRANGE', CONVICTIONS, 0, -1, 'WITHSCORES'), {}
   for i = 1, #convictions, 2 do
     local name, ttl_ms = convictions[i], tonumber(convictions[i + 1]) - now
-    if #name <= report.longest_name then
-      answer.convictions[#answer.convictions + 1] = {name, math.min(ttl_ms, report.most_conviction_ms)}
+    if #name <= LONGEST_FINGERPRINT then
+      entries[#entries + 1] = {{name, math.min(ttl_ms, report.most_conviction_ms)}, #name}
     else
       redis.call('ZREM', CONVICTIONS, name)
     end
   end
+  tell('convictions', entries, TOLD_BYTES)
 end
 
 -- Service by tenant, decayed: 'value@when'.
@@ -166,7 +217,7 @@ if is_new then
   end
 end
 if report.wants_served then
-  answer.served = {}
+  answer.has_served = true
   local served = redis.call('HGETALL', SERVED)
   local all = {}
   for i = 1, #served, 2 do
@@ -180,6 +231,9 @@ if report.wants_served then
       all[i] = nil
     end
   end
-  for _, pair in ipairs(all) do answer.served[#answer.served + 1] = {pair[1], pair[2]} end
+  local entries = {}
+  for _, pair in ipairs(all) do entries[#entries + 1] = {{pair[1], pair[2]}, #pair[1]} end
+  tell('served', entries, TOLD_BYTES)
 end
-return cjson.encode(answer)
+pieces[1] = cjson.encode(answer)
+return pieces

@@ -16,7 +16,7 @@ from trunkline_router.shared_state.fleet import Fleet
 from trunkline_router.shared_state.neighbours import Neighbours
 from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.served import Served
-from trunkline_router.shared_state.store import TTL_MS, News, Report, StoreDown, WorkerKey
+from trunkline_router.shared_state.store import MAX_CONVICTIONS, TTL_MS, News, Report, StoreDown, WorkerKey
 from trunkline_router.shared_state.store_link import StoreLink
 
 LEAST_REST_S, MOST_REST_S = 0.005, 0.020
@@ -65,6 +65,7 @@ class Sync:
         self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
         self._beat_at_s = 0.0
         self._heard_at_s = 0.0
+        self._read_s = 0.0  # that the last news took
         self.rest_s = MOST_REST_S  # until the next tick
         self.times = 0  # that it has succeeded
 
@@ -77,6 +78,9 @@ class Sync:
         if is_beat or has_news or own != self._told:
             await self._link.use(partial(self._exchange, own, is_beat))
         self.rest_s = rest_s(self._steady_s() - began_s) if len(self.neighbours) else MOST_REST_S
+        # Whatever lies in the store, reading it takes no more than this share of the loop's time.
+        self.rest_s = max(self.rest_s, min(BEAT_S, REST_TIMES * self._read_s))
+        self._read_s = 0.0
 
     async def beat(self) -> None:
         """Tells and hears, whatever there is. Raises StoreDown."""
@@ -157,7 +161,11 @@ class Sync:
             self.convictions.hear(news.convictions, self._now_ms())
         if news.served is not None:
             self.served.fleet = news.served
+        self._read_s = news.read_s
         self._versions = news.leases_version, news.convictions_version
+        is_beat = news.served is not None
+        if is_beat and news.convictions_count < min(self.convictions.count(self._now_ms()), MAX_CONVICTIONS):
+            self._versions = news.leases_version, None  # it has lost some: they are compared with the next news
 
     def _forget_others(self) -> None:
         self.neighbours.forget()

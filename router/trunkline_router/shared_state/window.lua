@@ -5,14 +5,17 @@ local BUCKETS = 120
 
 -- Whoever can write to Redis can write anything. What no router can have written is taken for nothing and cleared, so
 -- that one entry does not fail every script from then on.
-local MOST_FIELDS, LONGEST = 65536, 1048576
+-- The most routers of a fleet, those that ended within KEEP_MS included, the most leases, and the most buckets of a
+-- window. Every sync looks at each router, every second one of each router at each lease, and every request at the
+-- window and the tokens in flight: what is longer is no fleet's, and would hold up Redis.
+local MOST_FIELDS, MOST_ROUTERS, MOST_LEASES, MOST_BUCKETS, LONGEST = 65536, 1024, 4096, 1024, 1048576
 local cleared = {}
 
 -- Clears a key of another type, or one that has grown beyond all measure. A key that does not expire is given a time.
-local function claim(key, kind, keep_ms)
+local function claim(key, kind, keep_ms, most)
   local found = redis.call('TYPE', key).ok
   if found == 'none' then return end
-  if found ~= kind or redis.call(kind == 'hash' and 'HLEN' or 'ZCARD', key) > MOST_FIELDS then
+  if found ~= kind or redis.call(kind == 'hash' and 'HLEN' or 'ZCARD', key) > most then
     redis.call('UNLINK', key)
     cleared[#cleared + 1] = key
   elseif redis.call('PTTL', key) == -1 then

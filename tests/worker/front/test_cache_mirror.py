@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from trunkline.status import OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, LoadSample, WatchCacheResponse
 from trunkline_worker import cache_mirror
 from trunkline_worker.cache_mirror import CacheMirror
@@ -92,3 +93,32 @@ async def test_load_samples_arrive_the_newest_last() -> None:
     for n in range(10):
         mirror.set_load(LoadSample(running=n))
     assert (await next_item(items, "load")).load.running == 9
+
+
+async def test_a_snapshot_is_of_one_moment_however_slowly_its_parts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_mirror, "SNAPSHOT_CHUNK_BLOCKS", 2)
+    mirror = CacheMirror(epoch=1)
+    mirror.apply([stored(0, 5)])
+    items = mirror.subscribe(1).items()
+    told = [await next_item(items, "snapshot")]
+    for n in range(3):
+        mirror.apply([removed(n), stored(10 + n, 1)])
+        if n < 2:
+            told.append(await next_item(items, "snapshot"))
+    assert [n for item in told for n in numbers(item.snapshot.block_hashes)] == [0, 1, 2, 3, 4]
+    assert [item.sequence for item in told] == [1, 1, 1]
+    assert [(await next_item(items, "events")).sequence for _ in range(3)] == [2, 3, 4]
+
+
+async def test_watchers_of_one_stride_share_what_they_are_told_and_strides_are_bounded() -> None:
+    mirror = CacheMirror(epoch=1)
+    watches = [mirror.subscribe(stride).items() for stride in (1, 1, *range(2, cache_mirror.MAX_STRIDES + 1))]
+    for items in watches:
+        await next_item(items, "snapshot")
+    mirror.apply([stored(0, 5)])
+    first, second = [await next_item(items, "events") for items in watches[:2]]
+    assert first is second
+    with pytest.raises(RequestRefused, match="8 other strides are watched already: 1, 2, 3") as caught:
+        mirror.subscribe(99)
+    assert caught.value.reason == OVERLOADED
+    mirror.subscribe(3)

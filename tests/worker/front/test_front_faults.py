@@ -2,78 +2,24 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
-from tests.worker.engine_rig import DEMO_MODEL
+from tests.worker.front.front_rig import MODEL, PROMPT, TOKENIZER, Link, Reader
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.status import CODE_INTERNAL, INTERNAL, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
-from trunkline.v1.worker_pb2 import GetModelResponse, SequenceOutput, SessionRequest, Submit
-from trunkline_worker import session as session_module
+from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, Submit
+from trunkline_worker import outbox as outbox_module
 from trunkline_worker.cache_mirror import CacheMirror
-from trunkline_worker.engine_link import EngineLink
 from trunkline_worker.front import Choice, Front
-from trunkline_worker.session import Outbox, Session
+from trunkline_worker.outbox import Outbox
+from trunkline_worker.session import Session
 
-TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-MODEL = GetModelResponse(
-    model="demo", vocab_size=2048, context_length=512, block_size=16, kv_token_capacity=4096, eos_token_ids=[1],
-    max_waiting_requests=100, max_waiting_tokens=100_000,
-)  # fmt: skip
-PROMPT = TOKENIZER.encode("Once upon").ids
 OUTPUT = TOKENIZER.encode(" a time there was a fox", add_special_tokens=False).ids
 TEXT = " a time there was a fox"
 LENGTH = FinishReason.FINISH_REASON_LENGTH
-
-
-class Link(EngineLink):
-    """Notes what the engine is told."""
-
-    def __init__(self) -> None:
-        self.submitted: list[int] = []
-        self.aborted: list[int] = []
-        self.finished: list[int] = []
-
-    def submit(self, submit: Submit) -> None:
-        self.submitted.append(submit.handle)
-
-    def abort(self, handle: int) -> None:
-        self.aborted.append(handle)
-
-    def finish(self, handle: int) -> None:
-        self.finished.append(handle)
-
-    def in_flight(self) -> set[int]:
-        return set()
-
-
-@dataclass(eq=False)
-class Reader:
-    """Keeps the news of a choice. `fails`: asked with each, whether to raise instead."""
-
-    fails: Callable[[SequenceOutput], bool] = lambda output: False
-    news: list[SequenceOutput] = field(default_factory=list)
-
-    def __call__(self, output: SequenceOutput) -> None:
-        if self.fails(output):
-            raise RuntimeError("a reader's bug")
-        self.news.append(output)
-
-    @property
-    def text(self) -> str:
-        return "".join(output.chunk.text for output in self.news)
-
-    @property
-    def reasons(self) -> list[str]:
-        return [output.error.reason for output in self.news if output.HasField("error")]
-
-    @property
-    def num_ends(self) -> int:
-        return sum(output.HasField("error") or bool(output.chunk.finish_reason) for output in self.news)
 
 
 @pytest.fixture
@@ -192,7 +138,7 @@ async def test_a_direct_call_that_is_given_up_at_any_output_leaves_the_engine_s_
     direct = submit(front, outbox.put)
     choices = [direct, submit(front, other, 2)]
     for index, step in enumerate(steps(choices)):
-        monkeypatch.setattr(session_module, "MAX_WAITING_BYTES", 1 if index == at_step else 1 << 20)
+        monkeypatch.setattr(outbox_module, "MAX_WAITING_BYTES", 1 if index == at_step else 1 << 20)
         if index == 0:  # one output may always wait
             outbox.put(SequenceOutput(handle=1))
         front.on_step(step)
@@ -213,11 +159,11 @@ async def test_a_session_that_is_given_up_while_its_choices_end_leaves_the_other
         request = SessionRequest()
         for handle in range(1, 4):
             request.submits.add(handle=handle, prompt_token_ids=PROMPT, sampling=SamplingParams(seed=1))
-        await slow.take(request)
+        await slow.take(request.SerializeToString())
         other = Reader()
         submit(front, other, 9)
         for index, step in enumerate(steps(list(front._choices.values()))):
-            monkeypatch.setattr(session_module, "MAX_WAITING_BYTES", 1 if index == at_step else 1 << 20)
+            monkeypatch.setattr(outbox_module, "MAX_WAITING_BYTES", 1 if index == at_step else 1 << 20)
             front.on_step(step)
         assert stalled == [True]
         assert other.text == TEXT

@@ -4,14 +4,14 @@ import pytest
 
 from trunkline.status import RequestRefused
 from trunkline.v1.worker_pb2 import SequenceOutput
-from trunkline_worker import session
-from trunkline_worker.session import Outbox
+from trunkline_worker import outbox as outbox_module
+from trunkline_worker.outbox import OUTPUT_BYTES, Outbox
 
 
 async def test_messages_are_cut_by_bytes_in_order_and_a_large_output_goes_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(outbox_module, "MAX_RESPONSE_BYTES", 1000 + 4 * OUTPUT_BYTES)
     outbox = Outbox(lambda: None)
     sizes = [100, 5000, 300, 300, 300, 300, 10]
     for handle, size in enumerate(sizes, start=1):
@@ -23,7 +23,7 @@ async def test_messages_are_cut_by_bytes_in_order_and_a_large_output_goes_alone(
 
 
 async def test_a_reader_for_whom_too_much_waits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(outbox_module, "MAX_WAITING_BYTES", 1000 + 3 * OUTPUT_BYTES)
     given_up: list[bool] = []
     outbox = Outbox(lambda: given_up.append(True))
     for handle in range(1, 6):
@@ -37,7 +37,7 @@ async def test_a_reader_for_whom_too_much_waits_is_given_up(monkeypatch: pytest.
 
 
 async def test_one_output_may_be_larger_than_what_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(outbox_module, "MAX_WAITING_BYTES", 1000 + 3 * OUTPUT_BYTES)
     outbox = Outbox(lambda: pytest.fail("given up"))
     output = SequenceOutput(handle=1)
     output.chunk.text = "x" * 4000

@@ -1,0 +1,40 @@
+"""An attack while it lasts: a process of its own that prints when it begins and what it came to."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+from trunkline_bench.attacks.attacker import BEGINS
+from trunkline_bench.faults.fleet import FleetError
+
+
+class Blow:
+    """`address` is a port's, or a Redis's URL."""
+
+    def __init__(self, attack: str, address: str, seconds: float) -> None:
+        self._attack = attack
+        self._command = ("-m", "trunkline_bench.attacks.attacker", attack, address, f"--seconds={seconds:g}")
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def begins(self) -> None:
+        """Starts it, and returns when it is about to strike. Raises FleetError."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, *self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert self._process.stderr is not None
+        said = []
+        async for line in self._process.stderr:
+            said.append(line.decode(errors="replace").strip())
+            if said[-1] == BEGINS:
+                return
+        raise FleetError(f"the attacker ended before it began: {' '.join(said)}")
+
+    async def outcomes(self) -> dict[str, int]:
+        """When it is over: how often each thing happened. Raises FleetError."""
+        assert self._process is not None
+        printed, said = await self._process.communicate()
+        if self._process.returncode:
+            raise FleetError(f"the attacker ended with {self._process.returncode}: {said.decode(errors='replace')}")
+        outcomes: dict[str, int] = json.loads(printed)
+        return outcomes

@@ -1,0 +1,109 @@
+"""All attacks: who begins them, who is beside them, and the bounds that hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5, OF_1_TO_5, UNREAD_STREAMS
+from trunkline_bench.attacks.calls import MALFORMED, SMALL_CALLS
+from trunkline_bench.attacks.floods import FLOODS
+from trunkline_bench.attacks.lies import LIES
+from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
+from trunkline_bench.attacks.row import Bounds
+from trunkline_bench.attacks.sessions import SESSIONS
+
+NONE = "none"
+MINUTE_S = 60.0
+UNREAD_S = 20.0  # gigabytes of output do not come faster
+ORDINARY = Bounds()
+
+
+class Section(Enum):
+    """Who attacks whom. The value is the report's heading."""
+
+    CLIENT = "A client attacks a router"
+    TENANT = "A noisy tenant shares a worker"
+    PORT = "A client attacks a worker's own port"
+    KEYED_PORT = "A stranger attacks the port of a worker with a key"
+    LIAR = "A broken worker beside two good ones"
+    REDIS = "False entries in Redis"
+    NAMESAKE = "A deadly request under another tenant's request id"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One attack. `asks`: what the innocent tenant sends meanwhile.
+
+    is_beside_others: the bound of the innocent's p99 is that of a tenant who shares a worker; else `bounds` has it
+    seconds: how long it takes, where that is not for the caller to say
+    """
+
+    section: Section
+    attack: str
+    asks: str = "text"
+    bounds: Bounds = ORDINARY
+    is_beside_others: bool = False
+    seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.attack if self.asks == "text" else f"{self.attack}; {self.asks}"
+
+
+def _clients() -> list[Case]:
+    refused = Bounds(statuses=("INVALID_ARGUMENT",))
+    names = (
+        *OF_1_TO_5,
+        *SMALL_CALLS,
+        "10,000 health watches",
+        "10,000 reflection streams",
+        "ping flood",
+        "SETTINGS flood",
+        "CONTINUATION flood",
+        "29,000 cancelled requests",
+        "5,000 idle connections",
+        "deadlines of 1 ns and of 11,000 years",
+    )
+    return [
+        Case(Section.CLIENT, NONE),
+        *(Case(Section.CLIENT, name, is_beside_others=name in SMALL_CALLS) for name in names),
+        *(Case(Section.CLIENT, name, bounds=refused) for name in MALFORMED),
+        Case(Section.CLIENT, UNREAD_STREAMS, seconds=UNREAD_S),
+        Case(Section.CLIENT, ALL_OF_1_TO_5, seconds=MINUTE_S),
+    ]
+
+
+def _tenants() -> list[Case]:
+    kinds = {"600 chats of 1 MiB at once": ("chat", "token ids"), "conversations of 4,096 messages": ("chat",)}
+    return [
+        *(Case(Section.TENANT, NONE, asks) for asks in ("text", "chat", "token ids")),
+        *(
+            Case(Section.TENANT, name, asks, is_beside_others=True)
+            for name in (*FLOODS, "conversations of 4,096 messages")
+            for asks in kinds.get(name, ("text",))
+        ),
+    ]
+
+
+def _ports() -> list[Case]:
+    held = ("10,000 unread tokenizers", "10,000 idle sessions", "10,000 health watches", "10,000 reflection streams")
+    open_to_all = (*SESSIONS, *held, "10,000 unread cache watches", "rapid reset of a worker")
+    keyed = ("sessions with 63 MiB of nothing known", "sessions with 8 MiB of empty submits", *held)
+    return [
+        *(Case(Section.PORT, name) for name in (NONE, *open_to_all)),
+        *(Case(Section.KEYED_PORT, name) for name in (NONE, *keyed)),
+    ]
+
+
+def cases() -> Sequence[Case]:
+    """In the order in which they are run."""
+    return (
+        *_clients(),
+        *_tenants(),
+        *_ports(),
+        *(Case(Section.LIAR, name) for name in (NONE, *LIES)),
+        *(Case(Section.REDIS, name) for name in (NONE, *REDIS_ATTACKS)),
+        Case(
+            Section.NAMESAKE, "a deadly request under another's name", bounds=Bounds(p99_ms=5_000.0)
+        ),  # two of three workers are lost
+    )

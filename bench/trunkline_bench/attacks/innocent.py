@@ -1,0 +1,83 @@
+"""Another tenant, who sends short requests all the time and has nothing to do with an attack."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from itertools import count
+
+from trunkline.client import Client, Prompt
+from trunkline.errors import TrunklineError
+from trunkline_bench.simulation.report import percentile
+
+TENANT = "innocent"
+PACE_S = 0.01  # between two requests
+REQUEST_TIMEOUT_S = 60.0
+WARM = 10  # requests before anything is measured
+KINDS = ("text", "chat", "token ids")
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of the innocent's requests, each of one token. Times in ms, from sending to the end of the answer."""
+
+    times_ms: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # one line for each that failed
+
+    @property
+    def p50_ms(self) -> float:
+        return percentile(self.times_ms, 0.5)
+
+    @property
+    def p99_ms(self) -> float:
+        return percentile(self.times_ms, 0.99)
+
+
+class Innocent:
+    """Sends requests of one kind, one after another. `request_id`: what they are all called; each needs no name."""
+
+    def __init__(self, client: Client, kind: str, *, model: str, request_id: str = "") -> None:
+        self._client, self._kind, self._model, self._request_id = client, kind, model, request_id
+        self._numbers = count()
+        self._prompt_tokens = 0  # of the requests so far: the same text must always be as many
+
+    async def warm_up(self) -> float:
+        """Connections and caches are warm. Returns how long the slowest of the last requests took, in ms. Raises
+        TrunklineError."""
+        times_ms = []
+        for _ in range(WARM):
+            started_s = time.monotonic()
+            await self._ask()
+            times_ms.append((time.monotonic() - started_s) * 1e3)
+        return max(times_ms[WARM // 2 :])
+
+    async def ask_until(self, over: asyncio.Event) -> Record:
+        """At least one request."""
+        record = Record()
+        while not over.is_set() or not record.times_ms:
+            started_s = time.monotonic()
+            try:
+                await self._ask()
+            except (TrunklineError, AssertionError) as error:
+                record.errors.append(f"{type(error).__name__}: {error}")
+            record.times_ms.append((time.monotonic() - started_s) * 1e3)
+            await asyncio.sleep(PACE_S)
+        return record
+
+    async def _ask(self) -> None:
+        """Raises TrunklineError, and AssertionError where the prompt has become other tokens than before."""
+        answer = await self._client.complete(
+            self._prompt(),
+            model=self._model,
+            max_tokens=1,
+            request_id=self._request_id,
+            timeout_s=REQUEST_TIMEOUT_S,
+        )
+        tokens = answer.usage.prompt_tokens
+        assert tokens == self._prompt_tokens or not self._prompt_tokens, f"{tokens} prompt tokens are others"
+        self._prompt_tokens = tokens
+
+    def _prompt(self) -> Prompt:
+        number = next(self._numbers) % 100
+        if self._kind == "token ids":
+            return [10 + number, 20, 30]
+        return "Once upon a time" if self._kind == "text" else [("user", "Tell me a story.")]

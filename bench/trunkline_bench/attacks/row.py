@@ -1,0 +1,93 @@
+"""What one attack came to, the bounds that hold for it, and whether they held."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from trunkline_bench.attacks.innocent import Record
+from trunkline_bench.attacks.watched import LoopLag
+
+# The innocent tenant's share of the bargain, and the router's or the worker's.
+MAX_P99_MS = 250.0
+MAX_RSS_MIB = 1024.0
+MAX_KEPT_MIB = 256.0  # of memory, three seconds after the attack
+# One step may take 5 ms. A turn of the loop runs the steps that are ready, each connection's among them.
+MAX_OWN_LAG_MS = 100.0
+# Where the tenants share a worker, what it computes for the others counts: by so much more than alone.
+TIMES_ALONE, MORE_THAN_ALONE_MS = 4.0, 200.0  # the latter are two targets for the inter-token latency
+
+HEAD = (
+    "| attack | what became of it | innocent p50, ms | p99 | most | failed | loop lag, ms | without waits for a core "
+    "| RSS before, MiB | peak | after | verdict |\n|" + "---|" * 12
+)
+
+
+class Bounds(NamedTuple):
+    """p99_ms: of the innocent's requests; statuses: the only ones that calls of the attack may end with; none: any"""
+
+    p99_ms: float = MAX_P99_MS
+    rss_mib: float = MAX_RSS_MIB
+    kept_mib: float = MAX_KEPT_MIB
+    own_lag_ms: float = MAX_OWN_LAG_MS
+    statuses: Sequence[str] = ()
+
+
+def bound_beside_others(alone_ms: float) -> float:
+    """Of the innocent's p99 while another tenant uses the same worker; `alone_ms`: without it."""
+    return max(TIMES_ALONE * alone_ms, alone_ms + MORE_THAN_ALONE_MS)
+
+
+@dataclass(slots=True)
+class Row:
+    """What one attack came to. Memory in MiB, of the process that was attacked.
+
+    warm_ms: how long the innocent's requests took right before, the slowest of a few
+    outcomes: how often each thing happened, or one line of what was said
+    """
+
+    attack: str
+    bounds: Bounds
+    warm_ms: float = 0.0
+    outcomes: str = ""
+    record: Record = field(default_factory=Record)
+    rss_before: float = 0.0
+    rss_peak: float = 0.0
+    rss_after: float = 0.0
+    lag: LoopLag = field(default_factory=LoopLag)
+    strange_statuses: tuple[str, ...] = ()  # that the attack may not come to
+    failure: str = ""  # why nothing could be measured
+
+    def misses(self) -> list[str]:
+        """The bounds that did not hold, each with what was measured."""
+        if self.failure:
+            return [self.failure]
+        measured = (
+            ("p99", self.record.p99_ms, self.bounds.p99_ms, "ms"),
+            ("RSS", self.rss_peak, self.bounds.rss_mib, "MiB"),
+            ("RSS kept", self.rss_after - self.rss_before, self.bounds.kept_mib, "MiB"),
+            ("lag", self.lag.own_ms, self.bounds.own_lag_ms, "ms"),
+        )
+        missed = [f"{name} {value:.0f} > {bound:.0f} {unit}" for name, value, bound, unit in measured if value > bound]
+        if self.record.errors:
+            missed.append(f"{len(self.record.errors)} failed: {self.record.errors[0]}")
+        missed += [f"status {status}" for status in self.strange_statuses]
+        return missed
+
+    def markdown(self) -> str:
+        record, misses = self.record, self.misses()
+        cells = (
+            self.attack,
+            self.outcomes,
+            f"{record.p50_ms:.0f}",
+            f"{record.p99_ms:.0f}",
+            f"{max(record.times_ms, default=math.nan):.0f}",
+            str(len(record.errors)),
+            f"{self.lag.lag_ms:.0f}",
+            f"{self.lag.own_ms:.0f}",
+            f"{self.rss_before:.0f}",
+            f"{self.rss_peak:.0f}",
+            f"{self.rss_after:.0f}",
+            "**missed**: " + "; ".join(misses) if misses else "holds",
+        )
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -1,0 +1,105 @@
+"""Where attacks meet their victims: workers that stay for a section of the catalogue, and a router that is new."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trunkline.client import Client
+from trunkline_bench.attacks.attacker import SHARED_NAME
+from trunkline_bench.attacks.catalogue import Case, Section
+from trunkline_bench.attacks.innocent import TENANT, Innocent
+from trunkline_bench.attacks.neighbour import neighbour_of
+from trunkline_bench.attacks.row import Row, bound_beside_others
+from trunkline_bench.attacks.scene import Scene
+from trunkline_bench.attacks.server import WORKER_FLAGS, Server
+from trunkline_bench.faults.fleet import START_S
+from trunkline_bench.faults.poison import sitecustomize
+from trunkline_bench.redis_server import RedisServer
+
+KEY = "a key for the benchmark, of thirty-two bytes"
+QUOTAS = {"*": {"requests_per_minute": 10**6, "tokens_per_minute": 10**8, "tokens_in_flight": 10**7}}
+NUM_WORKERS = {Section.LIAR: 2, Section.NAMESAKE: 3}
+FRESH_WORKERS = (Section.PORT, Section.KEYED_PORT)  # they are what is attacked
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Workers for the attacks of a section; none where each attack has its own."""
+
+    section: Section
+    model: Path
+    workers: Sequence[Server]
+    folder: Path
+
+    async def meet(self, case: Case, seconds: float, alone_ms: float) -> Row:
+        """One attack. `alone_ms`: the innocent's p99 without one, for bounds that depend on it. Raises FleetError and
+        TrunklineError."""
+        async with AsyncExitStack() as stack:
+            scene, warm_ms = await self._scene(case, stack)
+            bounds = case.bounds
+            if case.is_beside_others:
+                bounds = bounds._replace(p99_ms=bound_beside_others(alone_ms))
+            row = Row(case.name, bounds, warm_ms)
+            await scene.measure(row, seconds)
+        return row
+
+    async def _scene(self, case: Case, stack: AsyncExitStack) -> tuple[Scene, float]:
+        """Everything runs; with how long the slowest of a few requests took."""
+        workers = self.workers
+        if self.section in FRESH_WORKERS:
+            workers = await stack.enter_async_context(_workers(self.section, self.model, self.folder))
+        neighbour = await neighbour_of(workers[0], case, stack)
+        addresses = [worker.address for worker in workers] + ([neighbour.address] if neighbour else [])
+        flags = [f"--workers={','.join(addresses)}"]
+        if self.section is Section.KEYED_PORT:
+            flags.append(f"--grant-key={KEY}")
+        redis = None
+        if self.section is Section.REDIS:
+            redis = stack.enter_context(RedisServer())
+            tenants = self.folder / "tenants.json"
+            tenants.write_text(json.dumps(QUOTAS))  # so that Redis is asked for each request
+            flags += [f"--redis-url={redis.url}", f"--tenants={tenants}"]
+        router = Server("router", self.folder, *flags)
+        stack.push_async_callback(router.stop)
+        await router.start()
+        client = await stack.enter_async_context(Client(router.address, tenant=TENANT))
+        await client.ready(START_S)
+        request_id = SHARED_NAME if self.section is Section.NAMESAKE else ""
+        innocent = Innocent(client, case.asks, model=self.model.name, request_id=request_id)
+        warm_ms = await innocent.warm_up()
+        victim = workers[0] if self.section in FRESH_WORKERS else router
+        target = victim.address if redis is None else redis.url
+        return Scene(case, innocent, victim, target, router, workers, neighbour), warm_ms
+
+
+@asynccontextmanager
+async def stage_of(section: Section, model: Path) -> AsyncIterator[Stage]:
+    """Starts a section's workers, and stops them. Raises FleetError."""
+    with tempfile.TemporaryDirectory(prefix="attacks-") as name:
+        folder = Path(name)
+        if section in FRESH_WORKERS:
+            yield Stage(section, model, (), folder)
+            return
+        async with _workers(section, model, folder) as workers:
+            yield Stage(section, model, workers, folder)
+
+
+@asynccontextmanager
+async def _workers(section: Section, model: Path, folder: Path) -> AsyncIterator[Sequence[Server]]:
+    environment = {"TRUNKLINE_GRANT_KEY": KEY} if section is Section.KEYED_PORT else {}
+    if section is Section.NAMESAKE:
+        environment["PYTHONPATH"] = str(Path(sitecustomize.__file__).parent)
+    flags = (f"--model={model}", *WORKER_FLAGS)
+    async with AsyncExitStack() as stack:
+        workers = [
+            Server("worker", folder, *flags, environment=environment, restarts=section is Section.NAMESAKE)
+            for _ in range(NUM_WORKERS.get(section, 1))
+        ]
+        for worker in workers:
+            stack.push_async_callback(worker.stop)
+        await asyncio.gather(*(worker.start() for worker in workers))
+        yield workers

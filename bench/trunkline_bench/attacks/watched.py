@@ -1,0 +1,100 @@
+"""A router or a worker whose event loop is watched: how long what is due has to wait, and how long for a core.
+
+usage: python -m trunkline_bench.attacks.watched FILE router|worker FLAGS...
+
+It is the process itself that looks, every few milliseconds, and writes down the longest wait of each tenth of a second:
+when it was, the wait, and the wait less the time in which the thread could run and had no core. The second one is what
+the process has to answer for where it shares its cores with those who attack it.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+INTERVAL_S = 0.002
+WRITTEN_EVERY_S = 0.1
+# Of this thread: time on a core, time in which it waited for one, and how often it had one.
+# https://docs.kernel.org/scheduler/sched-stats.html
+SCHEDULING = "/proc/thread-self/schedstat"
+SERVERS = {"router": "trunkline_router.main", "worker": "trunkline_worker.main"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLag:
+    """The longest of a time, in ms. own_ms: without the wait for a core"""
+
+    lag_ms: float = 0.0
+    own_ms: float = 0.0
+
+
+def lag_between(path: Path, from_s: float, to_s: float) -> LoopLag:
+    """What was written down in a time, by the system's monotonic clock. A loop that writes nothing is held up."""
+    lag = own = last_s = 0.0
+    for line in path.read_text().splitlines():
+        last_s, lag_ms, own_ms = map(float, line.split())
+        if from_s <= last_s <= to_s + WRITTEN_EVERY_S:
+            lag, own = max(lag, lag_ms), max(own, own_ms)
+    silent_ms = (to_s - last_s - 2 * WRITTEN_EVERY_S) * 1e3
+    return LoopLag(max(lag, silent_ms), max(own, silent_ms))
+
+
+@asynccontextmanager
+async def watching(path: Path) -> AsyncIterator[None]:
+    """Writes down meanwhile how long the running loop keeps waiting what is due."""
+    task = asyncio.create_task(_watch(path))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _watch(path: Path) -> None:
+    scheduling = os.open(SCHEDULING, os.O_RDONLY)
+    lag_ms = own_ms = 0.0
+    written_s = time.monotonic()
+    try:
+        with path.open("w", buffering=1) as file:
+            while True:
+                without_core_s, due_s = _without_core_s(scheduling), time.monotonic() + INTERVAL_S
+                await asyncio.sleep(INTERVAL_S)
+                now_s = time.monotonic()
+                late_ms = (now_s - due_s) * 1e3
+                lag_ms = max(lag_ms, late_ms)
+                own_ms = max(own_ms, late_ms - (_without_core_s(scheduling) - without_core_s) * 1e3)
+                if now_s - written_s >= WRITTEN_EVERY_S:
+                    file.write(f"{now_s:.3f} {lag_ms:.2f} {max(0.0, own_ms):.2f}\n")
+                    lag_ms, own_ms, written_s = 0.0, 0.0, now_s
+    finally:
+        os.close(scheduling)
+
+
+def _without_core_s(scheduling: int) -> float:
+    return int(os.pread(scheduling, 100, 0).split()[1]) / 1e9
+
+
+def main() -> None:
+    path, server, *flags = sys.argv[1:]
+    module: Any = importlib.import_module(SERVERS[server])
+    serve = module.serve
+
+    async def watched(*arguments: Any) -> Any:
+        async with watching(Path(path)):
+            return await serve(*arguments)
+
+    module.serve = watched
+    sys.argv[1:] = flags
+    module.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""`make bench-fairness`: what one tenant's flood does to another tenant's requests.
+
+Every flood is run in virtual time alone, and beside an innocent tenant that sends one small request after the other.
+The innocent's time to the first token is held against what it is on an idle worker.
+"""
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trunkline_bench.facts import commit, facts, listed, make_command
+from trunkline_bench.simulation import report
+from trunkline_bench.simulation.device_profile import PROFILES
+from trunkline_bench.simulation.fitted_cost import FittedCost
+from trunkline_bench.simulation.neighbours import Neighbours, Observed, Tenant
+from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_worker.limits import SchedulerLimits
+
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
+# The defaults of a worker's settings.
+LIMITS = SchedulerLimits(itl_target_s=0.1, interactive_reserve=0.05, max_waiting_tokens=1 << 22)
+# As a small model on a CPU: 113 µs for a token, 5 ns for a pair of a query and a key.
+CPU = FittedCost((0.005, 113e-6, 0.0, 0.0, 40e-9, 0.0, 0.0), (0.005, 113e-6, 0.0, 0.0, 40e-9, 0.0, 5e-9))
+WORKERS = {
+    "CPU, small model": WorkerSpec(CPU, 16_000, 16, LIMITS, run_ahead=0, host_s=0.0003),
+    "H200, 8B model": WorkerSpec(PROFILES["h200-8b"], 20_000, 16, LIMITS, run_ahead=1, host_s=0.0005),
+}
+RUN_S = 15.0
+# Before anything is measured, a worker learns what its steps cost.
+WARM_UP_S = 20.0
+WARM_UP = [
+    Tenant("short", 4, 200, 30, pause_s=0.3, ends_s=WARM_UP_S - 2),
+    Tenant("long", 1, 3000, 10, pause_s=0.2, ends_s=WARM_UP_S - 2),
+    Tenant("very long", 1, 30_000, 1, ends_s=1.0),
+]
+
+
+def flood(concurrency: int, prompt_tokens: int, output_tokens: int, **options: object) -> Tenant:
+    """A tenant that keeps so many requests under way from the end of the warm-up on."""
+    return Tenant("flood", concurrency, prompt_tokens, output_tokens, starts_s=WARM_UP_S, **options)  # type: ignore[arg-type]
+
+
+FLOODS = {
+    "64 requests with n = 16, 900 tokens each": flood(1024, 100, 900),
+    "128 prompts of 1,000 tokens at once": flood(128, 1000, 8),
+    "8 prompts of 100,000 tokens": flood(8, 100_000, 50),
+    "64 prompts of 20,000 tokens, more than the KV pool": flood(64, 20_000, 400),
+    "256 prompts of 2,000 tokens, aborted after 0.7 s": flood(256, 2000, 400, abort_after_s=0.7),
+    "1,000 requests of one token": flood(1000, 20, 1),
+    "200 prompts with one prefix of 4,000 tokens": flood(200, 4000, 100, shares_prefix=True),
+}
+INNOCENTS = {
+    "1 token": Tenant("innocent", 1, 20, 1, pause_s=0.05, starts_s=WARM_UP_S),
+    "500 in, 40 out": Tenant("innocent", 1, 500, 40, pause_s=0.05, starts_s=WARM_UP_S),
+}
+COLUMNS = ("TTFT p50 / p99, ms", "allowed, ms", "verdict", "flood, tokens/s", "flood alone, tokens/s", "preemptions")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A flood beside an innocent tenant."""
+
+    p50_s: float  # the innocent's times to the first token
+    p99_s: float
+    bound_s: float  # what p99_s may be
+    flood_tokens_s: float  # of prompts and outputs
+    alone_tokens_s: float  # the same of the flood without an innocent
+    preemptions: int
+
+    @property
+    def holds(self) -> bool:
+        return self.p99_s <= self.bound_s
+
+
+def allowed_s(unloaded_s: float, itl_target_s: float) -> float:
+    """What the time to the first token of a tenant within its share may be at p99."""
+    return max(4 * unloaded_s, unloaded_s + 2 * itl_target_s)
+
+
+def observe(spec: WorkerSpec, tenants: Iterable[Tenant], run_s: float) -> Observed:
+    """A run of so many seconds after the warm-up."""
+    return Neighbours(spec, [*WARM_UP, *tenants]).run(WARM_UP_S + run_s)
+
+
+def measured(run_s: float) -> list[Figures]:
+    """Every flood beside every innocent before every worker, in the order of titles()."""
+    figures = []
+    for spec in WORKERS.values():
+        alone = [observe(spec, [flood], run_s).tenants["flood"].served_tokens for flood in FLOODS.values()]
+        for innocent in INNOCENTS.values():
+            unloaded = observe(spec, [innocent], run_s).tenants["innocent"].ttft_s
+            bound_s = allowed_s(report.percentile(unloaded, 0.99), spec.limits.itl_target_s)
+            for flood, alone_tokens in zip(FLOODS.values(), alone, strict=True):
+                both = observe(spec, [flood, innocent], run_s)
+                times_s = both.tenants["innocent"].latest_s(both.duration_s)
+                figures.append(
+                    Figures(
+                        report.percentile(times_s, 0.5),
+                        report.percentile(times_s, 0.99),
+                        bound_s,
+                        both.tenants["flood"].served_tokens / run_s,
+                        alone_tokens / run_s,
+                        both.preemptions,
+                    )
+                )
+    return figures
+
+
+def titles() -> list[tuple[str, str]]:
+    """The heading and the flood of each of measured()."""
+    return [
+        (f"{worker}; the innocent's requests: {kind}", flood)
+        for worker in WORKERS
+        for kind in INNOCENTS
+        for flood in FLOODS
+    ]
+
+
+def measured_before(checkout: Path, run_s: float) -> list[Figures]:
+    """The same of the worker of another checkout, on the same simulator."""
+    here = Path(__file__).parents[2]
+    path = os.pathsep.join(map(str, (checkout / "worker", checkout / "protos", here)))
+    command = (sys.executable, "-m", __spec__.name, "--seconds", str(run_s), "--figures")
+    told = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, check=True)
+    return [Figures(**row) for row in json.loads(told.stdout)]
+
+
+def tables(after: list[Figures], before: list[Figures] | None) -> str:
+    """As Markdown; where there is a version before, its figures stand first in each cell."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for index, (heading, flood) in enumerate(titles()):
+        versions = [*([before[index]] if before else []), after[index]]
+        rows = zip(*map(_cells, versions), strict=True)
+        groups.setdefault(heading, {})[flood] = [
+            cells[0] if len({*cells}) == 1 else " → ".join(cells) for cells in rows
+        ]
+    return "".join(f"\n## {heading}\n\n{report.table(rows, COLUMNS, 'flood')}" for heading, rows in groups.items())
+
+
+def _cells(figures: Figures) -> list[str]:
+    return [
+        f"{figures.p50_s * 1e3:,.0f} / {figures.p99_s * 1e3:,.0f}",
+        f"{figures.bound_s * 1e3:,.0f}",
+        "holds" if figures.holds else "missed",
+        f"{figures.flood_tokens_s:,.0f}",
+        f"{figures.alone_tokens_s:,.0f}",
+        f"{figures.preemptions:,}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=RUN_S, help="of virtual time, of each run")
+    parser.add_argument("--before", type=Path, help="a checkout of another version, whose worker is shown beside")
+    parser.add_argument("--figures", action="store_true", help="print the figures as JSON, and write no report")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    gc.disable()  # see main.py
+    if arguments.figures:
+        print(json.dumps([asdict(row) for row in measured(arguments.seconds)]))
+        return
+    if arguments.before is not None and not (arguments.before / "worker").is_dir():
+        parser.error(f"--before: {arguments.before} is no checkout: it has no folder named worker")
+    found = facts(make_command("bench-fairness", sys.argv[1:]), "virtual time")
+    text = f"# One tenant's flood beside an innocent tenant\n\n{listed(found)}"
+    text += f"- {arguments.seconds:g} s of virtual time for each run, after a warm-up of {WARM_UP_S:g} s\n"
+    before = None
+    if arguments.before is not None:
+        before = measured_before(arguments.before, arguments.seconds)
+        text += f"- before → after: commit {commit(arguments.before)} in the same runs, then this one\n"
+    text += tables(measured(arguments.seconds), before)
+    print(text)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / f"fairness-{found['date']}.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

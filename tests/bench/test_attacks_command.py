@@ -1,0 +1,138 @@
+"""The catalogue of attacks, and what is said of each: no attack is left out, and no bound is broken in silence."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from trunkline.v1.worker_pb2 import SessionRequest
+from trunkline_bench.attacks import wire
+from trunkline_bench.attacks.attacker import ATTACKS
+from trunkline_bench.attacks.calls import CALLS, MALFORMED
+from trunkline_bench.attacks.catalogue import NONE, Section, cases
+from trunkline_bench.attacks.innocent import Record
+from trunkline_bench.attacks.lies import LIES
+from trunkline_bench.attacks.main import chosen
+from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
+from trunkline_bench.attacks.row import Bounds, Row, bound_beside_others
+from trunkline_bench.attacks.watched import LoopLag, lag_between, watching
+
+BOUNDS = Bounds(p99_ms=250.0, rss_mib=1024.0, kept_mib=256.0, own_lag_ms=100.0)
+GOOD = {"p99": 20.0, "peak": 200.0, "after": 100.0, "own": 5.0}
+LIMITS = {"p99": 250.0, "peak": 1024.0, "after": 100.0 + 256.0, "own": 100.0}
+
+
+def row_of(measured: dict[str, float]) -> Row:
+    lag = LoopLag(measured["own"], measured["own"])
+    return Row(
+        "an attack", BOUNDS, 8.0, "1 OK", Record([measured["p99"]]), 100.0, measured["peak"], measured["after"], lag
+    )
+
+
+def test_every_attack_there_is_stands_in_the_catalogue_and_every_one_of_the_catalogue_can_be_begun() -> None:
+    listed = {case.attack for case in cases()} - {NONE}
+    assert listed == {*ATTACKS, *LIES, *REDIS_ATTACKS}
+
+
+def test_every_attack_that_is_legal_work_is_compared_with_the_same_requests_without_it() -> None:
+    for case in cases():
+        alone = [one for one in cases() if one.section is case.section and one.asks == case.asks and one.attack == NONE]
+        assert alone or not case.is_beside_others, case
+
+
+@pytest.mark.parametrize("section", Section)
+def test_the_attacks_of_a_section_can_be_run_by_its_name_alone(section: Section) -> None:
+    wanted = chosen(section.value)
+    assert [case for case in wanted if case.section is section and case.attack != NONE]
+    assert all(case.section is section for case in wanted)
+
+
+def test_an_attack_by_name_brings_along_what_it_is_compared_with() -> None:
+    assert [case.name for case in chosen("64 requests of 16 choices")] == [
+        NONE,
+        "64 requests of 16 choices of 900 tokens",
+    ]
+    assert [case.name for case in chosen("ping flood")] == ["ping flood"]
+    assert not chosen("no such attack")
+    assert len(chosen("")) == len(cases())
+
+
+@given(st.dictionaries(st.sampled_from(sorted(GOOD)), st.floats(0.0, 10.0)))
+def test_a_row_names_each_bound_that_was_broken_and_no_other_one(times: dict[str, float]) -> None:
+    measured = GOOD | {name: LIMITS[name] * factor for name, factor in times.items()}
+    broken = {name for name, value in measured.items() if value > LIMITS[name]}
+    row = row_of(measured)
+    assert len(row.misses()) == len(broken)
+    assert ("holds" in row.markdown()) == (not broken)
+
+
+def test_a_failed_request_and_a_strange_status_are_misses_too() -> None:
+    row = row_of(GOOD)
+    row.record.errors.append("NoWorker: a | b\nc")
+    row.strange_statuses = ("UNKNOWN",)
+    assert len(row.misses()) == 2
+    assert row.markdown().count("\n") == 0
+    assert row.markdown().replace("\\|", "").count("|") == 13, "what an error says makes no further cells"
+
+
+@given(st.floats(0.1, 1e4))
+def test_the_bound_beside_others_is_the_larger_one_of_four_times_and_200_ms_more(alone_ms: float) -> None:
+    assert bound_beside_others(alone_ms) in (4 * alone_ms, alone_ms + 200)
+    assert bound_beside_others(alone_ms) >= max(4 * alone_ms, alone_ms + 200) - 1e-9
+
+
+@given(st.integers(1, 1 << 28), st.integers(0, 1 << 63), st.binary(max_size=300))
+def test_a_message_by_hand_is_read_as_what_was_meant(field: int, value: int, payload: bytes) -> None:
+    assert wire.varint(value) == wire.number(1, value)[1:]
+    assert wire.nested(field, payload).endswith(wire.varint(len(payload)) + payload)
+    request = GenerateRequest.FromString(wire.nested(3, wire.nested(1, b"".join(map(wire.varint, payload)))))
+    assert list(request.token_ids.ids) == list(payload)
+    assert len(SessionRequest.FromString(wire.empty_entries(2, 2 * len(payload))).submits) == len(payload)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in MALFORMED])
+def test_what_is_called_is_a_message_of_the_method(name: str) -> None:
+    messages: dict[str, Callable[[bytes], Message]] = {
+        "Generate": GenerateRequest.FromString,
+        "Tokenize": TokenizeRequest.FromString,
+        "Detokenize": DetokenizeRequest.FromString,
+    }
+    method = CALLS[name].method.rpartition("/")[2]
+    if any(size in name for size in ("63", "33", "15.9")) or method not in messages:
+        pytest.skip("takes gigabytes to parse, or stands inside another message")
+    assert messages[method](CALLS[name].message()).ByteSize() > 0
+
+
+async def test_a_step_that_holds_up_the_loop_is_seen_with_its_length_and_without_waits_for_a_core(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "lag"
+    async with watching(file):
+        await asyncio.sleep(0.15)
+        began_s = time.monotonic()
+        spent_s = time.thread_time() + 0.08
+        while time.thread_time() < spent_s:
+            pass
+        await asyncio.sleep(0.15)
+    seen = lag_between(file, began_s, time.monotonic())
+    assert seen.lag_ms >= seen.own_ms >= 70
+    assert lag_between(file, began_s - 100.0, began_s - 99.0) == LoopLag()
+    assert lag_between(file, began_s, time.monotonic() + 60.0).own_ms > 50_000, (
+        "a loop that writes nothing stands still"
+    )
+
+
+def test_an_attack_that_there_is_not_is_refused_in_one_line(tmp_path: Path) -> None:
+    command = ("-m", "trunkline_bench.attacks.main", "--only=no such attack", f"--output={tmp_path}")
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("--only=no such attack: no attack's name contains this")
+    assert not list(tmp_path.iterdir())

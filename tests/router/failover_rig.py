@@ -1,0 +1,34 @@
+"""Workers that die with requests, and what their clients still get."""
+
+from typing import Any
+
+import grpc
+
+from tests.router.cluster import until
+from tests.router.fake_worker import FakeChoice, FakeWorker
+from trunkline.status import (
+    no_worker,
+)
+from trunkline.v1.inference_pb2 import GenerateResponse
+
+PROMPT = list(range(10, 30))
+LONG = PROMPT * 20  # worth going to its holder for, whatever else waits there
+
+
+DIED = no_worker("the engine died")
+
+
+def fakes(*names: str, **fields: Any) -> list[FakeWorker]:
+    return [FakeWorker(name, answer=None, **fields) for name in names]
+
+
+async def rest(call: Any) -> list[GenerateResponse]:
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    return responses
+
+
+async def first_of(workers: list[FakeWorker]) -> FakeChoice:
+    await until(lambda: any(not worker.arrived.empty() for worker in workers))
+    return await next(worker for worker in workers if not worker.arrived.empty()).arrived.get()

@@ -1,0 +1,179 @@
+"""How many calls a client may have open, how much of them lies in memory unread, and that others do not notice."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
+from tests.router.fake_worker import FakeWorker
+from trunkline.metadata import TENANT_KEY
+from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_bench.attacks.frames import Connection, request_headers
+from trunkline_router import open_calls, reading, request_gate
+from trunkline_runtime import server
+
+GENERATE = "/trunkline.v1.InferenceService/Generate"
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+HAS_PROC = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is looked up in /proc")
+
+
+def rss_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) / 256
+
+
+def lone_channel(router: Cluster) -> grpc.aio.Channel:
+    """With a connection of its own."""
+    return grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", options=(("grpc.use_local_subchannel_pool", 1),))
+
+
+async def outcome(call: Any) -> grpc.StatusCode:
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+def some_calls(monkeypatch: pytest.MonkeyPatch, most: int, most_of_account: int) -> None:
+    """As many calls may be open at the routers that start from now on."""
+    made = open_calls.OpenCalls
+    monkeypatch.setattr(request_gate, "OpenCalls", lambda *bounds: made(*(bounds or (most, most_of_account))))
+
+
+async def test_a_tenant_has_so_many_calls_open_and_others_have_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    some_calls(monkeypatch, most=7, most_of_account=5)
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker) as router:
+
+        def call(tenant: str) -> Any:
+            return router.stub.Generate(GenerateRequest(text="x"), metadata=((TENANT_KEY, tenant),))
+
+        running = []
+        for tenant, fits in [("hog", True)] * 5 + [("hog", False), ("b", True), ("c", True), ("d", False)]:
+            if fits:
+                running.append(call(tenant))
+                await worker.arrived.get()
+                continue
+            refused = await refusal(call(tenant))
+            assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+            assert refused.retry_s
+        for one in running:
+            one.cancel()
+        await until(lambda: worker.num_running == 0)
+        again = call("d")
+        await worker.arrived.get()
+        again.cancel()
+        await until(lambda: worker.num_running == 0)
+
+
+async def test_calls_that_are_no_requests_take_no_places_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = open_calls.MAX_CONNECTION_OTHER_CALLS
+    some_calls(monkeypatch, most=2, most_of_account=2)
+    async with cluster(FakeWorker("a")) as router, lone_channel(router) as channel, lone_channel(router) as other:
+        watches = [channel.unary_stream(WATCH)(b"") for _ in range(most)]
+        for watch in watches:
+            await watch.read()
+        assert (await refusal(channel.unary_stream(WATCH)(b""))).reason == "OVERLOADED"
+        assert await outcome(other.unary_unary(CHECK)(b"")) == grpc.StatusCode.OK
+        await router.answer("x")
+        for watch in watches:
+            watch.cancel()
+
+
+@HAS_PROC
+async def test_what_waits_to_be_read_stays_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty connections of one tenant send 4 MiB each while another call of it is being read."""
+    made = reading.Reading
+    monkeypatch.setattr(request_gate, "Reading", lambda: made(4, 1, hurry_s=3600.0))
+    async with cluster(FakeWorker("a")) as router:
+        await router.answer("x")
+        with_nothing_to_say = Connection(router.port)  # its call holds the place of its tenant
+        assert with_nothing_to_say.open_streams(1, request_headers(GENERATE, {TENANT_KEY: "hog"}))
+        gate: request_gate.RequestGate = router.gate
+        await until(lambda: gate._reading._taken["hog"] == 1)
+        before = rss_mib()
+        sender = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SENDER, f"127.0.0.1:{router.port}", stdin=asyncio.subprocess.PIPE
+        )
+        waiting = gate._reading._waiting
+        await until(lambda: len(waiting.get("hog", ())) == SENDERS)
+        await router.answer("x")  # an innocent one's
+        assert rss_mib() - before < SENT_MIB / 4
+        sender.kill()
+        await sender.wait()
+        with_nothing_to_say.close()
+        await until(lambda: not waiting and not gate._reading._taken)
+
+
+SENDERS, SENT_MIB = 60, 240
+SENDER = f"""
+import asyncio, sys, grpc
+from trunkline.v1.inference_pb2 import TokenizeRequest
+message = TokenizeRequest(text="x" * (4 << 20)).SerializeToString()
+async def send():
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    channels = [grpc.aio.insecure_channel(sys.argv[1], options=options) for _ in range({SENDERS})]
+    method, metadata = "/trunkline.v1.InferenceService/Tokenize", (("{TENANT_KEY}", "hog"),)
+    await asyncio.gather(*(channel.unary_unary(method)(message, metadata=metadata) for channel in channels))
+asyncio.run(send())
+"""
+
+
+async def test_half_open_calls_of_many_connections_hold_up_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(FakeWorker("a")) as router:
+        connections = [Connection(router.port) for _ in range(20)]
+        for connection in connections:
+            assert connection.open_streams(50, request_headers(GENERATE))
+        gate: request_gate.RequestGate = router.gate
+        await until(lambda: gate._calls._num_open > reading.MAX_READ)
+        for _ in range(5):
+            await asyncio.wait_for(router.answer("x"), 10)
+        for connection in connections:
+            connection.close()
+        await until(lambda: gate._calls._num_open == 0)
+
+
+@HAS_PROC
+async def test_idle_connections_are_cheap_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 400)
+    async with cluster(FakeWorker("a")) as router:
+        await router.answer("x")
+        before = rss_mib()
+        connections = [Connection(router.port) for _ in range(350)]
+        await router.answer("x")
+        assert rss_mib() - before < 60
+        connections += [Connection(router.port) for _ in range(100)]
+        await until(lambda: sum(map(is_closed, connections)) >= 40)
+        await router.answer("x")
+        for connection in connections:
+            connection.close()
+
+
+def is_closed(connection: Connection) -> bool:
+    """Whether the server has closed it."""
+    try:
+        connection._socket.setblocking(False)
+        while connection._socket.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+async def test_a_call_without_a_message_is_refused() -> None:
+    async with cluster(FakeWorker("a")) as router, lone_channel(router) as channel:
+        call = channel.stream_stream(GENERATE)(iter(()))
+        refused = await _refusal_of_stream(call)
+        assert (refused.reason, refused.field) == ("INVALID_REQUEST", "request")
+
+
+async def _refusal_of_stream(call: Any) -> Refusal:
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return Refusal(error)
+    raise AssertionError("the call succeeded")

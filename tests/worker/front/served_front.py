@@ -1,0 +1,101 @@
+"""A worker's front on a free port, over an engine that answers each submit with one token at once."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
+from trunkline.v1.generation_pb2 import FinishReason
+from trunkline.v1.worker_pb2 import DrainResponse, GetModelResponse, GetStatsResponse, Submit
+from trunkline_runtime.server import GrpcServer
+from trunkline_worker.cache_mirror import CacheMirror
+from trunkline_worker.door import Door, most_message_bytes
+from trunkline_worker.engine_link import EngineLink
+from trunkline_worker.front import Front
+from trunkline_worker.gate import Gate
+from trunkline_worker.grant_desk import GrantDesk
+from trunkline_worker.service import SERVICE, WorkerService, add_to_server
+from trunkline_worker.tokenizer_files import read_tokenizer_files
+
+FILES = read_tokenizer_files(DEMO_MODEL)
+MODEL = GetModelResponse(
+    model="demo", worker_id="w", epoch=1, vocab_size=2048, context_length=512, block_size=16, kv_token_capacity=4096,
+    eos_token_ids=[1], max_waiting_requests=100, max_waiting_tokens=100_000, max_running_requests=64,
+)  # fmt: skip
+STEP = {"token_ids": [5], "finish_reason": FinishReason.FINISH_REASON_LENGTH}
+
+
+class PromptEngine(EngineLink):
+    """Each submit comes to one token and its end, in the next turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.front: Front | None = None
+
+    def submit(self, submit: Submit) -> None:
+        asyncio.get_running_loop().call_soon(self._answer, submit.handle)
+
+    def _answer(self, handle: int) -> None:
+        assert self.front is not None
+        self.front.on_step(EngineStep(outputs=[EngineOutput(handle=handle, **STEP)], last_handle=handle))  # type: ignore[arg-type]
+
+    def abort(self, handle: int) -> None:
+        pass
+
+    def finish(self, handle: int) -> None:
+        pass
+
+    def in_flight(self) -> set[int]:
+        return set()
+
+    async def stats(self) -> GetStatsResponse:
+        return GetStatsResponse()
+
+
+class ServedFront:
+    def __init__(self, address: str, service: WorkerService, door: Door) -> None:
+        self.address, self.door = address, door
+        self.backlog = service._backlog
+
+    def num_open(self, kind: str) -> int:
+        """Calls of this kind that have a place."""
+        return self.door._kinds[kind].num_taken
+
+    @property
+    def num_calls(self) -> int:
+        return self.door._all.num_taken
+
+
+async def no_drain(timeout_s: float | None) -> DrainResponse:
+    return DrainResponse()
+
+
+@asynccontextmanager
+async def served_front(key: bytes = b"") -> AsyncIterator[ServedFront]:
+    engine, mirror = PromptEngine(), CacheMirror(MODEL.epoch)
+    front = engine.front = Front(MODEL, FILES.tokenizer, mirror)
+    front.connect(engine)
+
+    def now_unix_ms() -> int:
+        return int(time.time() * 1e3)
+
+    gate = Gate(key, MODEL.worker_id, MODEL.epoch, now_unix_ms)
+    door = Door(gate, MODEL)
+    server = GrpcServer("127.0.0.1", 0, services=[SERVICE], max_request_bytes=most_message_bytes(MODEL), gate=door)
+    desk = GrantDesk(key, MODEL.epoch, now_unix_ms)
+    service = WorkerService(front, FILES, no_drain, desk)
+    add_to_server(service, server.grpc)
+    await server.start()
+    try:
+        yield ServedFront(f"127.0.0.1:{server.port}", service, door)
+    finally:
+        await server.stop(0)
+
+
+def raw_call(channel: grpc.aio.Channel, method: str, message: bytes, **named: Any) -> Any:
+    """A call that streams its answer, without any message class of ours."""
+    return channel.unary_stream(f"/{SERVICE}/{method}")(message, **named)
