@@ -43,8 +43,9 @@ from trunkline_kernels.gpu.sampling_tiles import (
     tiled_load,
 )
 
-# Listed tiles that a program looks at at once: with sixteen cuts each, or with none. More would not fit its registers.
-CUT_TILES, DRAW_TILES = 2, 8
+# Listed tiles that a program looks at at once: with sixteen cuts each, or with none. More would not fit the registers of
+# every chip. Both numbers count for programs of four warps.
+CUT_TILES, DRAW_TILES = 1, 8
 RUN = 16  # tiles of a program that draws from all of them
 NUCLEUS_TILES = 16  # in which a nucleus is looked for first; then in eight times as many, and so on
 NUCLEUS_FACTOR = 8
@@ -246,7 +247,7 @@ def sample(logits: Tensor, samples: Tensor, rows: DeviceRows) -> Tensor:
     _choose[(num_samples,)](
         logits, room.peaks, room.masses, room.listed, room.highest, chosen, samples, rows.sampling, rows.tokens,
         vocab, num_tiles, width, columns, room.tile, padded, CUT_TILES, DRAW_TILES, NUCLEUS_TILES, NUCLEUS_FACTOR,
-        num_warps=8,
+        num_warps=4,
     )  # fmt: skip
     num_runs = triton.cdiv(num_tiles, RUN)
     won = torch.empty(num_samples, num_runs, dtype=torch.float32, device=logits.device)
