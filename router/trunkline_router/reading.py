@@ -7,13 +7,13 @@ is not known before. So few are read at once. Where calls wait for that, message
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 
 # Each may have request_size.MAX_REQUEST_BYTES. Most are short, have come already, and take their places for one turn of
-# the event loop, so an account needs several. Large ones that arrive in one turn hold it up together, so not many.
+# the event loop, so an account needs several.
 MAX_READ, MAX_ACCOUNT_READ = 48, 12
 READ_TIMEOUT_S = 30.0  # for a message that no other one waits for: the largest at 2 Mbit/s
 HURRY_S = 0.2  # where others wait
@@ -33,20 +33,27 @@ class Reading:
         self._hurrying: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def place(self, account: str) -> AsyncIterator[None]:
-        """Held while a message is read. Raises RequestRefused where that takes too long."""
+    async def place(self, account: str) -> AsyncIterator[Callable[[], None]]:
+        """Held while a message is read; with a function to call when it has arrived. Raises RequestRefused where that
+        takes too long."""
         if not self._free or account in self._waiting or self._taken[account] >= self._most_of_account:
             await self._turn(account)
         else:
             self._take(account)
         loop = asyncio.get_running_loop()
         patience = asyncio.timeout(READ_TIMEOUT_S)
+        since_s = loop.time()
+
+        def arrived() -> None:
+            if self._reading.pop(patience, None) is not None and not patience.expired():
+                patience.reschedule(None)
+
         try:
             async with patience:
-                self._reading[patience] = loop.time()
-                yield
+                self._reading[patience] = since_s
+                yield arrived
         except TimeoutError:
-            if loop.time() - self._reading[patience] >= READ_TIMEOUT_S:
+            if loop.time() - since_s >= READ_TIMEOUT_S:
                 raise invalid("request", f"its message did not arrive within {READ_TIMEOUT_S:g} s") from None
             problem = f"the message did not arrive within {self._hurry_s:g} s, and others wait to be read"
             raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, problem, retry_delay_ms=RETRY_MS) from None

@@ -1,6 +1,7 @@
 """How many calls a client may have open, how much of them lies in memory unread, and that others do not notice."""
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from trunkline.metadata import TENANT_KEY
-from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline_bench.attacks.frames import Connection, request_headers
-from trunkline_router import open_calls, reading, request_gate
+from trunkline_router import open_calls, reading, request_gate, request_size
 from trunkline_runtime import server
 
 GENERATE = "/trunkline.v1.InferenceService/Generate"
@@ -177,3 +178,21 @@ async def _refusal_of_stream(call: Any) -> Refusal:
     except grpc.aio.AioRpcError as error:
         return Refusal(error)
     raise AssertionError("the call succeeded")
+
+
+@HAS_PROC
+async def test_a_refused_request_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the collector, which may be a long time coming."""
+    monkeypatch.setattr(request_size, "MAX_ACCOUNT_BYTES", 1)
+    request = TokenizeRequest(text="x" * (1 << 20))
+    async with cluster(FakeWorker("a")) as router:
+        await router.answer("x")
+        assert (await refusal(router.stub.Tokenize(request))).reason == "OVERLOADED"
+        before = rss_mib()
+        gc.disable()
+        try:
+            for _ in range(60):
+                await refusal(router.stub.Tokenize(request))
+            assert rss_mib() - before < 30
+        finally:
+            gc.enable()
