@@ -106,9 +106,6 @@ class Visit:
                 raise invalid("request", f"a request of {name} has at most {SMALL_REQUEST_BYTES} bytes")
         return raw
 
-    async def check(self, raw: bytes) -> None:
-        """A message after the first one; see read()."""
-
     def answer_begins(self) -> None:
         """Nothing is held for the request's memory alone."""
 
