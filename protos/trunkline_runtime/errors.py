@@ -85,7 +85,10 @@ class RequestGate(Protocol):
     """What calls pass before their requests are parsed."""
 
     def enter(self, method: str, context: Context) -> Passage:
-        """A call to this method, by its full name, nothing of which is read yet. Raises RequestRefused."""
+        """A call to this method, by its full name, nothing of which is read yet. Raises RequestRefused.
+
+        A gate may end the call later: it cancels the call's task with a RequestRefused as the message.
+        """
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -204,10 +207,12 @@ def _unary(call: _Call, gate: RequestGate | None) -> Behaviour:
             passage = None if gate is None else gate.enter(call.method, context)
             request = await call.request(context, passage)
             return await call.behaviour(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except grpc.aio.AbortError:
             raise
         except BaseException as error:
-            failure = _failure(error, call.method, request)
+            if isinstance(_reason(error), asyncio.CancelledError):
+                raise
+            failure = _failure(_reason(error), call.method, request)
         finally:
             if passage is not None:
                 passage.leave()
@@ -234,10 +239,12 @@ def _stream(call: _Call, gate: RequestGate | None) -> Behaviour:
                     if passage is not None:
                         passage.answer_begins()
                     await context.write(response)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except grpc.aio.AbortError:
             raise
         except BaseException as error:
-            failure = _failure(error, call.method, request)
+            if isinstance(_reason(error), asyncio.CancelledError):
+                raise
+            failure = _failure(_reason(error), call.method, request)
         finally:
             if passage is not None:
                 passage.leave()
@@ -246,6 +253,12 @@ def _stream(call: _Call, gate: RequestGate | None) -> Behaviour:
             await _end(context, failure)
 
     return answer
+
+
+def _reason(error: BaseException) -> BaseException:
+    """Why the gate cancelled the call's task, where it did; else the same error."""
+    given = error.args[:1] if isinstance(error, asyncio.CancelledError) else ()
+    return given[0] if given and isinstance(given[0], RequestRefused) else error
 
 
 def _failure(error: BaseException, method: str, request: Any) -> RequestRefused:

@@ -11,10 +11,10 @@ from trunkline.grant import LIFETIME_S, open_grant
 from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, DirectStarted, GenerateRequest, GrantRequest, TokenIds
-from trunkline_router import request_size
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS
 from trunkline_router.grant_charge import CLOCK_MARGIN_S
 from trunkline_router.granting import MAX_GRANTS
+from trunkline_router.held_bytes import ByteBounds
 from trunkline_router.link_context import LinkLimits
 from trunkline_router.signs_of_life import SignsOfLife
 
@@ -180,14 +180,14 @@ async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its
         gate = router.gate
         call = Call(router)
         await call.begin()
-        (account,) = gate._calls._of_account
-        gate._turns.took(account, 64 << 20)  # it is far ahead of its pace
+        (account,) = gate._requests._connections
+        gate.turns.took(account, 64 << 20)  # it is far ahead of its pace
         asking = asyncio.create_task(call.refused(large))
-        await until(lambda: account in gate._turns._waiting)
-        gate._turns._paid_s.clear()
+        await until(lambda: account in gate.turns._waiting)
+        gate.turns._paid_s.clear()
         assert "tokens are more than" in (await asking).message
         call = Call(router)
         await call.begin()
-        monkeypatch.setattr(request_size, "MAX_ACCOUNT_BYTES", 1)
+        monkeypatch.setattr(gate.held, "_bounds", ByteBounds(of_account=1))
         assert (await call.refused(large)).reason == OVERLOADED
-        await until(lambda: not gate._reading._taken and not gate._size._num_held)
+        await until(lambda: not gate._reading._taken and not gate.held.num_bytes)
