@@ -19,7 +19,7 @@ WARM_UP = [
 ]
 # Floods are there for so long before the innocent tenants come: those that come in the same step go in order.
 FLOODED_BEFORE_S = 0.5
-FLOODED_S = 4.0
+FLOODED_S = 2.0
 PLACES = 12
 # Sequences that are preempted for each request that comes; the most of one newcomer is MAX_VICTIMS.
 PREEMPTIONS_OF_ARRIVAL = 1
@@ -82,7 +82,7 @@ def assert_first_tokens_in_time(scene: Scene) -> None:
     """Of every request of the innocent tenants, not of most."""
     together = observe(scene.spec, [*scene.floods, *scene.innocents], FLOODED_S)
     for innocent in scene.innocents:
-        unloaded_s = max(observe(scene.spec, [innocent], 1.5).tenants[innocent.name].ttft_s)
+        unloaded_s = max(observe(scene.spec, [innocent], 1.0).tenants[innocent.name].ttft_s)
         bound_s = allowed_s(unloaded_s, scene.spec.limits.itl_target_s)
         times_s = together.tenants[innocent.name].latest_s(together.duration_s)
         assert max(times_s) <= bound_s, innocent
