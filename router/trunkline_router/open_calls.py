@@ -13,6 +13,7 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline_router.ranking import Ranking
 from trunkline_router.sender import Sender
 
+MAX_CALLS, MAX_TENANT_CALLS = 8192, 4096  # requests that are open, and a tenant's
 RETRY_MS = 1000
 
 

@@ -10,14 +10,22 @@ import grpc
 
 from trunkline_router.held_bytes import ByteBounds, HeldBytes
 from trunkline_router.message_turns import MessageTurns, taken_in_turn
-from trunkline_router.open_calls import CHECK_BOUNDS, WATCH_BOUNDS, CallBounds, OpenCall, OpenCalls, request_bounds
+from trunkline_router.open_calls import (
+    CHECK_BOUNDS,
+    MAX_CALLS,
+    MAX_TENANT_CALLS,
+    WATCH_BOUNDS,
+    CallBounds,
+    OpenCall,
+    OpenCalls,
+    request_bounds,
+)
 from trunkline_router.pool import Pools
 from trunkline_router.reading import ReadBounds, Reading
 from trunkline_router.request_size import SHAPES, UNSEEN_BYTES, RequestSize
 from trunkline_router.sender import sender_of
 from trunkline_router.tenants import tenant_of
 
-MAX_CALLS, MAX_TENANT_CALLS = 8192, 4096  # requests that are open, and a tenant's
 BYTE_BOUNDS = ByteBounds()
 REQUEST_BOUNDS = request_bounds(MAX_CALLS, MAX_TENANT_CALLS)
 HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
