@@ -13,6 +13,8 @@ from google.protobuf.json_format import MessageToDict
 
 from trunkline.client import Client, Prompt
 from trunkline.errors import TrunklineError
+from trunkline.names import lane_name
+from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.validation import LANES
 from trunkline_cli.arguments import INT32, UINT32, UINT64, seconds, server, text, whole
 
@@ -51,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence")
     parser.add_argument("--timeout-s", type=seconds, help="deadline")
-    parser.add_argument("--lane", choices=tuple(LANES), help="priority (default: standard)")
+    parser.add_argument(
+        "--lane", choices=tuple(LANES),
+        help="priority (default: standard); the router's tenants file must grant the interactive lane, "
+        "otherwise the request runs in the standard one",
+    )  # fmt: skip
     parser.add_argument("--tenant", default="", help="on whose account the request runs")
     parser.add_argument("--session", default="", help="what requests of one conversation have in common")
     parser.add_argument(
@@ -105,17 +111,31 @@ async def _generate(arguments: argparse.Namespace) -> None:
             async for piece in client.generate(prompt, timeout_s=arguments.timeout_s, **options):
                 if piece.response is not last:
                     last = piece.response
+                    _warn_of_lower_lane(arguments.lane, last.prompt)
                     print(json.dumps(MessageToDict(last, preserving_proto_field_name=True)), flush=True)
         elif arguments.stream and (arguments.n or 1) == 1:
             if not arguments.chat:
                 print(text, end="", flush=True)
             async for piece in client.generate(prompt, timeout_s=arguments.timeout_s, **options):
+                _warn_of_lower_lane(arguments.lane, piece.response.prompt)
                 print(piece.text, end="", flush=True)
             print()
         else:
             done = await client.complete(prompt, timeout_s=arguments.timeout_s, **options)
+            _warn_of_lower_lane(arguments.lane, done.prompt)
             for choice in done.choices:
                 print(choice.text if arguments.chat else text + choice.text)
+
+
+def _warn_of_lower_lane(asked: str | None, prompt: PromptInfo) -> None:
+    """Says on standard error that the request runs in a lower lane than asked for. Only an answer's first response has
+    its lane, so one line is written for each request."""
+    if asked is not None and prompt.lane > LANES[asked]:
+        print(
+            f"trunkline generate: runs in the {lane_name(prompt.lane)} lane: "
+            f"the tenants file does not grant the {asked} one",
+            file=sys.stderr,
+        )
 
 
 def list_models(arguments: argparse.Namespace) -> int:

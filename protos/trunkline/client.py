@@ -153,9 +153,11 @@ class Client:
     ) -> AsyncIterator[Piece]:
         """Streams the output as it comes; leaving the loop cancels the request.
 
-        `lane`: "interactive", "standard" (where it is not said) or "batch". `session`: what this tenant's requests
-        belong together by, such as a conversation's id, at most 256 bytes of printable ASCII: under --policy
-        session-affinity they go where the last one went. Raises ValueError for any other lane, and for a bad session.
+        `lane`: "interactive", "standard" (where it is not said) or "batch". The router's tenants file must grant this
+        tenant the interactive lane; otherwise the request runs in the highest lane that it has. The lane that it runs
+        in is `prompt.lane` of the first response. `session`: what this tenant's requests belong together by, such as a
+        conversation's id, at most 256 bytes of printable ASCII: under --policy session-affinity they go where the last
+        one went. Raises ValueError for any other lane, and for a bad session.
         `sampling`: the fields of SamplingParams, such as max_tokens=64, temperature=0.0, stop=["\\n"].
         """
         if problem := session_problem(session):

@@ -16,7 +16,15 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from google.rpc.status_pb2 import Status
 from grpc_status.rpc_status import to_status
 
-from trunkline.status import CODE_INTERNAL, ERROR_DOMAIN, INTERNAL, RequestRefused, invalid
+from trunkline.status import (
+    CODE_INTERNAL,
+    CODE_INVALID_ARGUMENT,
+    ERROR_DOMAIN,
+    INTERNAL,
+    INVALID_REQUEST,
+    RequestRefused,
+    invalid,
+)
 from trunkline_runtime.log import get_logger
 
 # A status travels in trailing metadata, 8 KiB for all of it; a message may quote what a client sent.
@@ -63,11 +71,8 @@ class Passage(Protocol):
     """One call's way through a gate."""
 
     async def read(self, context: Context) -> Any:
-        """The bytes of the call's first message; grpc.aio.EOF where it sends none. Raises RequestRefused where they are
+        """The bytes of the call's next message; grpc.aio.EOF where it sends none. Raises RequestRefused where they are
         not worth parsing."""
-
-    async def check(self, raw: bytes) -> None:
-        """Of a message that follows the first one. Raises RequestRefused where it is not worth parsing."""
 
     def answer_begins(self) -> None:
         """The first response is about to be written."""
@@ -80,7 +85,10 @@ class RequestGate(Protocol):
     """What calls pass before their requests are parsed."""
 
     def enter(self, method: str, context: Context) -> Passage:
-        """A call to this method, by its full name, nothing of which is read yet. Raises RequestRefused."""
+        """A call to this method, by its full name, nothing of which is read yet. Raises RequestRefused.
+
+        A gate may end the call later: it cancels the call's task with a RequestRefused as the message.
+        """
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -146,17 +154,30 @@ class _Call:
         """What the behaviour is called with. Raises RequestRefused."""
         if self.is_streaming:
             return _Messages(self, context, passage)
-        raw = await (context.read() if passage is None else passage.read(context))
+        raw = await _read(context, passage)
         if raw is grpc.aio.EOF:
             raise _NoRequest
-        request = self.parse(raw)
+        return await self.parsed(raw)
+
+    async def parsed(self, raw: bytes) -> Any:
+        """The message. Raises RequestRefused."""
         if len(raw) > STEP_BYTES:
-            await asyncio.sleep(0)  # others have their turn before anything is done with it
-        return request
+            await asyncio.sleep(0)  # its bytes have just been made: others have their turn
+        message = self.parse(raw)
+        if len(raw) > STEP_BYTES:
+            await asyncio.sleep(0)
+        return message
 
 
-class _NoRequest(Exception):
+async def _read(context: Context, passage: Passage | None) -> Any:
+    return await (context.read() if passage is None else passage.read(context))
+
+
+class _NoRequest(RequestRefused):
     """A call ended its side without a message, or is cancelled already."""
+
+    def __init__(self) -> None:
+        super().__init__(CODE_INVALID_ARGUMENT, INVALID_REQUEST, "request: the call has none", field="request")
 
 
 class _Messages:
@@ -164,25 +185,15 @@ class _Messages:
 
     def __init__(self, call: _Call, context: Context, passage: Passage | None) -> None:
         self._call, self._context, self._passage = call, context, passage
-        self._has_first = False
 
     def __aiter__(self) -> "_Messages":
         return self
 
     async def __anext__(self) -> Any:
-        passage = self._passage
-        if passage is None:
-            raw = await self._context.read()
-        elif self._has_first:
-            raw = await self._context.read()
-            if raw is not grpc.aio.EOF:
-                await passage.check(raw)
-        else:
-            self._has_first = True
-            raw = await passage.read(self._context)
+        raw = await _read(self._context, self._passage)
         if raw is grpc.aio.EOF:
             raise StopAsyncIteration
-        return self._call.parse(raw)
+        return await self._call.parsed(raw)
 
 
 def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
@@ -196,13 +207,17 @@ def _unary(call: _Call, gate: RequestGate | None) -> Behaviour:
             passage = None if gate is None else gate.enter(call.method, context)
             request = await call.request(context, passage)
             return await call.behaviour(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except grpc.aio.AbortError:
             raise
         except BaseException as error:
-            await _end(context, call.method, error, request)
+            if isinstance(_reason(error), asyncio.CancelledError):
+                raise
+            failure = _failure(_reason(error), call.method, request)
         finally:
             if passage is not None:
                 passage.leave()
+        request = None  # see _failure
+        await _end(context, failure)
 
     return answer
 
@@ -211,7 +226,7 @@ def _stream(call: _Call, gate: RequestGate | None) -> Behaviour:
     # Writes instead of yielding: a call that is cancelled while its client reads slowly then closes the behaviour's
     # generator here and now, in the task and the context that it ran in. grpc would leave that to the collector.
     async def answer(_: Any, context: Context) -> None:
-        request = passage = None
+        request = passage = failure = None
         try:
             passage = None if gate is None else gate.enter(call.method, context)
             request = await call.request(context, passage)
@@ -224,29 +239,50 @@ def _stream(call: _Call, gate: RequestGate | None) -> Behaviour:
                     if passage is not None:
                         passage.answer_begins()
                     await context.write(response)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+        except grpc.aio.AbortError:
             raise
         except BaseException as error:
-            await _end(context, call.method, error, request)
+            if isinstance(_reason(error), asyncio.CancelledError):
+                raise
+            failure = _failure(_reason(error), call.method, request)
         finally:
             if passage is not None:
                 passage.leave()
+        request = None  # see _failure
+        if failure is not None:
+            await _end(context, failure)
 
     return answer
 
 
-async def _end(context: Context, method: str, error: BaseException, request: Any) -> NoReturn:
-    if isinstance(error, _NoRequest):
-        try:
-            await abort_with(context, invalid("request", "the call has none"))
-        except grpc.aio.InternalError:  # its client has cancelled it, which takes a moment to be known here
-            raise asyncio.CancelledError from None
+def _reason(error: BaseException) -> BaseException:
+    """Why the gate cancelled the call's task, where it did; else the same error."""
+    given = error.args[:1] if isinstance(error, asyncio.CancelledError) else ()
+    return given[0] if given and isinstance(given[0], RequestRefused) else error
+
+
+def _failure(error: BaseException, method: str, request: Any) -> RequestRefused:
+    """What the client is told.
+
+    It refers to nothing of the call. grpc keeps the exception that ends a call with the call itself, in a cycle: what
+    that exception led to would stay in memory until the collector came by, all of a large request.
+    """
     if isinstance(error, RequestRefused):
-        await abort_with(context, error)
+        error.__context__ = error.__cause__ = None
+        return error.with_traceback(None)
     request_id = _request_id_of(request)
     get_logger().error("unexpected error", method=method, request_id=request_id, exc_info=error)
     message = f"an internal error; the server's log has it under request {request_id}"
-    await abort_with(context, RequestRefused(CODE_INTERNAL, INTERNAL, message))
+    return RequestRefused(CODE_INTERNAL, INTERNAL, message)
+
+
+async def _end(context: Context, failure: RequestRefused) -> NoReturn:
+    try:
+        await abort_with(context, failure)
+    except grpc.aio.InternalError:
+        if not isinstance(failure, _NoRequest):
+            raise
+        raise asyncio.CancelledError from None  # its client has cancelled it, which takes a moment to be known here
 
 
 def _request_id_of(request: Any) -> str:

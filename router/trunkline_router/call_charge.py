@@ -1,16 +1,23 @@
 """What calls that generate nothing cost their tenants: Tokenize, Detokenize and ExplainRoute count as one request each,
-and as no tokens."""
+and as no tokens. A call that is refused costs nothing, as with Generate, so cheap checks come before the charge."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from trunkline.status import RequestRefused
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.tenants import Tenants
 
 
-async def charge_call(shared: SharedState, tenants: Tenants, tenant: str) -> None:
-    """Counts one request of the tenant, whatever becomes of the call. Raises RequestRefused (QUOTA_EXCEEDED)."""
+@asynccontextmanager
+async def charged_call(shared: SharedState, tenants: Tenants, tenant: str) -> AsyncIterator[None]:
+    """Counts one request of the tenant. Where the work inside raises RequestRefused, it is taken back: with the next
+    sync for other routers. A call that its client gives up counts. Raises RequestRefused (QUOTA_EXCEEDED)."""
     terms = tenants.terms(tenant)
     most = terms.quotas.requests_per_minute
     if most is None:
+        yield
         return
     reservation = await shared.reserve(
         tenant,
@@ -22,5 +29,13 @@ async def charge_call(shared: SharedState, tenants: Tenants, tenant: str) -> Non
         most_tokens=0,
         choices=1,
     )
-    reservation.charge_in_full(0, 0)
-    reservation.settle()
+    is_refused = False
+    try:
+        yield
+    except RequestRefused:
+        is_refused = True
+        raise
+    finally:
+        if not is_refused:
+            reservation.charge_in_full(0, 0)
+        reservation.settle()

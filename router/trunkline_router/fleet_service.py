@@ -22,7 +22,7 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
-from trunkline_router.call_charge import charge_call
+from trunkline_router.call_charge import charged_call
 from trunkline_router.edge import check_request_id, prepare, request_id_of, session_of
 from trunkline_router.policy import Candidate
 from trunkline_router.pool import Pools
@@ -54,7 +54,6 @@ class FleetService(FleetServiceServicer):
         metadata = context.invocation_metadata()
         tenant = tenant_of(metadata)
         pool = await self._pools.found(wanted.model, tenant, context.time_remaining())
-        await charge_call(self._shared, self._tenants, tenant)
         prepared = await prepare(
             wanted,
             request_id_of(wanted),
@@ -63,10 +62,11 @@ class FleetService(FleetServiceServicer):
             scheduling=self._tenants.scheduling(tenant, wanted.lane),
             session=session_of(metadata, tenant),
         )
-        now_s = time.monotonic()
-        pool = self._pools.pool(pool.name)  # it may have changed meanwhile
-        workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
-        plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
+        async with charged_call(self._shared, self._tenants, tenant):
+            now_s = time.monotonic()
+            pool = self._pools.pool(pool.name)  # it may have changed meanwhile
+            workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
+            plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
         return ExplainRouteResponse(
             model=pool.name,
             policy=plan.policy,

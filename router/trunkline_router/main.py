@@ -21,6 +21,7 @@ from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
 from trunkline_router.link_context import LinkContext, LinkLimits
+from trunkline_router.open_calls import request_bounds
 from trunkline_router.pool import Pools
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.quarantine import Quarantine
@@ -140,7 +141,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         shared_port=shared_port is not None,
         max_connection_age_s=settings.max_connection_age_s,
         max_request_bytes=MAX_REQUEST_BYTES,
-        gate=RequestGate(pools),
+        gate=RequestGate(pools, request_bounds(settings.max_calls, settings.max_tenant_calls)),
     )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)

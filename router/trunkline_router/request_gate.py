@@ -1,72 +1,124 @@
 """What every call to a router passes before its request is looked at: how many there are, how many are read at once,
 and how large they are."""
 
-from contextlib import AbstractContextManager
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
 
 import grpc
 
-from trunkline_router.open_calls import MAX_CONNECTION_OTHER_CALLS, MAX_OTHER_CALLS, OpenCalls
+from trunkline_router.held_bytes import ByteBounds, HeldBytes
+from trunkline_router.message_turns import MessageTurns, taken_in_turn
+from trunkline_router.open_calls import (
+    CHECK_BOUNDS,
+    MAX_CALLS,
+    MAX_TENANT_CALLS,
+    WATCH_BOUNDS,
+    CallBounds,
+    OpenCall,
+    OpenCalls,
+    request_bounds,
+)
 from trunkline_router.pool import Pools
-from trunkline_router.reading import Reading
+from trunkline_router.reading import ReadBounds, Reading
 from trunkline_router.request_size import SHAPES, UNSEEN_BYTES, RequestSize
+from trunkline_router.sender import sender_of
 from trunkline_router.tenants import tenant_of
+
+BYTE_BOUNDS = ByteBounds()
+REQUEST_BOUNDS = request_bounds(MAX_CALLS, MAX_TENANT_CALLS)
+HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RequestGate:
-    """One for all calls of a server.
+    """One for all calls of a server. What they take counts for their senders.
 
-    Requests count on the account of their tenant; those that name none on the account of the host that they come from,
-    and while they are read on that of their connection.
+    bounds: of the requests that are open; None: REQUEST_BOUNDS
     """
 
-    def __init__(self, pools: Pools) -> None:
-        self._size = RequestSize(pools)
-        self._calls = OpenCalls()
-        self._other_calls = OpenCalls(MAX_OTHER_CALLS, MAX_CONNECTION_OTHER_CALLS)
+    def __init__(self, pools: Pools, bounds: CallBounds | None = None) -> None:
+        self.size = RequestSize(pools)
+        self.held = HeldBytes(BYTE_BOUNDS)
+        self._requests = OpenCalls(bounds or REQUEST_BOUNDS, "requests")
+        self._checks = OpenCalls(CHECK_BOUNDS, "health checks")
+        self._watches = OpenCalls(WATCH_BOUNDS, "health watches")
+        self._others = OpenCalls(WATCH_BOUNDS, "other calls")
         self._reading = Reading()
+        # An orchestrator that has no answer to its check ends the process: a check waits for no other call.
+        self._reading_checks = Reading(ReadBounds(*4 * (CHECK_BOUNDS.in_all,), last=0))
+        self.turns = MessageTurns()
 
     def enter(self, method: str, context: Context) -> "Passage":
         """A call that begins. Raises RequestRefused (OVERLOADED, INVALID_REQUEST)."""
-        peer = context.peer()
-        if method in SHAPES:
-            tenant, calls = tenant_of(context.invocation_metadata()), self._calls
-            account, sender = tenant or host_of(peer), tenant or peer
-        else:
-            account, sender, calls = peer, peer, self._other_calls
-        calls.open(account)
-        return Passage(method, account, sender, calls, self._reading, self._size)
+        peer, task = context.peer(), asyncio.current_task()
+        assert task is not None  # grpc gives each call one
+        tenant = tenant_of(context.invocation_metadata()) if method in SHAPES else ""
+        call = OpenCall(sender_of(peer, tenant), task.cancel)
+        if method == HEALTH_CHECK:
+            self._checks.open_in_any_case(call)
+            return Passage(self, method, call, self._checks, self._reading_checks)
+        calls = self._requests if method in SHAPES else self._watches if method == HEALTH_WATCH else self._others
+        calls.open(call)
+        return Passage(self, method, call, calls, self._reading)
 
 
 class Passage:
     """One call's way through the gate."""
 
-    __slots__ = ("_account", "_calls", "_held", "_method", "_reading", "_sender", "_size")
+    __slots__ = ("_call", "_calls", "_gate", "_has_first", "_held", "_method", "_reading")
 
-    def __init__(
-        self, method: str, account: str, sender: str, calls: OpenCalls, reading: Reading, size: RequestSize
-    ) -> None:
-        self._method, self._account, self._sender = method, account, sender
-        self._calls, self._reading, self._size = calls, reading, size
+    def __init__(self, gate: RequestGate, method: str, call: OpenCall, calls: OpenCalls, reading: Reading) -> None:
+        self._gate, self._method = gate, method
+        self._call, self._calls, self._reading = call, calls, reading
+        self._has_first = False
         self._held: AbstractContextManager[None] | None = None
 
     async def read(self, context: Context) -> Any:
-        """The bytes of the call's request; grpc.aio.EOF where it sends none. Raises RequestRefused where they are not
-        worth parsing, where there are too many in memory, and where they do not come."""
-        async with self._reading.place(self._sender):
-            raw: Any = await context.read()
+        """The bytes of the call's next message; grpc.aio.EOF where it sends none. Raises RequestRefused where they are
+        not worth parsing, where there are too many in memory, and where the first ones do not come."""
+        self.answer_begins()  # what was read before has been looked at
+        raw = await (self._read_next(context) if self._has_first else self._read_first(context))
+        self._has_first = True
+        if self._method in SHAPES:
+            self._calls.keep(self._call)  # others are given up while they last
         if raw is not grpc.aio.EOF and len(raw) > UNSEEN_BYTES:
-            held = self._size.holding(len(raw), self._account)
+            held = self._gate.held.holding(len(raw), self._call.sender, self._call.give_up)
             held.__enter__()
             self._held = held
-            await self._size.check(self._method, raw)
+            await self._gate.size.check(self._method, raw)
         return raw
 
-    async def check(self, raw: bytes) -> None:
-        """Of a message that follows the first one. Raises RequestRefused."""
-        await self._size.check(self._method, raw)
+    async def _read_first(self, context: Context) -> Any:
+        async with self._reading.place(self._call.sender) as arrived:
+
+            async def turn() -> None:
+                arrived()
+                await self._gate.turns.turn(self._call.sender.connection)
+
+            return await self._taken(context, turn)
+
+    async def _read_next(self, context: Context) -> Any:
+        """It comes when its client has something to say, so it takes a place when it has arrived."""
+        async with AsyncExitStack() as stack:
+
+            async def turn() -> None:
+                arrived = await stack.enter_async_context(self._reading.place(self._call.sender))
+                arrived()
+                await self._gate.turns.turn(self._call.sender.connection)
+
+            return await self._taken(context, turn)
+
+    async def _taken(self, context: Context, turn: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+        num_bytes = 0
+        try:
+            raw: Any = await taken_in_turn(context.read(), turn)
+            num_bytes = 0 if raw is grpc.aio.EOF else len(raw)
+        finally:
+            self._gate.turns.took(self._call.sender.connection, num_bytes)
+        return raw
 
     def answer_begins(self) -> None:
         """The request counts no more against the memory for requests: the capacity of what answers bounds those that
@@ -78,9 +130,4 @@ class Passage:
     def leave(self) -> None:
         """The call has ended."""
         self.answer_begins()
-        self._calls.close(self._account)
-
-
-def host_of(peer: str) -> str:
-    """Where a call comes from, without its port: "ipv4:10.0.0.1"."""
-    return peer.rpartition(":")[0]
+        self._calls.close(self._call)

@@ -31,7 +31,7 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
 from trunkline.validation import max_total_tokens
-from trunkline_router.call_charge import charge_call
+from trunkline_router.call_charge import charged_call
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.edge import PreparedRequest, check_request_id, prepare, request_id_of, session_of
 from trunkline_router.grant_charge import GrantCharge
@@ -207,29 +207,32 @@ class InferenceService(InferenceServiceServicer):
         kind = request.WhichOneof("input")
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
-        await charge_call(self._shared, self._tenants, tenant)
         weight = self._tenants.terms(tenant).weight
         if kind == "chat":
-            ids = await tokenizer.encode_chat(request.chat, tenant=tenant, weight=weight)
+            chat = request.chat
+            tokenizer.check_chat(chat)
+            async with charged_call(self._shared, self._tenants, tenant):
+                ids = await tokenizer.encode_chat(chat, tenant=tenant, weight=weight)
         else:
             text = request.text  # a copy each time that it is asked for
             await give_way(len(text))
             tokenizer.check_fits(text)
             await give_way(len(text))
             special_tokens = not request.omit_special_tokens
-            ids = await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+            async with charged_call(self._shared, self._tenants, tenant):
+                ids = await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
         return await tokenize_response(ids)
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
         tenant = tenant_of(context.invocation_metadata())
         pool = await self._pools.found(request.model, tenant, context.time_remaining())
         most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
-        await charge_call(self._shared, self._tenants, tenant)
         if len(request.token_ids) > most:
             raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
         ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
         keep_special, weight = request.keep_special_tokens, self._tenants.terms(tenant).weight
-        text = await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
+        async with charged_call(self._shared, self._tenants, tenant):
+            text = await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
         return detokenize_response(text)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:

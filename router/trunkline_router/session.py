@@ -94,7 +94,7 @@ class WorkerSession:
     def abort(self, handles: Iterable[int]) -> None:
         """Nobody waits for these any more; those that have ended are left alone."""
         for handle in handles:
-            if self.news.open.pop(handle, None) is not None:
+            if self.news.drop(handle):
                 self._pending.abort_handles.append(handle)
                 self._wake.set()
 

@@ -9,15 +9,20 @@ from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome
 from trunkline_router.model_check import FalseClaim
 from trunkline_router.news_sum import NewsSum, news_sum
-from trunkline_router.session_message import large_output
+from trunkline_router.session_message import large_output, split_response
 from trunkline_router.worker_claims import Expected, end_problem, output_problem, report_problem
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.wire import parts
 
 # Of a message, handed out at once: one or two milliseconds. For more, others have their turn in between.
 FEW_OUTPUTS = 256
 # Of a message, parsed at once: a millisecond or so, whatever is in it. Longer ones are parsed in parts.
 PART_BYTES = 64 << 10
+PART_FIELDS = 1024  # to find where so many end takes half a millisecond
+
+# Outputs that bring neither tokens nor an end, for each handle: reports of grants, and what newer workers may tell.
+EMPTY_PER_HANDLE, MOST_EMPTY = 64, 1 << 16
+# Outputs of choices that were aborted: a worker may have so many on the way to a router that stood still.
+MOST_LATE = 1 << 21
 
 LOST = "the worker was lost while it computed this request"
 NO_SEQUEL = "output does not follow what came before"
@@ -64,13 +69,15 @@ class SessionNews:
         self.last_handle = 0  # of all that was ever sent
         self.num_news = 0  # outputs of steps; refusals, which a front gives without its engine, are none
         self._num_ended = self._num_false = 0  # answers
+        # Outputs that may still come without content, for handles up to this one, and of choices that were aborted.
+        self._left_empty = self._counted_handle = self._left_late = 0
 
     async def hear(self, raw: bytes, welcome: Callable[[SessionWelcome], None]) -> None:
         """One message. Raises DecodeError and NotAMessage too."""
         if len(raw) <= PART_BYTES:
             await self._hear_part(raw, welcome)
             return
-        for part in parts(raw, PART_BYTES):
+        for part in split_response(raw, PART_BYTES, PART_FIELDS):
             if len(part) <= PART_BYTES or self._is_expected(part):
                 await self._hear_part(part, welcome)
             await asyncio.sleep(0)
@@ -96,6 +103,7 @@ class SessionNews:
             raise FalseClaim(f"the worker sends {len(part)} bytes that are no output")
         if (taker := self.open.get(handle)) is None:
             self._check_handle(handle)
+            self._count_late()
             return False
         if len(part) > taker.expected.most_bytes:
             self._refuse(handle, taker, f"one output has {len(part)} bytes")
@@ -149,7 +157,9 @@ class SessionNews:
             self._check_handle(handle)
             if output.HasField("granted"):
                 self._hear_of_grant(handle, output.granted)
-            elif not output.HasField("error"):
+                return
+            self._count_late()
+            if not output.HasField("error"):
                 self.num_news += 1  # aborted meanwhile
             return
         is_error = output.HasField("error")
@@ -163,11 +173,21 @@ class SessionNews:
         if ended := is_error or chunk.finish_reason:
             del self.open[handle]
             self._num_ended += 1
+        elif not chunk.token_ids:
+            self._count_empty()
         follows = tell(taker.sink, output)
         if follows is False:
             self._count_false(NO_SEQUEL)
         if not follows and not ended:
             self._abort(handle)
+
+    def drop(self, handle: int) -> bool:
+        """Nothing more is wanted of a choice: what still comes of it goes nowhere. False where it is not open."""
+        taker = self.open.pop(handle, None)
+        if taker is None:
+            return False
+        self._expect_late(taker)
+        return True
 
     def forget(self, handles: Iterable[int]) -> None:
         """Nobody wants to hear of these grants any more."""
@@ -179,6 +199,7 @@ class SessionNews:
         takers = dict(self.open)
         self.open.clear()
         for handle, taker in takers.items():
+            self._expect_late(taker)
             tell(taker.sink, lost(handle, why))
 
     def end_grants(self) -> None:
@@ -201,6 +222,8 @@ class SessionNews:
 
     def _hear_of_grant(self, handle: int, report: GrantReport) -> None:
         taker = self.granted.get(handle)
+        if taker is None or not report.ended:
+            self._count_empty()
         if taker is None:
             return
         problem = report_problem(report, prompt_tokens=taker.prompt_tokens, most_tokens=taker.most_tokens)
@@ -213,6 +236,25 @@ class SessionNews:
         if report.ended:
             del self.granted[handle]
         tell(taker.sink, handle, report)
+
+    def _expect_late(self, taker: OpenChoice) -> None:
+        """Of an aborted choice at most an output for each token comes, until the worker knows."""
+        self._left_late = min(self._left_late + max(0, taker.expected.left_tokens), MOST_LATE)
+
+    def _count_late(self) -> None:
+        """An output of a choice that is not open. Raises FalseClaim where the aborted ones do not explain it."""
+        if self._left_late:
+            self._left_late -= 1
+        else:
+            self._count_empty()
+
+    def _count_empty(self) -> None:
+        """An output without content. Raises FalseClaim where it is one too many."""
+        new_handles = self.last_handle - self._counted_handle
+        self._counted_handle = self.last_handle
+        self._left_empty = min(self._left_empty + EMPTY_PER_HANDLE * new_handles, MOST_EMPTY) - 1
+        if self._left_empty < 0:
+            raise FalseClaim("the worker goes on about choices that have ended, or sends news without content")
 
     def _count_false(self, problem: str) -> None:
         """Raises FalseClaim where it is one too many."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline_router.address import is_address
+from trunkline_router.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.routing_policy import PolicyName
 from trunkline_router.shared_state.redis_connection import redis_url_problem
 from trunkline_runtime.settings import setting
@@ -31,6 +32,16 @@ class RouterSettings:
         maximum=1e6,
     )
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
+    max_calls: int = setting(
+        MAX_CALLS,
+        help="requests that a process has open, seven eighths of them from one host. Beyond that the client with most "
+        "requests whose messages have not come loses one, or the newcomer is refused",
+        minimum=64,
+        maximum=1 << 20,
+    )
+    max_tenant_calls: int = setting(
+        MAX_TENANT_CALLS, help="of these, a named tenant's; further ones are refused", minimum=1, maximum=1 << 20
+    )
     policy: str = setting(
         PolicyName.PREDICTED_TTFT.value,
         help="how workers are chosen; all but the first are there for contrast",

@@ -85,17 +85,22 @@ class PromptTokenizer:
         num_bytes = len(text) if text.isascii() or len(text) > MAX_TEXT_BYTES else len(text.encode())
         self._check_fits(len(text), num_bytes, most_tokens)
 
+    def check_chat(self, chat: ChatMessages) -> None:
+        """Raises RequestRefused where it is clear without rendering that the conversation has no ids."""
+        check_conversation(chat)
+        if self._template is None:
+            raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
+
     async def encode_chat(
         self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = "", weight: float = 1.0
     ) -> Sequence[int]:
         """The rendered conversation's ids: the template writes special tokens itself. Conversations are rendered by
         turns of the tenants, according to their weights. Raises RequestRefused.
         """
-        check_conversation(chat)
-        if self._template is None:
-            raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
+        self.check_chat(chat)
         body = await chat_bytes(chat)
         self._check_can_fit(len(body), most_tokens)
+        assert self._template is not None
         rendered = await self._renderers.render(self._template, body, tenant=tenant, weight=weight)
         self._check_fits(rendered.num_characters, len(rendered.utf8), most_tokens)
         if rendered.num_characters > THREAD_CHARACTERS:

@@ -216,11 +216,13 @@ async def test_an_answer_that_has_begun_survives_the_end_of_the_router() -> None
 
 
 async def test_what_was_convicted_on_the_routed_path_is_not_granted() -> None:
-    workers = fakes("a", "b")
+    workers = fakes("a", "b", "c")
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         call = router.generate(PROMPT, sampling=SamplingParams(max_tokens=9))
         for sole in (False, True):
-            (await arrival(workers)).fail(no_worker("the engine died"), suspect=True, sole_suspect=sole)
+            choice = await arrival(workers)
+            choice.fail(no_worker("the engine died"), suspect=True, sole_suspect=sole)
+            await choice.worker.die()
         assert (await refusal(call)).reason == "QUARANTINED"
         with pytest.raises(Quarantined):
             await client.complete(PROMPT, max_tokens=9)

@@ -245,7 +245,7 @@ def test_the_sums_of_what_others_have_sent_are_those_of_what_each_said_last(turn
         assert neighbours.competing == said.keys()
 
 
-def test_routers_that_say_too_much_together_lose_their_say_and_not_the_small_ones() -> None:
+def test_routers_that_say_too_much_together_are_heard_in_part_and_the_small_ones_in_full() -> None:
     neighbours = Neighbours()
     large = {WorkerKey(f"w{n}", n): Credit(1, 1) for n in range(MOST_CREDITS // 2)}
     small = RouterNews(1, {WorkerKey("real", 1): Credit(1, 7)}, ["tenant"])

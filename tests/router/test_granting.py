@@ -1,5 +1,7 @@
 """The router's side of a Grant call, whatever a client says: what it holds, and what it believes."""
 
+import asyncio
+
 import pytest
 
 from tests.router.cluster import cluster, refusal, until
@@ -12,6 +14,7 @@ from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, DirectStarted, 
 from trunkline_router.failover import MAX_WITHOUT_PROGRESS
 from trunkline_router.grant_charge import CLOCK_MARGIN_S
 from trunkline_router.granting import MAX_GRANTS
+from trunkline_router.held_bytes import ByteBounds
 from trunkline_router.link_context import LinkLimits
 from trunkline_router.signs_of_life import SignsOfLife
 
@@ -166,3 +169,25 @@ async def test_a_call_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
         assert (await refusal(Reads(router.stub.Grant()))).field == "request"
         assert (await slow.ask(lost())).grants, "later it may be silent"
         slow.call.cancel()
+
+
+async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gate's limits hold for every message of a call. What was read before holds nothing."""
+    large = lost(*[5] * 20_000)
+    async with cluster(*fakes("a", "b"), grant_key=KEY) as router:
+        gate = router.gate
+        call = Call(router)
+        await call.begin()
+        (account,) = gate._requests._connections
+        gate.turns.took(account, 64 << 20)  # it is far ahead of its pace
+        asking = asyncio.create_task(call.refused(large))
+        await until(lambda: account in gate.turns._waiting)
+        gate.turns._paid_s.clear()
+        assert "tokens are more than" in (await asking).message
+        call = Call(router)
+        await call.begin()
+        monkeypatch.setattr(gate.held, "_bounds", ByteBounds(of_account=1))
+        assert (await call.refused(large)).reason == OVERLOADED
+        await until(lambda: not gate._reading._taken and not gate.held.num_bytes)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.router.cluster import cluster, refusal
 from tests.router.fake_worker import FakeWorker
-from tests.router.test_render_pool import ECHO, SOMETIMES, chat, messages, rendered
+from tests.router.renderings import ECHO, SOMETIMES, chat, messages, rendered
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline_router.chat_bytes import STEP_BYTES, STEP_MESSAGES, chat_bytes

@@ -19,9 +19,18 @@ from trunkline.status import (
 )
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenIds, TokenizeRequest
+from trunkline.v1.inference_pb2 import (
+    ChatMessage,
+    ChatMessages,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenIds,
+    TokenizeRequest,
+)
+from trunkline_router.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.shared_state.quota import Quotas
 from trunkline_router.tenants import Tenant, Tenants
+from trunkline_router.tokenizer import MAX_TEXT_BYTES
 
 ACME = (("x-trunkline-tenant", "acme"),)
 PROMPT = [5] * 1000
@@ -146,6 +155,53 @@ OTHER_CALLS: dict[str, Callable[[Cluster, tuple[tuple[str, str], ...]], Any]] = 
         ExplainRouteRequest(request=GenerateRequest(text="a text")), metadata=metadata
     ),
 }
+
+
+REFUSED_CALLS: dict[str, Callable[[Cluster, tuple[tuple[str, str], ...]], Any]] = {
+    "Generate, too many choices": lambda router, metadata: router.stub.Generate(
+        GenerateRequest(text="a text", n=10_000), metadata=metadata
+    ),
+    "Tokenize nothing": lambda router, metadata: router.stub.Tokenize(TokenizeRequest(), metadata=metadata),
+    "Tokenize too long a text": lambda router, metadata: router.stub.Tokenize(
+        TokenizeRequest(text="x" * (MAX_TEXT_BYTES + 1)), metadata=metadata
+    ),
+    "Tokenize a chat without messages": lambda router, metadata: router.stub.Tokenize(
+        TokenizeRequest(chat=ChatMessages()), metadata=metadata
+    ),
+    "Detokenize an id out of range": lambda router, metadata: router.stub.Detokenize(
+        DetokenizeRequest(token_ids=[1, 2**30]), metadata=metadata
+    ),
+    "Detokenize too many ids": lambda router, metadata: router.stub.Detokenize(
+        DetokenizeRequest(token_ids=[1] * (MAX_DETOKENIZED_IDS + 1)), metadata=metadata
+    ),
+    "ExplainRoute, too many choices": lambda router, metadata: router.fleet.ExplainRoute(
+        ExplainRouteRequest(request=GenerateRequest(text="a text", n=10_000)), metadata=metadata
+    ),
+    "ExplainRoute without a prompt": lambda router, metadata: router.fleet.ExplainRoute(
+        ExplainRouteRequest(request=GenerateRequest()), metadata=metadata
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_CALLS)
+async def test_refused_calls_cost_nothing(name: str) -> None:
+    async with router_with_quotas(FakeWorker("a")) as router:
+        for _ in range(5):
+            assert (await refusal(REFUSED_CALLS[name](router, ACME))).code == grpc.StatusCode.INVALID_ARGUMENT
+        await until_ended(router)
+        assert charged(router) == (0, 0)
+        await OTHER_CALLS["Tokenize"](router, ACME)
+        assert charged(router) == (1, 0)
+
+
+async def test_a_chat_that_the_template_refuses_is_taken_back() -> None:
+    chat = ChatMessages(messages=[ChatMessage(role="owl", content="hoo")])
+    async with router_with_quotas(FakeWorker("a")) as router:
+        for _ in range(2):
+            call = router.stub.Tokenize(TokenizeRequest(chat=chat), metadata=ACME)
+            assert (await refusal(call)).code == grpc.StatusCode.INVALID_ARGUMENT
+        await until_ended(router)
+        assert charged(router) == (0, 0)
 
 
 @pytest.mark.parametrize("name", OTHER_CALLS)

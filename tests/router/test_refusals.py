@@ -173,7 +173,7 @@ async def test_a_deadline_that_has_passed_already_costs_no_worker_anything() -> 
 async def test_a_bug_is_told_with_the_request_id_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def broken(self: PromptTokenizer, text: str, tenant: str) -> list[int]:
+    async def broken(self: PromptTokenizer, text: str, tenant: str, weight: float) -> list[int]:
         raise KeyError("secret detail")
 
     monkeypatch.setattr(PromptTokenizer, "encode", broken)

@@ -13,32 +13,15 @@ import pytest
 
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
+from tests.router.renderings import ECHO, SOMETIMES, chat, messages, rendered
 from tests.router.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
 from trunkline.status import RequestRefused
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline_router.render_pool import PROCESSES, RenderPool, TemplateSource
 
-ECHO = TemplateSource("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
-# Hangs where the message says so, in rendering; the other one hangs wherever it is compiled.
-SOMETIMES = TemplateSource(
-    "{% if messages[0].content == 'hang' %}{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
-    "{% endif %}{{ messages[0].content }}",
-    {},
-)
+# It hangs wherever it is compiled.
 HANGS_COMPILING = TemplateSource("{{ (9 ** (9 ** 9)) % 7 }}", {})
 EATS_MEMORY = TemplateSource("{% set s = 'x' * 10000000000 %}{{ s | length }}", {})
-
-
-def messages(content: str = "hi") -> ChatMessages:
-    return ChatMessages(messages=[ChatMessage(role="user", content=content)])
-
-
-def chat(content: str = "hi") -> bytes:
-    return messages(content).SerializeToString()
-
-
-async def rendered(pool: RenderPool, template: TemplateSource, chat: bytes) -> str:
-    return (await pool.render(template, chat)).text
 
 
 @pytest.fixture

@@ -35,17 +35,19 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from trunkline_router import request_size
+from trunkline_router import request_gate
 from trunkline_router.chat_template import MAX_MESSAGES
+from trunkline_router.held_bytes import ByteBounds
 from trunkline_router.request_size import (
     FIELDS_PER_STEP,
     MAX_DETOKENIZED_IDS,
     MAX_FIELDS,
     MAX_REQUEST_BYTES,
+    MAX_UNKNOWN_BYTES,
     UNSEEN_BYTES,
     RequestSize,
 )
-from trunkline_router.tokenizer import MAX_TEXT_BYTES
+from trunkline_router.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
 from trunkline_runtime.loop_lag import LoopLag
 
 SERVICE = "/trunkline.v1.InferenceService/"
@@ -105,7 +107,7 @@ LARGEST = {
         model="m",
     ),
     "one message": GenerateRequest(
-        chat=ChatMessages(messages=[ChatMessage(role="user", content="é" * (MAX_TEXT_BYTES // 2))])
+        chat=ChatMessages(messages=[ChatMessage(role="user", content="é" * (MAX_CHAT_BYTES // 2 - 16))])
     ),
 }
 
@@ -211,6 +213,50 @@ def test_a_message_cut_off_anywhere_is_refused_or_parses(data: st.DataObject) ->
             GenerateRequest.FromString(raw)
 
 
+PADDED: dict[str, Callable[[int], bytes]] = {
+    "an unknown field": lambda size: b"\xfa\x07" + _varint(size) + bytes(size),
+    "many unknown fields": lambda size: (b"\xfa\x07\x64" + bytes(100)) * (size // 100 + 1),
+    "unknown numbers": lambda size: (b"\xf8\x07" + b"\xff" * 9 + b"\x01") * (size // 12 + 1),
+    "unknown in sampling": lambda size: (
+        b"\x2a" + _varint(size + 2 + len(_varint(size))) + b"\xfa\x07" + _varint(size) + bytes(size)
+    ),
+    "the model's name": lambda size: GenerateRequest(model="m" * size).SerializeToString(),
+    "the request's name": lambda size: GenerateRequest(request_id="r" * size).SerializeToString(),
+    "a stop string": lambda size: GenerateRequest(sampling=SamplingParams(stop=["s" * size])).SerializeToString(),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(PADDED)), st.integers(70 << 10, MIB), st.booleans())
+def test_a_request_padded_with_what_is_not_used_is_not_parsed(kind: str, size: int, is_granted: bool) -> None:
+    raw = GenerateRequest(text="hello").SerializeToString() + PADDED[kind](size)
+    if is_granted:
+        assert not is_taken(GRANT, b"\x0a" + _varint(len(raw)) + raw)
+    assert not is_taken(GENERATE, raw)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, MAX_UNKNOWN_BYTES - 20))
+def test_a_later_versions_fields_are_let_through(size: int) -> None:
+    raw = GenerateRequest(text="x" * UNSEEN_BYTES).SerializeToString() + b"\xfa\x07" + _varint(size) + bytes(size)
+    assert is_taken(GENERATE, raw)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_texts_and_conversations_longer_than_any_that_are_tokenized_are_not_parsed(kind: str, more: int) -> None:
+    chat = ChatMessages(messages=[ChatMessage(role="user", content="c")])
+    if kind == "chat":
+        chat.messages[0].content = "c" * (MAX_CHAT_BYTES - 16 + more)
+        chat.messages[0].role = "u" * (MAX_CHAT_BYTES + more - chat.ByteSize() + len("user"))
+        assert chat.ByteSize() == MAX_CHAT_BYTES + more
+    given_text = {"text": "x" * (MAX_TEXT_BYTES + more)} if kind == "text" else {"chat": chat}
+    request = GenerateRequest(**given_text)  # type: ignore[arg-type]
+    assert is_taken(GENERATE, request.SerializeToString()) is not bool(more)
+    assert is_taken(GRANT, GrantRequest(request=request).SerializeToString()) is not bool(more)
+    assert is_taken(TOKENIZE, TokenizeRequest(**given_text).SerializeToString()) is not bool(more)  # type: ignore[arg-type]
+
+
 async def raw_call(router: Cluster, method: str, message: bytes, **options: Any) -> Refusal:
     """How a call with these bytes is refused."""
     async with grpc.aio.insecure_channel(
@@ -280,8 +326,8 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "x" * (UNSEEN_BYTES + 1000)
-    monkeypatch.setattr(request_size, "MAX_ACCOUNT_BYTES", 3 * len(text))
-    monkeypatch.setattr(request_size, "MAX_HELD_BYTES", 4 * len(text))
+    bounds = ByteBounds(in_all=4 * len(text), of_host=4 * len(text), of_account=3 * len(text))
+    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", bounds)
     worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
     async with cluster(worker) as router:
 
@@ -289,7 +335,7 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
             return router.stub.Generate(GenerateRequest(text=prompt), metadata=((TENANT_KEY, tenant),))
 
         running = []
-        for tenant, fits in (("hog", True), ("hog", True), ("hog", False), ("b", True), ("c", False)):
+        for tenant, fits in (("hog", True), ("hog", True), ("hog", False), ("b", True), ("c", True)):
             if fits:
                 running.append(call(tenant))
                 await worker.arrived.get()
@@ -297,6 +343,8 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
             refused = await refusal(call(tenant))
             assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
             assert refused.retry_s
+        displaced = await refusal(running.pop(1))  # by the one of c, which held nothing
+        assert (displaced.code, displaced.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
         running.append(call("hog", "short"))  # of those there may be any number
         await worker.arrived.get()
         for one in running:
@@ -310,7 +358,7 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
 
 async def test_large_requests_that_are_being_answered_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "x" * (UNSEEN_BYTES + 1000)
-    monkeypatch.setattr(request_size, "MAX_ACCOUNT_BYTES", len(text) + 100)
+    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", ByteBounds(of_account=len(text) + 100))
     worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
     async with cluster(worker) as router:
         running = []

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from trunkline.v1.generation_pb2 import FinishReason, Lane
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from trunkline.validation import LANES
 from trunkline_cli import generate
 from trunkline_runtime.server import GrpcServer
 
@@ -19,11 +20,14 @@ class Recorder(InferenceServiceServicer):
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
         self.metadata: dict[str, str] = {}
+        self.highest = Lane.LANE_INTERACTIVE  # that it grants
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[GenerateResponse]:
         self.requests.append(request)
         self.metadata = dict(context.invocation_metadata())
-        chunk = {"index": 0, "text": " there", "finish_reason": FinishReason.FINISH_REASON_STOP}
+        lane = max(request.lane or Lane.LANE_STANDARD, self.highest)
+        yield GenerateResponse(request_id="r", prompt=PromptInfo(lane=lane), chunks=[{"index": 0, "text": " the"}])
+        chunk = {"index": 0, "text": "re", "finish_reason": FinishReason.FINISH_REASON_STOP}
         yield GenerateResponse(request_id="r", chunks=[chunk], usage={})
 
 
@@ -79,6 +83,26 @@ def test_every_flag_reaches_the_router(served: tuple[str, Recorder], capsys: pyt
     assert full.sampling.ignore_eos
     assert recorder.metadata["x-trunkline-tenant"] == "acme"
     assert recorder.metadata["x-trunkline-session"] == "chat-7"
+
+
+LOWERED = "trunkline generate: runs in the {} lane: the tenants file does not grant the {} one\n"
+
+
+@pytest.mark.parametrize("output", ["", "--stream", "--json"])
+@pytest.mark.parametrize("asked", [None, *LANES])
+@pytest.mark.parametrize("highest", LANES)
+def test_a_lane_that_is_not_granted_is_said_once_on_standard_error(
+    served: tuple[str, Recorder], capsys: pytest.CaptureFixture[str], highest: str, asked: str | None, output: str
+) -> None:
+    address, recorder = served
+    recorder.highest = LANES[highest]
+    flags = [*([output] if output else []), *([f"--lane={asked}"] if asked else [])]
+    assert generate.run(parse("hello", "--server", address, *flags)) == 0
+    is_lowered = asked is not None and LANES[asked] < LANES[highest]
+    said = capsys.readouterr()
+    assert said.err == (LOWERED.format(highest, asked) if is_lowered else "")
+    if output != "--json":
+        assert said.out == "hello there\n"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,11 @@ class Gate:
         self._now_unix_ms = now_unix_ms
         self._told_unix_ms: int | None = None
 
+    @property
+    def has_key(self) -> bool:
+        """Whether callers must prove that they have the key."""
+        return bool(self._key)
+
     def check(self, method: str, metadata: "Iterable[tuple[str, str | bytes]] | None") -> None:
         """Raises RequestRefused (UNAUTHENTICATED)."""
         now_unix_ms = self._now_unix_ms()

@@ -43,6 +43,7 @@ class Seen:
     ttft_s: list[float] = field(default_factory=list)
     finished: int = 0
     refused: int = 0
+    aborted: int = 0
     output_tokens: int = 0
     served_tokens: int = 0  # those, and prompts that were computed to their end
     waiting_s: dict[int, float] = field(default_factory=dict)  # when those without a first token were sent, by handle
@@ -103,7 +104,7 @@ class Neighbours:
                 wakes_s = engine.wakes_s() if engine.has_work else None
                 if wakes_s is not None and wakes_s > clock.now_s:
                     times_s.append(wakes_s)
-                if min(times_s) == float("inf"):
+                if min(times_s) == float("inf") and engine.has_work:
                     raise RuntimeError(f"nothing will ever happen after {clock.now_s:.3f} s of virtual time")
                 clock.advance_to(min(*times_s, until_s))
         counts = engine.stats().steps
@@ -123,6 +124,7 @@ class Neighbours:
         if isinstance(what, int):
             if what in self._of:
                 self.engine.accept(EngineRequest(abort_handles=[what]))
+                self.seen[self._of[what].name].aborted += 1
                 self._ended(what, 0.0)
             return
         if now_s >= what.ends_s:

@@ -24,7 +24,7 @@ from trunkline_worker.limits import SchedulerLimits
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 # The defaults of a worker's settings.
-LIMITS = SchedulerLimits(itl_target_s=0.1, interactive_reserve=0.05, max_waiting_tokens=1 << 22)
+LIMITS = SchedulerLimits(itl_target_s=0.1, max_waiting_tokens=1 << 22)
 # As a small model on a CPU: 113 µs for a token, 5 ns for a pair of a query and a key.
 CPU = FittedCost((0.005, 113e-6, 0.0, 0.0, 40e-9, 0.0, 0.0), (0.005, 113e-6, 0.0, 0.0, 40e-9, 0.0, 5e-9))
 WORKERS = {

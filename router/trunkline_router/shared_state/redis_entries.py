@@ -116,6 +116,13 @@ class EntryReader:
                 most_bytes=MOST_CREDIT_BYTES,
             )
 
+    def left_for_later(self, num_routers: int) -> None:
+        """Says, once, that one sync has no room for what all routers say."""
+        if self._is_new("routers left for later"):
+            self._log.warning(
+                "the shared state has more credits than one sync reads: routers are heard by turns", left=num_routers
+            )
+
     def _read(self, whose: str, entry: Callable[..., Entry], *said: Any) -> Entry | None:
         try:
             return entry(*said)

@@ -5,7 +5,7 @@ spread, since every script needs several of the keys at once.
 |---|---|---|
 | `{prefix}:life` | string | the store's present life: its name, @, and the server's run id |
 | `{prefix}:convictions` | sorted set | fingerprint in hex, by when it expires; those of an older life are true too |
-| `{prefix}:<life>:routers` | hash | router → when it is taken for dead, and how many of its reports were counted |
+| `{prefix}:<life>:routers` | hash | router → when it is taken for dead, version of its credits, reports counted |
 | `{prefix}:<life>:credits` | hash | router → version, and its credits by worker with its competing tenants, as JSON |
 | `{prefix}:<life>:versions` | hash | how often leases and convictions have changed |
 | `{prefix}:<life>:leases` | hash | a worker's address → when it expires, worker id, epoch, model |
@@ -110,6 +110,7 @@ class RedisStore:
         self._said_eviction = False
         self._credits = "", ""  # whose, as they were last written for the present life
         self._credits_are_lost = False
+        self._heard_until = ""  # the router with which the next sync begins, where one had no room for all
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
         self._clock_ms = clock_ms
@@ -197,6 +198,7 @@ class RedisStore:
             "served": dict(report.served),
             "convictions": [(fingerprint.hex(), ttl_ms) for fingerprint, ttl_ms in report.convictions.items()],
             "known": dict(report.known),
+            "heard_until": self._heard_until,
             "known_leases": report.known_leases,
             "known_convictions": report.known_convictions,
             "wants_served": report.wants_served,
@@ -223,6 +225,9 @@ class RedisStore:
             self._reader.cleared(key)
         for name in said["too_large"] or ():
             self._reader.too_large(name)
+        self._heard_until = said.get("heard_until", self._heard_until)
+        if "num_left" in said:
+            self._reader.left_for_later(said["num_left"])
         told: dict[str, list[Any]] = {kind: [] for kind in ("routers", "changed", "leases", "convictions", "served")}
         read_s = 0.0
         for kind, piece in zip(pieces[1::2], pieces[2::2], strict=True):

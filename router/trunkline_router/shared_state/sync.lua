@@ -39,11 +39,18 @@ for key = 8, #KEYS do
   claim(KEYS[key], 'hash', 2 * report.window_ms, key % 2 == 0 and MOST_BUCKETS or 2 * MOST_ROUTERS)
 end
 
--- This router is alive, and so many of its reports have been counted.
+-- This router's entry: when it is taken for dead, the version of its credits, and how many of its reports were counted.
+-- The version is left out where it has said no credits; older routers never write it.
+local function version_in(entry)
+  return whole(string.match(entry, '^%d+:(%d+):%d+$'))
+end
 local mine = redis.call('HGET', ROUTERS, report.router)
 local counted = mine and whole(string.match(mine, ':(%d+)$')) or 0
 local is_new = report.number > counted
-local entry = string.format('%.0f:%.0f', now + report.ttl_ms, math.max(counted, report.number))
+local version = report.credits and report.number or mine and version_in(mine)
+local entry = string.format(
+  '%.0f:%s%.0f', now + report.ttl_ms, version and string.format('%.0f:', version) or '', math.max(counted, report.number)
+)
 redis.call('HSET', ROUTERS, report.router, entry)
 redis.call('PEXPIRE', ROUTERS, keep_ms)
 
@@ -64,7 +71,8 @@ for index, tenant in ipairs(report.tenants) do
   end
 end
 
--- Credits: each router's own, under a version of its own; others read those that they do not know.
+-- Credits: each router's own, under a version of its own. Others compare versions, and read the credits that they do not
+-- know.
 if report.credits then
   redis.call('HSET', CREDITS, report.router, string.format('%.0f|', report.number) .. report.credits)
 end
@@ -100,13 +108,14 @@ if redis.call('HLEN', CREDITS) > #routers / 2 then
     if redis.call('HEXISTS', ROUTERS, name) == 0 then redis.call('HDEL', CREDITS, name) end
   end
 end
-local names, said = {}, {}
+local names, changed = {}, {}
 for i = 1, #routers, 2 do
   local name = routers[i]
   if is_alive(routers[i + 1], now) and #name <= report.longest_name then
     if name ~= report.router then
       names[#names + 1] = {name, #name}
-      said[#said + 1] = {name, redis.call('HSTRLEN', CREDITS, name)}
+      local known = report.known[name]
+      if not known or version_in(routers[i + 1]) ~= known then changed[#changed + 1] = name end
     end
   else
     redis.call('HDEL', CREDITS, name)
@@ -114,23 +123,48 @@ for i = 1, #routers, 2 do
   end
 end
 tell('routers', names, TOLD_BYTES)
--- Smaller ones first, and those that there is no room for with the next sync.
-table.sort(said, function(a, b) return a[2] < b[2] end)
-local to_read, changed = 2 * TOLD_BYTES, {}
-for _, one in ipairs(said) do
-  local name, size = one[1], one[2]
-  to_read = to_read - size
-  if size > report.most_credit_bytes then
-    if #answer.too_large < 16 then answer.too_large[#answer.too_large + 1] = name end
-  elseif size > 0 and to_read >= 0 then
+local sizes = {}
+for i = #changed, 1, -1 do
+  local name = changed[i]
+  sizes[name] = redis.call('HSTRLEN', CREDITS, name)
+  if sizes[name] == 0 or sizes[name] > report.most_credit_bytes then
+    if sizes[name] > 0 and #answer.too_large < 16 then answer.too_large[#answer.too_large + 1] = name end
+    table.remove(changed, i)
+  end
+end
+local heard = {}
+-- Reads the credits of these routers in turn, and keeps what is new. Returns the first that there was no room for.
+local function hear(names)
+  local to_read, to_tell = TOLD_BYTES, TOLD_BYTES / 2
+  for i, name in ipairs(names) do
+    local size = sizes[name]
+    if size > to_read or size + #name > to_tell then return i end
+    to_read = to_read - size
     local text = redis.call('HGET', CREDITS, name)
     local version = whole(string.match(text, '^(%d+)|'))
     if version and report.known[name] ~= version then
-      changed[#changed + 1] = {{name, version, (string.gsub(text, '^%d+|', ''))}, size + #name}
+      to_tell = to_tell - size - #name
+      heard[#heard + 1] = {{name, version, (string.gsub(text, '^%d+|', ''))}, size + #name}
     end
   end
 end
-tell('changed', changed, TOLD_BYTES)
+-- Half of the room goes by turns: the routers begin with the one that the former sync had no room for, so that each is
+-- heard after a bounded number of syncs, however much the others say. Half goes to those of the rest that say the least:
+-- they are heard at once.
+table.sort(changed, function(a, b)
+  local a_waits, b_waits = a >= report.heard_until, b >= report.heard_until
+  if a_waits ~= b_waits then return a_waits end
+  return a < b
+end)
+local stopped = hear(changed)
+if stopped then
+  local rest = {unpack(changed, stopped)}
+  answer.heard_until = rest[1]
+  table.sort(rest, function(a, b) return sizes[a] < sizes[b] end)
+  stopped = hear(rest)
+  if stopped then answer.num_left = #rest - stopped + 1 end
+end
+tell('changed', heard, TOLD_BYTES)
 
 -- Leases of workers, by address: 'expires|what it is'.
 if report.leases then

@@ -67,7 +67,7 @@ class ServedFront:
 
     @property
     def num_calls(self) -> int:
-        return self.door._all.num_taken
+        return sum(places.num_taken for places in self.door._kinds.values())
 
 
 async def no_drain(timeout_s: float | None) -> DrainResponse:
@@ -75,18 +75,18 @@ async def no_drain(timeout_s: float | None) -> DrainResponse:
 
 
 @asynccontextmanager
-async def served_front(key: bytes = b"") -> AsyncIterator[ServedFront]:
-    engine, mirror = PromptEngine(), CacheMirror(MODEL.epoch)
-    front = engine.front = Front(MODEL, FILES.tokenizer, mirror)
+async def served_front(key: bytes = b"", model: GetModelResponse = MODEL) -> AsyncIterator[ServedFront]:
+    engine, mirror = PromptEngine(), CacheMirror(model.epoch)
+    front = engine.front = Front(model, FILES.tokenizer, mirror)
     front.connect(engine)
 
     def now_unix_ms() -> int:
         return int(time.time() * 1e3)
 
-    gate = Gate(key, MODEL.worker_id, MODEL.epoch, now_unix_ms)
-    door = Door(gate, MODEL)
-    server = GrpcServer("127.0.0.1", 0, services=[SERVICE], max_request_bytes=most_message_bytes(MODEL), gate=door)
-    desk = GrantDesk(key, MODEL.epoch, now_unix_ms)
+    gate = Gate(key, model.worker_id, model.epoch, now_unix_ms)
+    door = Door(gate, model)
+    server = GrpcServer("127.0.0.1", 0, services=[SERVICE], max_request_bytes=most_message_bytes(model), gate=door)
+    desk = GrantDesk(key, model.epoch, now_unix_ms)
     service = WorkerService(front, FILES, no_drain, desk)
     add_to_server(service, server.grpc)
     await server.start()
