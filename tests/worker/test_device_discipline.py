@@ -60,7 +60,15 @@ def run(name: str, options: dict[str, Any], *, count: int, seed: int, card: Card
 def test_random_steps_keep_the_rules(name: str, options: dict[str, Any]) -> None:
     found = run(name, {**SMALL, **options}, count=60, seed=1)
     assert found.replays > 30
-    assert {"_tile_peaks", "_choose", "_draw", "_pick", "_penalise", "_logprobs", "_add_bias"} <= found.device.launches.keys()
+    assert {
+        "_tile_peaks",
+        "_choose",
+        "_draw",
+        "_pick",
+        "_penalise",
+        "_logprobs",
+        "_add_bias",
+    } <= found.device.launches.keys()
 
 
 OPTIONS: list[dict[str, Any]] = [
