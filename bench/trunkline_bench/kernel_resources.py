@@ -1,39 +1,33 @@
 """What each Triton kernel needs of a chip, found by compiling it: no GPU is needed.
 
 usage: python -m trunkline_bench.kernel_resources [--output bench/results/kernels] [--targets sm_90,…]
+       python -m trunkline_bench.kernel_resources --step qwen3-8b --batch 256 --context 1536 [--output …]
 
 Kernels are compiled as their launchers would launch them for an 8B model (32 query heads, 8 KV heads of 128, hidden
 4096, feed-forward 12288, bfloat16): the launchers run on tensors without memory, and their launches are recorded.
 Prints registers, spills, shared memory, and whether tensor cores are used; ends with status 1 where a hot kernel
 spills, does without tensor cores, or needs more shared memory than the chip has.
+
+--step predicts instead how long a decode step takes on an H200, kernel by kernel.
 """
 
 import argparse
-import os
-import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is defined
 
 import torch
 import triton
-from triton.backends import nvidia
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
 
+from trunkline_bench.kernel_launches import CHIPS, META, Chip, Resources, recorded, resources
+from trunkline_bench.prediction.device import H200, PROGRAM_SHARED, programs_per_multiprocessor
 from trunkline_bench.simulation import report
-from trunkline_kernels.gpu import device_rows, rms_norm, sampling, silu_and_mul
-from trunkline_kernels.gpu.decode_attention import decode_attention, decode_tiling_for
+from trunkline_kernels.gpu import device_rows, logit_changes, logprobs, rms_norm, sampling, silu_and_mul
+from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
@@ -41,41 +35,7 @@ from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer
 
-REPOSITORY = Path(__file__).parents[2]
-META = torch.device("meta")
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288, 151936
-TYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",
-    torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """A target, and what one of its multiprocessors has."""
-
-    name: str
-    target: GPUTarget
-    capability: tuple[int, int]
-    shared_memory: int  # bytes that one program may use
-    fp8: bool  # whether it has the 8-bit numbers of the KV pool (float8_e4m3fn)
-
-
-CHIPS = {
-    "sm_80": Chip("sm_80", GPUTarget("cuda", 80, 32), (8, 0), 163 << 10, False),
-    "sm_90": Chip("sm_90", GPUTarget("cuda", 90, 32), (9, 0), 227 << 10, True),
-    "sm_100": Chip("sm_100", GPUTarget("cuda", 100, 32), (10, 0), 227 << 10, True),
-    "gfx942": Chip("gfx942", GPUTarget("hip", "gfx942", 64), (9, 4), 64 << 10, False),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel as a launcher launched it."""
-
-    kernel: JITFunction[Any]
-    arguments: dict[str, Any]
-    options: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +47,6 @@ class Case:
     hot: bool = True  # may not spill
     products: bool = False  # must use tensor cores
     fp8: bool = False  # only for chips that have it
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Of one compiled kernel. A program's threads share `shared` bytes; `spills` are bytes of each thread."""
-
-    kernel: str
-    registers: int
-    spills: int
-    shared: int
-    tensor_cores: bool
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -135,11 +84,13 @@ def ragged_tiling(chip: Chip, kv_dtype: torch.dtype, *, split: bool = False) -> 
     )
 
 
-def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
+def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | None = None) -> None:
+    """With shared prefixes, and without."""
     q = empty(64, HEADS, HEAD_DIM)
     plan = DecodePlan.allocate(
-        max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132, device=META
-    )
+        max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132,
+        tiling=decode_tiling(chip, kv_dtype), device=META, windows=[window],
+    )  # fmt: skip
     tiling = ragged_tiling(chip, kv_dtype)
     room = PrefixRoom.allocate(
         num_tiles=64, tile_seqs=tiling.tokens(HEADS // KV_HEADS), num_heads=HEADS, head_dim=HEAD_DIM, device=META
@@ -147,11 +98,21 @@ def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     prefixes = SharedPrefixes(ints(64, 5), ints(64, 3), room)
     plan.update(ints(64), prefixes.of_sequence)
     shared_prefix(q, pool(kv_dtype), prefixes, block_tables=ints(64, 128), tiling=tiling, scale=0.1)
-    decode_attention(
-        q, pool(kv_dtype), q, context_lens=ints(64), rows=ints(64), block_tables=ints(64, 128), plan=plan,
-        prefixes=prefixes, scale=0.1,
-        tiling=decode_tiling_for(head_dim=HEAD_DIM, capability=chip.capability, dtype=torch.bfloat16),
-    )  # fmt: skip
+    for some in (prefixes, SharedPrefixes(ints(0, 5), ints(64, 3), room)):
+        decode_attention(
+            q, pool(kv_dtype), q, context_lens=ints(64), rows=ints(64), block_tables=ints(64, 128), plan=plan,
+            prefixes=some, scale=0.1, window=window,
+        )  # fmt: skip
+
+
+def decode_tiling(chip: Chip, kv_dtype: torch.dtype) -> DecodeTiling:
+    return decode_tiling_for(
+        head_dim=HEAD_DIM,
+        group=HEADS // KV_HEADS,
+        shared_memory=chip.shared_memory,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+    )
 
 
 def inputs(chip: Chip) -> None:
@@ -190,10 +151,10 @@ def sampled(chip: Chip) -> None:
     logits = empty(64, VOCAB, dtype=torch.float32)
     rows = device_rows.DeviceRows.allocate(num_rows=64, max_tokens=4096, max_blocks=256, device=META)
     whole = ints(64)
-    sampling.add_bias(logits, whole, whole, empty(64, dtype=torch.float32))
-    sampling.penalise(logits, ints(64, 3), rows, 4096)
+    logit_changes.add_bias(logits, whole, whole, empty(64, dtype=torch.float32))
+    logit_changes.penalise(logits, ints(64, 3), rows, 4096)
     sampling.sample(logits, ints(64, 2), rows)
-    sampling.logprobs(logits, ints(64, dtype=torch.int64), 20)
+    logprobs.logprobs(logits, ints(64, dtype=torch.int64), 20)
 
 
 CASES = (
@@ -202,6 +163,7 @@ CASES = (
     Case("prefill attention, deterministic", lambda chip: ragged(chip, split=SPLIT), products=True),
     Case("prefill attention, fp8 KV", lambda chip: ragged(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
     Case("decode attention", decode, products=True),
+    Case("decode attention, window", lambda chip: decode(chip, window=4096), products=True),
     Case("decode attention, fp8 KV", lambda chip: decode(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
     Case("inputs of a step", inputs),
     Case("norms, rotary, KV write", rotary),
@@ -222,75 +184,8 @@ CASES = (
     Case("sampling", sampled),
     Case("SwiGLU gate", lambda chip: silu_and_mul.silu_and_mul(empty(64, 2 * INTERMEDIATE))),
 )
-# What a matrix product on tensor cores is called in the assembly of each kind of chip.
-TENSOR_CORE = {"cuda": re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|IGMMA|UTC\w*MMA)"), "hip": re.compile(r"v_mfma_")}
 # Kernels that only plan, or whose products are not the point.
-HELPERS = ("_plan_pieces", "_merge_pieces", "_merge_split", "_quantize_rows")
-
-
-@contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """Launches inside are not carried out but handed over."""
-    launches: list[Launch] = []
-
-    def record(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        names = kernel.arg_names
-        arguments = dict(zip(names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in names}
-        launches.append(Launch(kernel, arguments, {k: v for k, v in kwargs.items() if k not in names}))
-
-    original = JITFunction.run
-    JITFunction.run = record
-    try:
-        yield launches
-    finally:
-        JITFunction.run = original
-
-
-def compiled(launch: Launch, chip: Chip) -> Any:
-    """The kernel, specialised as Triton would at the launch: to ones, and to what is divisible by 16."""
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for index, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = "*" + TYPES[value.dtype]
-            attributes[(index,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        else:
-            signature[parameter.name] = "i32"
-            if value % 16 == 0:
-                attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.kernel, signature, constants, attributes)
-    return triton.compile(source, target=chip.target, options=launch.options)
-
-
-def resources(launch: Launch, chip: Chip) -> Resources:
-    """Compiles and asks the chip's own tools."""
-    built = compiled(launch, chip)
-    name = launch.kernel.__name__
-    if chip.target.backend == "hip":
-        text = built.asm["amdgcn"]
-        registers = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])  # type: ignore[index]
-        spills = int(re.search(r"\.vgpr_spill_count:\s+(\d+)", text)[1])  # type: ignore[index]
-    else:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(built.asm["cubin"])
-            file.flush()
-            usage = _cuobjdump("-res-usage", file.name)
-            text = _cuobjdump("-sass", file.name)
-        registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
-        spills = stack if re.search(r"\b(STL|LDL)\b", text) else 0
-    found = bool(TENSOR_CORE[chip.target.backend].search(text))
-    return Resources(name, registers, spills, built.metadata.shared, found)
-
-
-def _cuobjdump(*arguments: str) -> str:
-    command = [str(Path(nvidia.__file__).parent / "bin" / "cuobjdump"), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+HELPERS = ("_plan_ranges", "_merge_pieces", "_merge_split", "_quantize_rows")
 
 
 def problems(case: Case, found: Resources, chip: Chip) -> list[str]:
@@ -303,14 +198,30 @@ def problems(case: Case, found: Resources, chip: Chip) -> list[str]:
         lines.append(f"{where} does not use tensor cores")
     if found.shared > chip.shared_memory:
         lines.append(f"{where} needs {found.shared} bytes of shared memory; there are {chip.shared_memory}")
+    if found.kernel == "_attend_ranges" and chip.target.backend == "cuda":
+        tiling = decode_tiling(chip, torch.float8_e4m3fn if case.fp8 else torch.bfloat16)
+        one = replace(H200, shared_memory=chip.shared_memory + PROGRAM_SHARED)
+        fit = programs_per_multiprocessor(one, warps=tiling.warps, registers=found.registers, shared=found.shared)
+        if fit < tiling.programs:
+            lines.append(
+                f"{where}: {fit} programs run at once on a multiprocessor, and the tiling is for {tiling.programs}"
+            )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", default=",".join(CHIPS), help="of " + ", ".join(CHIPS))
     parser.add_argument("--output", type=Path, help="folder for the table")
+    parser.add_argument("--step", metavar="MODEL", help="of bench/configs: predict a decode step")
+    parser.add_argument("--batch", type=int, default=256, help="sequences of the step")
+    parser.add_argument("--context", type=int, default=1536, help="tokens of each one's context")
     arguments = parser.parse_args()
+    if arguments.step:
+        from trunkline_bench.prediction.main import page
+
+        _write(page(arguments.step, batch=arguments.batch, context=arguments.context), arguments.output, "step.md")
+        return
     rows: dict[str, list[str]] = {}
     bad: list[str] = []
     for chip in (CHIPS[name] for name in arguments.targets.split(",")):
@@ -335,13 +246,17 @@ def main() -> None:
         + "- compiled for an 8B model: 32 query heads, 8 KV heads of 128, bfloat16\n\n"
         + report.table(rows, columns)
     )
-    print(text)
-    if arguments.output:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "resources.md").write_text(text)
+    _write(text, arguments.output, "resources.md")
     for line in bad:
         print(line, file=sys.stderr)
     sys.exit(bool(bad))
+
+
+def _write(text: str, folder: Path | None, name: str) -> None:
+    print(text)
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,23 @@
-"""The stages of `make bench-gpu` run, tiny and interpreted; without a GPU the command says so in one line."""
+"""The stages of `make bench-gpu` run, tiny and interpreted; one that fails costs nothing but itself."""
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.gpu.main import main
+from trunkline_bench.gpu.main import main, run
+from trunkline_bench.gpu.stages import CALL_S, STAGES, Stage
 from trunkline_bench.simulation.fitted_cost import FittedCost
+from trunkline_kernels.gpu.tuned_tilings import table
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,19 +26,24 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+def stages_in(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("20*.json")
+    stages: dict[str, Any] = json.loads(path.read_text())["stages"]
+    return stages
+
+
+def misbehaving(*names: str, limit_s: float = 60.0) -> list[Stage]:
+    return [Stage(name, f"tests.bench.misbehaving_stages:{name}", 1, 1, limit_s) for name in names]
+
+
 @pytest.mark.slow
 def test_every_stage_runs(tmp_path: Path) -> None:
-    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path))
+    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--minutes", "30")
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = tmp_path.glob("20*.json")
-    stages = json.loads(path.read_text())["stages"]
-    assert list(stages) == [
-        "ceilings", "attention correctness", "other kernels' correctness", "engine equality", "decode attention",
-        "prefill attention", "engine", "closed loop", "transformers", "options",
-        "weight-only options",
-    ]  # fmt: skip
+    stages = stages_in(tmp_path)
+    assert list(stages) == [stage.name for stage in STAGES if not stage.instead_of]
+    assert all(stage["rows"] and stage["ended"] == "done" for stage in stages.values())
     rows = {row["what"]: row for stage in stages.values() for row in stage["rows"] if "what" in row}
-    assert all(stage["rows"] for stage in stages.values())
     assert rows["2 x (9 in, 3 out)"]["finished"]
     assert rows["--deterministic"]["of_plain"] > 0
     assert rows["generate, sdpa"]["output_tok_per_s"] > 0
@@ -40,8 +52,64 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
 
 
+def test_the_sweep_writes_a_table_that_the_kernels_take(tmp_path: Path) -> None:
+    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "tiling sweep")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = stages_in(tmp_path)["tiling sweep"]["rows"]
+    assert {row["what"] for row in rows} == {"decode_attention", "ragged_attention"}
+    found = table(tmp_path / "tuned.json")
+    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention"}
+    best = {row["what"]: row for row in rows if row["best_so_far"]}
+    assert all(fields.items() <= best[key.kernel].items() for key, fields in found.items())
+
+
+def test_the_first_stage_runs(tmp_path: Path) -> None:
+    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    whats = [row["what"] for row in stages_in(tmp_path)["smoke"]["rows"]]
+    assert {"copy", "captured graph", "decode attention", "rms_norm", "tokens equal the CPU's"} <= set(whats)
+
+
+def test_what_ends_one_stage_costs_no_other_row(tmp_path: Path) -> None:
+    stages = misbehaving("works", "raises", "is_killed", "loses_the_device")
+    hanging = misbehaving("hangs", limit_s=12.0)
+    again = Stage("works again", "tests.bench.misbehaving_stages:works", 1, 1, 60.0)
+    instead = Stage("instead", "tests.bench.misbehaving_stages:works", 1, 1, 60.0, instead_of="raises")
+    never = Stage("never", "tests.bench.misbehaving_stages:works", 1, 1, 60.0, instead_of="works")
+    assert not run([*stages, *hanging, again, instead, never], tmp_path, tiny=DEMO_MODEL, seconds=600)
+    found = stages_in(tmp_path)
+    rows = {name: [row["what"] for row in stage["rows"]] for name, stage in found.items()}
+    assert rows == {
+        "works": ["first", "second"],
+        "raises": ["before it raised"],
+        "is_killed": ["before it was killed"],
+        "loses_the_device": ["before the device was lost"],
+        "hangs": ["before it hung"],
+        "works again": ["first", "second"],
+        "instead": ["first", "second"],
+    }
+    ended = {name: stage["ended"] for name, stage in found.items()}
+    assert ended["works"] == ended["works again"] == ended["instead"] == "done"
+    assert ended["raises"] == "ValueError: the kernels disagree"
+    assert ended["is_killed"] == "ended by SIGSEGV"
+    assert ended["hangs"] == "not done after its limit of 12 s"
+    assert "misbehaving_stages.py" in (tmp_path / "hangs.log").read_text(), "the stacks of what hung are in its log"
+
+
+def test_a_stage_that_loses_the_device_is_looked_at_again(tmp_path: Path) -> None:
+    assert not run(misbehaving("loses_the_device"), tmp_path, tiny=DEMO_MODEL, seconds=600)
+    (stage,) = stages_in(tmp_path).values()
+    assert stage["ended"].endswith("noticed later")
+    assert stage["again with launches that wait"].endswith("noticed at its launch")
+
+
+def test_a_call_takes_no_longer_than_it_may(tmp_path: Path) -> None:
+    assert not run(misbehaving("works"), tmp_path, tiny=DEMO_MODEL, seconds=1)
+    assert stages_in(tmp_path)["works"]["ended"].startswith("not begun")
+
+
 def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
-    done = bench("--output", str(tmp_path))
+    done = bench("--output", str(tmp_path), "--only", "smoke")
     assert done.returncode == 1
     assert done.stderr.startswith("no GPU that torch can use: nothing is measured")
     assert done.stderr.count("\n") == 1
@@ -53,19 +121,49 @@ def test_an_unknown_stage_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         main()
 
 
+def test_each_planned_call_fits_its_time() -> None:
+    for call in {stage.call for stage in STAGES}:
+        planned_s = sum(stage.estimate_s for stage in STAGES if stage.call == call and not stage.instead_of)
+        assert planned_s <= CALL_S, f"call {call} is estimated at {planned_s:.0f} s"
+    assert [stage.call for stage in STAGES] == sorted(stage.call for stage in STAGES)
+    assert all(stage.estimate_s < stage.limit_s <= CALL_S for stage in STAGES)
+
+
+def test_the_documented_plan_is_the_one_that_runs() -> None:
+    text = (REPOSITORY / "docs" / "gpu-bench.md").read_text()
+    rows = re.findall(r"^\| (\d) \| ([^|]+) \|[^|]*\| (\d+) \| (\d+) \|$", text, flags=re.MULTILINE)
+    planned = [(str(s.call), s.name, f"{s.estimate_s:.0f}", f"{s.limit_s:.0f}") for s in STAGES]
+    assert [tuple(cell.strip() for cell in row) for row in rows] == planned
+
+
+def test_every_stage_is_there() -> None:
+    for stage in STAGES:
+        module, _, name = stage.function.partition(":")
+        assert callable(getattr(import_module(module), name))
+
+
+def without(*packages: str) -> str:
+    """Python that finds none of these packages."""
+    return f"import sys; sys.modules.update(dict.fromkeys({packages}))"
+
+
+NOT_ON_A_GPU_MACHINE = (
+    "structlog", "opentelemetry", "redis", "matplotlib", "uvloop", "grpc", "grpc_status", "jinja2", "pydantic",
+)  # fmt: skip
+
+
 def test_no_more_is_needed_than_a_gpu_machine_has() -> None:
-    absent = (
-        "structlog",
-        "opentelemetry",
-        "redis",
-        "matplotlib",
-        "uvloop",
-        "grpc",
-        "grpc_status",
-        "jinja2",
-        "pydantic",
+    modules = ", ".join(sorted({stage.function.partition(":")[0] for stage in STAGES}))
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without(*NOT_ON_A_GPU_MACHINE)}; import {modules}"], capture_output=True, text=True
     )
-    blocked = f"import sys; sys.modules.update(dict.fromkeys({absent}))"
-    command = [sys.executable, "-c", f"{blocked}; import trunkline_bench.gpu.main"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernels_are_measured_without_protobuf_too() -> None:
+    absent = (*NOT_ON_A_GPU_MACHINE, "google.protobuf")
+    modules = "trunkline_bench.gpu.attention, trunkline_bench.gpu.token_wise, trunkline_bench.gpu.ceilings"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without(*absent)}; import {modules}"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

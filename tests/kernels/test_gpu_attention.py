@@ -10,8 +10,9 @@ import torch
 
 from tests.kernels import attention_cases
 from tests.kernels.attention_cases import BLOCK, SHAPES, make_case, naive
-from trunkline_kernels.gpu.decode_attention import DecodeTiling, decode_attention
+from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.ragged_attention import Pieces, RaggedTiling, ragged_attention, split_tiles_of, tiles_of
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
@@ -77,6 +78,7 @@ def decode(
     window: int | None = None,
     soft_cap: float | None = None,
     multiprocessors: int = 4,
+    programs: int = 3,
     padding_rows: int = 0,
     shared: list[tuple[int, int, int]] | None = None,  # (first sequence, how many, tokens) of each shared prefix
     piece: int = 64,  # tokens of a prefix's piece
@@ -88,7 +90,9 @@ def decode(
         num_kv_heads=kv.keys.shape[2],
         head_dim=head_dim,
         num_multiprocessors=multiprocessors,
+        tiling=DecodeTiling(keys=32, warps=4, stages=1, programs=programs, shortest=64),
         device=q.device,
+        windows=[window, 7],
     )
     tile_seqs = TILING.tokens(heads // kv.keys.shape[2])
     where = shuffled(batch)
@@ -107,7 +111,9 @@ def decode(
     for tensor in (plan.partial_out, plan.partial_stats, room.partial_out, room.partial_stats):
         tensor.fill_(math.nan)
     prefixes = SharedPrefixes(
-        torch.tensor([*tiles, (-1, 0, 0, 0, 0)], dtype=torch.int32), torch.from_numpy(of_sequence), room
+        torch.tensor([*tiles, (-1, 0, 0, 0, 0)] if shared else [], dtype=torch.int32).view(-1, 5),
+        torch.from_numpy(of_sequence),
+        room,
     )
     context_lens = torch.tensor([*batch.context_lens, *[0] * padding_rows], dtype=torch.int32)
     where["rows"] = torch.nn.functional.pad(where["rows"], (0, padding_rows))
@@ -123,9 +129,8 @@ def decode(
         scale=q.shape[2] ** -0.5,
         soft_cap=soft_cap,
     )
-    tiling = DecodeTiling(keys=32, warps=4, stages=1)
     decode_attention(
-        padded, kv, out, context_lens=context_lens, **where, plan=plan, prefixes=prefixes, tiling=tiling,
+        padded, kv, out, context_lens=context_lens, **where, plan=plan, prefixes=prefixes,
         scale=q.shape[2] ** -0.5, window=window, soft_cap=soft_cap,
     )  # fmt: skip
     assert out[len(q) :].isnan().all()
@@ -248,26 +253,61 @@ def test_long_decodes_are_cut_at_fixed_places() -> None:
     assert found.num_slots == 5
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_pieces_cover_every_context_once(seed: int) -> None:
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("seed", range(10))
+def test_ranges_divide_all_tiles_evenly(seed: int, window: int | None) -> None:
     draw = random.Random(seed)
-    lens = [draw.choice([0, 1, 255, 256, 257, draw.randrange(1, 40_000)]) for _ in range(draw.randrange(1, 40))]
+    lens = [draw.choice([0, 1, 31, 32, 33, draw.randrange(1, 40_000)]) for _ in range(draw.randrange(1, 40))]
+    tiling = DecodeTiling(keys=32, warps=4, stages=1, programs=draw.randrange(1, 4), shortest=draw.choice([32, 128]))
     plan = DecodePlan.allocate(
-        max_seqs=40, num_heads=1, num_kv_heads=1, head_dim=16, num_multiprocessors=draw.randrange(1, 200),
-        device=torch.device("cpu"),
+        max_seqs=40, num_heads=1, num_kv_heads=1, head_dim=16, num_multiprocessors=draw.randrange(1, 30),
+        tiling=tiling, device=torch.device("cpu"), windows=[None, window],
     )  # fmt: skip
+    division = plan.divisions[window]
+    for tensor in (division.tile_starts, division.pieces, division.ranges):
+        tensor.fill_(10**6)
     prefixes = np.zeros((len(lens), 3), np.int32)
     for i, context in enumerate(lens):
-        prefixes[i] = draw.choice([0, context // 2 // 16 * 16]), 5, 7
+        prefixes[i] = draw.choice([0, context // 2 // 16 * 16]) if window is None else 0, 5, 7
     plan.update(torch.tensor(lens, dtype=torch.int32), torch.from_numpy(prefixes))
-    lens = (np.array(lens) - prefixes[:, 0]).tolist()
-    length, starts = int(plan.piece_len[0]), plan.piece_starts[: len(lens) + 1].tolist()
-    sequences = plan.piece_sequences[: plan.num_pieces(len(lens))].tolist()
-    expected = [i for i, context in enumerate(lens) for _ in range(-(-context // length))]
-    assert sequences[: len(expected)] == expected
-    assert set(sequences[len(expected) :]) <= {-1}
-    assert starts == [expected.index(i) if i in expected else starts[i] for i in range(len(lens))] + [len(expected)]
-    assert [starts[i + 1] - starts[i] for i in range(len(lens))] == [expected.count(i) for i in range(len(lens))]
+    hidden = [0 if window is None else max(context - window, 0) // 32 for context in lens]
+    counts = [
+        -(-(context - int(prefix)) // 32) - out
+        for context, prefix, out in zip(lens, prefixes[:, 0], hidden, strict=True)
+    ]
+    owners = [i for i, count in enumerate(counts) for _ in range(count)]
+    assert division.tile_starts[: len(lens)].tolist() == [sum(counts[:i]) for i in range(len(lens))]
+    used = [row for row in division.ranges.tolist() if row[0] <= row[1]]
+    assert division.ranges.tolist()[len(used) :] == [[0, -1, 0, 0]] * (len(division.ranges) - len(used))
+    assert [owners[first:end][0] for _, _, first, end in used] == [row[0] for row in used]
+    assert [owners[first:end][-1] for _, _, first, end in used] == [row[1] for row in used]
+    assert [first for _, _, first, _ in used] == [0, *(end for *_, end in used)][: len(used)]
+    assert not used or used[-1][3] == len(owners)
+    sizes = [end - first for _, _, first, end in used]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+    assert len(used) in (0, 1) or min(sizes) >= tiling.shortest // 32
+    # The pieces of a sequence are consecutive ranges, and no two pieces have the same number.
+    numbers = []
+    for sequence, (first, count) in enumerate(division.pieces[: len(lens)].tolist()):
+        holding = [number for number, row in enumerate(used) if row[0] <= sequence <= row[1] and counts[sequence]]
+        assert holding == list(range(first, first + count))[: len(holding)]
+        assert len(holding) == count
+        numbers += [sequence + number for number in holding]
+    assert len(numbers) == len(set(numbers))
+    assert max(numbers, default=0) < len(plan.partial_out)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 5, 16])
+@pytest.mark.parametrize("contexts", [[900], [40, 600, 0, 1, 31, 33, 200], [64] * 9, [1, 2, 3]])
+def test_attention_is_the_same_wherever_ranges_end(contexts: list[int], programs: int) -> None:
+    q, kv, batch, truth = make_case([(1, max(context, 1)) for context in contexts], 4, 2)
+    expected = truth_of(q, batch, truth)
+    kept = [i for i, context in enumerate(contexts) if context]
+    batch.context_lens[:] = contexts
+    found = decode(q, kv, batch, programs=programs, multiprocessors=3, padding_rows=2)
+    torch.testing.assert_close(found[kept], expected[kept])
+    # A sequence without a context is none of decode_attention's: its row is as it was.
+    assert found[[i for i, context in enumerate(contexts) if not context]].isnan().all()
 
 
 def test_keys_and_values_of_8_bits() -> None:

@@ -16,4 +16,4 @@ def test_kernels_compile_for_every_chip(chip: str) -> None:
     command = [sys.executable, "-m", "trunkline_bench.kernel_resources", "--targets", chip]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert f"{chip} · decode attention · `_attend_pieces`" in done.stdout
+    assert f"{chip} · decode attention · `_attend_ranges`" in done.stdout

@@ -201,7 +201,7 @@ def test_a_step_may_begin_before_the_one_before_is_known(options: dict[str, Any]
 def test_what_fails_at_launch_is_raised_when_collected() -> None:
     class Broken:
         queues = True
-        graph_bytes = 0
+        later_bytes = 0
 
         def begin(self, plan: StepPlan) -> Callable[[], Any]:
             raise RuntimeError("no more memory")
@@ -216,7 +216,7 @@ def test_what_fails_at_launch_is_raised_when_collected() -> None:
 def test_a_closed_executor_lets_go_of_its_runner() -> None:
     class Idle:
         queues = True
-        graph_bytes = 0
+        later_bytes = 0
 
         def begin(self, plan: StepPlan) -> Callable[[], Any]:
             raise NotImplementedError

@@ -48,7 +48,7 @@ def activation_bytes(model: LoadedModel, settings: EngineSettings) -> int:
     runner.begin(plan)()
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
-    peak += runner.graph_bytes
+    peak += runner.later_bytes
     peak -= num_blocks * model.kv_bytes_per_block(settings.block_size)
     # With a larger pool rows are as long as the context; tokens and blocks are of four bytes.
     peak += 4 * len(plan.starts) * model.context_length * (settings.block_size + 1) // settings.block_size

@@ -21,7 +21,7 @@ class TorchExecutor:
     """Owns the KV pool and the rows; see step_thread.StepRunner."""
 
     queues = False
-    graph_bytes = 0
+    later_bytes = 0
 
     def __init__(self, model: LoadedModel, *, num_blocks: int, block_size: int) -> None:
         self._model = model

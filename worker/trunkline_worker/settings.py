@@ -36,6 +36,11 @@ class EngineSettings:
         "of the layers' weights, made while loading: int8, int4 (weights alone), fp8 (activations too); on a GPU",
         choices=("none", "int8", "int4", "fp8"),
     )
+    graphs: str = _setting(
+        "auto",
+        "auto: steps of a GPU are captured graphs where they are small; off: their kernels are launched one by one",
+        choices=("auto", "off"),
+    )
     kv_dtype: str = _setting(
         "auto", "of the KV pool; auto: the model's; fp8: half the memory and reading, on a GPU", choices=("auto", "fp8")
     )

@@ -20,8 +20,9 @@ class StepRunner(Protocol):
         """Whether begin() returns before the step is done."""
 
     @property
-    def graph_bytes(self) -> int:
-        """Device memory that captured graphs take beside what steps need: known before they are."""
+    def later_bytes(self) -> int:
+        """Device memory that is taken beside what the largest step of new sequences needs: by captured graphs, and by
+        pieces of long contexts."""
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Runs the model over the plan's tokens, writes their KV, samples, and appends each sampled token to its row;

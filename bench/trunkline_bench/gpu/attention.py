@@ -1,7 +1,7 @@
 """Attention on the device: right, and how close to what memory and arithmetic allow."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,31 +34,36 @@ def truth(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def check(shapes: Shapes) -> Rows:
     """Largest differences from the truth, in the stages' type and in float32; raises AssertionError where one is too
     large."""
-    rows: Rows = []
     for dtype in dict.fromkeys((shapes.dtype, torch.float32)):
-        rows += _check(replace(shapes, dtype=dtype))
-    return rows
+        yield from _check(replace(shapes, dtype=dtype))
+
+
+def smoke(shapes: Shapes, contexts: Sequence[int]) -> Rows:
+    """Each kind of attention once."""
+    paged = Paged.make(shapes, list(contexts))
+    decode, prefill = Decode(shapes, paged), Prefill(shapes, paged, 1)
+    yield _compared("decode", decode(), _truths(decode.q, paged, 1), shapes)
+    yield _compared("ragged", prefill(), _truths(prefill.q, paged, 1), shapes)
 
 
 def _check(shapes: Shapes) -> Rows:
     contexts = [1, 15, 33, 130] if shapes.tiny else [1, 15, 16, 17, 255, 256, 257, 1000, 5000, 20_000]
     paged = Paged.make(shapes, contexts)
     decode = Decode(shapes, paged)
-    rows: Rows = [_compared("decode", decode(), _truths(decode.q, paged, 1), shapes)]
+    yield _compared("decode", decode(), _truths(decode.q, paged, 1), shapes)
     # One new token each, through the kernel that cuts contexts at fixed places.
     cut = Prefill(shapes, paged, 1, deterministic=True)
-    rows.append(_compared("decode, deterministic", cut(), _truths(cut.q, paged, 1), shapes))
+    yield _compared("decode, deterministic", cut(), _truths(cut.q, paged, 1), shapes)
     count, common, own = (5, 64, 9) if shapes.tiny else (40, 2048, 77)
     paged = Paged.make(shapes, [common + own + i for i in range(count)], shared=common)
     decode = Decode(shapes, paged, shared=common)
-    rows.append(_compared("decode, shared prefix", decode(), _truths(decode.q, paged, 1), shapes))
+    yield _compared("decode, shared prefix", decode(), _truths(decode.q, paged, 1), shapes)
     new = 16 if shapes.tiny else 300
     paged = Paged.make(shapes, [new, new + 1, 3 * new, 3 * new + 7, *([] if shapes.tiny else [5000])])
     for deterministic in (False, True):
         prefill = Prefill(shapes, paged, new, deterministic=deterministic)
         name = "prefill" + (", deterministic" if deterministic else "")
-        rows.append(_compared(name, prefill(), _truths(prefill.q, paged, new), shapes))
-    return rows
+        yield _compared(name, prefill(), _truths(prefill.q, paged, new), shapes)
 
 
 def _truths(q: Tensor, paged: Paged, new: int) -> Tensor:
@@ -75,8 +80,8 @@ def _compared(name: str, found: Tensor, expected: Tensor, shapes: Shapes) -> dic
 
 def decode_speed(shapes: Shapes) -> Rows:
     """Bytes per second over batch and context, and as a share of what a copy reaches."""
-    rows: Rows = []
     copy = ceilings.bandwidth(shapes)
+    yield {"what": "copy", "gb_per_s": copy / 1e9}
     for context in shapes.decode_contexts:
         for batch in shapes.decode_batches:
             token_bytes = 2 * shapes.num_kv_heads * shapes.head_dim * shapes.dtype.itemsize
@@ -85,55 +90,49 @@ def decode_speed(shapes: Shapes) -> Rows:
             paged = Paged.make(shapes, [context] * batch)
             time_s = median_s(Decode(shapes, paged), shapes.device)
             rate = paged.read_bytes() / time_s
-            rows.append(
-                {
-                    "batch": batch, "context": context, "us": time_s * 1e6, "gb_per_s": rate / 1e9,
-                    "of_copy": rate / copy,
-                }
-            )  # fmt: skip
+            yield {
+                "batch": batch, "context": context, "us": time_s * 1e6, "gb_per_s": rate / 1e9, "of_copy": rate / copy,
+            }  # fmt: skip
             del paged
-    return [*rows, *_shared_prefix_speed(shapes)]
+    yield from _shared_prefix_speed(shapes)
 
 
 def _shared_prefix_speed(shapes: Shapes) -> Rows:
     """Decodes with a long common prefix: each with blocks of its own, and with the same ones, read once. The rate
     counts every context."""
     count, common, own = shapes.shared_prefix
-    rows: Rows = []
     for shared in (0, common):
         paged = Paged.make(shapes, [common + own] * count, shared=shared)
         time_s = median_s(Decode(shapes, paged, shared=shared), shapes.device)
-        rows.append(
-            {
-                "batch": count, "context": common + own, "shared": common, "read": "once" if shared else "for each",
-                "us": time_s * 1e6, "effective_gb_per_s": paged.read_bytes() / time_s / 1e9,
-            }
-        )  # fmt: skip
-    return rows
+        yield {
+            "batch": count, "context": common + own, "shared": common, "read": "once" if shared else "for each",
+            "us": time_s * 1e6, "effective_gb_per_s": paged.read_bytes() / time_s / 1e9,
+        }  # fmt: skip
+
+
+def prompt_flops(shapes: Shapes, count: int, length: int) -> float:
+    """Of causal attention of so many prompts of this length."""
+    return 4 * count * shapes.num_heads * shapes.head_dim * length * (length + 1) / 2
 
 
 def prefill_speed(shapes: Shapes) -> Rows:
     """FLOP per second, and of the attentions that torch brings, on the same keys and values laid out contiguously."""
-    rows: Rows = []
     for count, length in shapes.prefill:
         paged = Paged.make(shapes, [length] * count)
         prefill = Prefill(shapes, paged, length)
-        flop = 4 * count * shapes.num_heads * shapes.head_dim * length * (length + 1) / 2
+        flop = prompt_flops(shapes, count, length)
         ours_s = median_s(prefill, shapes.device)
         q = prefill.q.view(count, length, shapes.num_heads, shapes.head_dim).transpose(1, 2)
         k, v = (torch.stack(parts) for parts in zip(*(paged.contiguous(i) for i in range(count)), strict=True))
 
         rates = {name: flop / median_s(partial(call, q, k, v), shapes.device) for name, call in libraries(shapes)}
         best = max(rates, key=rates.__getitem__)
-        rows.append(
-            {
-                "sequences": count, "length": length, "tflop_per_s": flop / ours_s / 1e12,
-                **{f"{name}_tflop_per_s": rate / 1e12 for name, rate in rates.items()},
-                "of_best": flop / ours_s / rates[best], "best": best,
-            }
-        )  # fmt: skip
+        yield {
+            "sequences": count, "length": length, "tflop_per_s": flop / ours_s / 1e12,
+            **{f"{name}_tflop_per_s": rate / 1e12 for name, rate in rates.items()},
+            "of_best": flop / ours_s / rates[best], "best": best,
+        }  # fmt: skip
         del paged, prefill, q, k, v
-    return rows
 
 
 Attention = Callable[

@@ -1,20 +1,19 @@
 """What the device itself can do: everything else is measured against this."""
 
 import functools
+from collections.abc import Iterator
 
 import torch
 
 from trunkline_bench.gpu.shapes import Shapes, median_s
 
-Rows = list[dict[str, object]]
+Rows = Iterator[dict[str, object]]  # each is written to the results as soon as it is there
 
 
 def measure(shapes: Shapes) -> Rows:
     """Bytes per second of a copy (read and written), FLOP per second of a matrix product."""
-    return [
-        {"what": "copy", "gb_per_s": bandwidth(shapes) / 1e9},
-        {"what": f"matmul {shapes.matmul}", "tflop_per_s": flops(shapes) / 1e12},
-    ]
+    yield {"what": "copy", "gb_per_s": bandwidth(shapes) / 1e9}
+    yield {"what": f"matmul {shapes.matmul}", "tflop_per_s": flops(shapes) / 1e12}
 
 
 @functools.cache

@@ -47,14 +47,12 @@ def measure(shapes: Shapes) -> Rows:
         done = [stream for stream in run.streams.values() if len(stream.tokens) > 1]
         ttft_ms = sorted(stream.ttft_s * 1e3 for stream in done)
         rates = sorted(stream.tokens_per_s for stream in done)
-    return [
-        {
-            "what": f"{users} users, {shapes.user_prompt_tokens} in, {shapes.user_output_tokens} out on average",
-            "requests": len(done), "ttft_p50_ms": statistics.median(ttft_ms), "ttft_p99_ms": _share(ttft_ms, 0.99),
-            "tok_per_s_p1": _share(rates, 0.01), "tok_per_s_p50": statistics.median(rates),
-            "output_tok_per_s": sum(len(stream.tokens) for stream in done) / (ended_s - started_s),
-        }
-    ]  # fmt: skip
+    yield {
+        "what": f"{users} users, {shapes.user_prompt_tokens} in, {shapes.user_output_tokens} out on average",
+        "requests": len(done), "ttft_p50_ms": statistics.median(ttft_ms), "ttft_p99_ms": _share(ttft_ms, 0.99),
+        "tok_per_s_p1": _share(rates, 0.01), "tok_per_s_p50": statistics.median(rates),
+        "output_tok_per_s": sum(len(stream.tokens) for stream in done) / (ended_s - started_s),
+    }  # fmt: skip
 
 
 def _share(ordered: list[float], share: float) -> float:

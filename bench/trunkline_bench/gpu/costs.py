@@ -22,26 +22,23 @@ WEIGHT_ONLY: Options = {
 
 def measure(shapes: Shapes) -> Rows:
     """Output tokens per second of all requests once every prompt is done, and against the plain engine."""
-    return _against_plain(shapes, OPTIONS)
+    yield from _against_plain(shapes, OPTIONS)
 
 
 def weight_only(shapes: Shapes) -> Rows:
     """The same of weights alone in few bits."""
-    return _against_plain(shapes, WEIGHT_ONLY)
+    yield from _against_plain(shapes, WEIGHT_ONLY)
 
 
 def _against_plain(shapes: Shapes, ways: Options) -> Rows:
     plain = _rates(shapes, {})
-    rows: Rows = [{"what": "plain", "prompt_tok_per_s": plain[0], "output_tok_per_s": plain[1]}]
+    yield {"what": "plain", "prompt_tok_per_s": plain[0], "output_tok_per_s": plain[1]}
     for name, options in ways.items():
         prompts, output = _rates(shapes, options)
-        rows.append(
-            {
-                "what": name, "prompt_tok_per_s": prompts, "output_tok_per_s": output,
-                "prompts_of_plain": prompts / plain[0], "of_plain": output / plain[1],
-            }
-        )  # fmt: skip
-    return rows
+        yield {
+            "what": name, "prompt_tok_per_s": prompts, "output_tok_per_s": output,
+            "prompts_of_plain": prompts / plain[0], "of_plain": output / plain[1],
+        }  # fmt: skip
 
 
 def _rates(shapes: Shapes, options: dict[str, object]) -> tuple[float, float]:

@@ -3,6 +3,9 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline_bench.gpu.ceilings import Rows
@@ -16,15 +19,22 @@ PROMPT_TOKENS = (1, 15, 16, 17, 60, 130, 300)
 
 def check(shapes: Shapes) -> Rows:
     """The demo model's tokens; raises AssertionError where they differ."""
-    rows: Rows = []
     prompts = _prompts(shapes, 2 if shapes.tiny else 6)
     twins = _tokens(shapes, prompts, kernels="torch", dtype="float32")
     for options in ({},) if shapes.tiny else ({}, {"max_step_tokens": 48}, {"deterministic": True}):
         found = _tokens(shapes, prompts, dtype="float32", **options)
         assert found == twins, f"tokens differ from the twins' with {options}"
-        rows.append({"what": "tokens equal the twins'", "options": str(options), "tokens": sum(map(len, found))})
-    rows += _deterministic(shapes)
-    return rows
+        yield {"what": "tokens equal the twins'", "options": str(options), "tokens": sum(map(len, found))}
+    yield from _deterministic(shapes)
+
+
+def smoke(shapes: Shapes) -> dict[str, object]:
+    """Four requests through the engine give the tokens that the CPU gives; raises AssertionError where they differ."""
+    prompts = _prompts(shapes, 2 if shapes.tiny else 4)
+    found = _tokens(shapes, prompts, dtype="float32")
+    on_cpu = replace(shapes, device=torch.device("cpu"))
+    assert found == _tokens(on_cpu, prompts, dtype="float32", kernels="torch"), "tokens differ from the CPU's"
+    return {"what": "tokens equal the CPU's", "requests": len(found), "tokens": sum(map(len, found))}
 
 
 def _deterministic(shapes: Shapes) -> Rows:
@@ -35,14 +45,12 @@ def _deterministic(shapes: Shapes) -> Rows:
     numbered = dict(enumerate(prompts))
     few = (1,) if shapes.tiny else (0, 1, 7, 23)
     alone = {handle: _told(shapes, {handle: prompts[handle]}, dtype=dtype)[handle] for handle in few}
-    rows: Rows = []
     for max_step_tokens in (33,) if shapes.tiny else (8192, 300, 33):
         together = _told(shapes, numbered, dtype=dtype, max_step_tokens=max_step_tokens)
         same = {handle: together[handle] for handle in few} == alone
         # The interpreter's products are numpy's, whose last bits depend on the batch.
         assert same or shapes.tiny, f"bits depend on the batch with steps of {max_step_tokens} tokens"
-        rows.append({"what": "deterministic: bits of one alone", "among": len(prompts), "step": max_step_tokens})
-    return rows
+        yield {"what": "deterministic: bits of one alone", "among": len(prompts), "step": max_step_tokens}
 
 
 def _prompts(shapes: Shapes, count: int) -> list[list[int]]:

@@ -1,6 +1,5 @@
 """The same model and requests on Hugging Face transformers: continuous batching and static batches."""
 
-import gc
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,20 +26,19 @@ def measure(shapes: Shapes) -> Rows:
             run.submit(handle, prompt, output_tokens)
         run.run()
         ours = requests * output_tokens / (time.perf_counter() - started_s)
-    rows: Rows = [{"what": "ours", "output_tok_per_s": ours}]
+    yield {"what": "ours", "output_tok_per_s": ours}
     import transformers  # it takes seconds, and only this stage needs it
 
     model = _model(transformers, shapes)
+    # First what cannot hang: a manager that is stopped while requests are left finishes all of them.
+    yield _tried("generate, sdpa", ours, partial(_static, transformers, model, prompts, output_tokens))
     for attention in ATTENTIONS:  # the fastest that works here
-        rows.append(_tried(f"generate_batch, {attention}", ours, partial(
+        row = _tried(f"generate_batch, {attention}", ours, partial(
             _continuous, transformers, model, prompts, output_tokens, attention, tiny=shapes.tiny
-        )))  # fmt: skip
-        if "failed" not in rows[-1]:
-            break
-    rows.append(_tried("generate, sdpa", ours, partial(_static, transformers, model, prompts, output_tokens)))
-    del model
-    gc.collect()
-    return rows
+        ))  # fmt: skip
+        yield row
+        if "failed" not in row:
+            return
 
 
 def _tried(name: str, ours: float, way: Callable[[], tuple[int, float]]) -> dict[str, object]:

@@ -1,90 +1,113 @@
-"""`make bench-gpu`: the stages, each in its own time, results flushed after each.
+"""`make bench-gpu`: what the device code does on one GPU, stage by stage, each in a process of its own.
 
-usage: python -m trunkline_bench.gpu.main [--output bench/results/gpu] [--only stage,…] [--tiny MODEL]
+usage: python -m trunkline_bench.gpu.main [--call 1] [--only stage,…] [--output bench/results/gpu] [--tiny MODEL]
 
---tiny MODEL: the stages on a CPU with tiny shapes, the kernels interpreted (TRITON_INTERPRET=1), to try the stages.
+Every row is in the output file as soon as it is measured. A stage that an error of the device has ended is run once
+more, with launches that wait (CUDA_LAUNCH_BLOCKING=1) and under compute-sanitizer where that is installed, to learn
+which kernel it was. --tiny MODEL tries all of this on a CPU, with tiny shapes and interpreted kernels.
 """
 
 import argparse
-import gc
-import json
-import platform
+import os
+import shutil
+import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-import triton
-
-from trunkline_bench.gpu import attention, ceilings, closed_loop, costs, engine, equality, hugging_face, token_wise
-from trunkline_bench.gpu.ceilings import Rows
-from trunkline_bench.gpu.shapes import Shapes
+from trunkline_bench.gpu.results_file import ResultsFile
+from trunkline_bench.gpu.stage_process import Ending, Row, run_stage
+from trunkline_bench.gpu.stages import CALL_S, STAGES, Stage
 
 RESULTS = Path(__file__).parents[2] / "results" / "gpu"
-STAGES: dict[str, Callable[[Shapes], Rows]] = {
-    "ceilings": ceilings.measure,
-    "attention correctness": attention.check,
-    "other kernels' correctness": token_wise.check,
-    "engine equality": equality.check,
-    "decode attention": attention.decode_speed,
-    "prefill attention": attention.prefill_speed,
-    "engine": engine.measure,
-    "closed loop": closed_loop.measure,
-    "transformers": hugging_face.measure,
-    "options": costs.measure,
-    "weight-only options": costs.weight_only,
-}
+SANITIZER = "compute-sanitizer"
+LEAST_S = 20.0  # of time left, for a stage to begin
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    calls = sorted({stage.call for stage in STAGES})
+    parser.add_argument("--call", type=int, choices=calls, help="the stages of one planned call; default: all")
+    parser.add_argument("--only", default="", metavar="STAGE,…", help="of " + ", ".join(s.name for s in STAGES))
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--only", default=",".join(STAGES), help="of " + ", ".join(STAGES))
-    parser.add_argument("--minutes", type=float, default=9.0, help="no stage begins after this time")
+    parser.add_argument("--minutes", type=float, default=CALL_S / 60, help="everything is over by then")
     parser.add_argument("--tiny", type=Path, metavar="MODEL")
     arguments = parser.parse_args()
-    names = [name.strip() for name in arguments.only.split(",")]
-    if unknown := [name for name in names if name not in STAGES]:
-        sys.exit(f"no stage is called {unknown[0]!r}; there are: {', '.join(STAGES)}")
-    if not arguments.tiny and not torch.cuda.is_available():
-        sys.exit("no GPU that torch can use: nothing is measured (--tiny MODEL tries the stages on a CPU)")
-    device = torch.device("cpu" if arguments.tiny else "cuda")
-    facts = {
-        "device": platform.processor() if arguments.tiny else torch.cuda.get_device_name(device),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
-        "command": "make bench-gpu",
-    }
+    names = [name.strip() for name in arguments.only.split(",") if name.strip()]
+    known = {stage.name for stage in STAGES}
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"no stage is called {unknown[0]!r}; there are: {', '.join(stage.name for stage in STAGES)}")
+    stages = [stage for stage in STAGES if arguments.call in (None, stage.call) and (not names or stage.name in names)]
+    # The processes of a stage end with this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments.output.mkdir(parents=True, exist_ok=True)
-    path = arguments.output / f"{facts['date']}.json"
-    # What other stages found on this day stays.
-    stages = json.loads(path.read_text())["stages"] if path.exists() else {}
-    shapes = Shapes.of(device, arguments.output, arguments.tiny)
-    failed = False
-    began_s = time.perf_counter()
-    for name in names:
-        started_s = time.perf_counter()
-        print(f"{name} …", flush=True)
-        rows: Rows
-        if started_s - began_s > arguments.minutes * 60:
-            rows = [{"skipped": f"{arguments.minutes:g} minutes were over"}]
-        else:
-            try:
-                rows = STAGES[name](shapes)
-            except Exception as error:  # the other stages can still be measured
-                traceback.print_exc()
-                rows, failed = [{"failed": str(error)}], True
-        gc.collect()
-        if not arguments.tiny:
-            torch.cuda.empty_cache()
-        for row in rows:
-            print("  " + "  ".join(f"{key}={_shown(value)}" for key, value in row.items()), flush=True)
-        stages[name] = {"seconds": round(time.perf_counter() - started_s, 1), "rows": rows}
-        path.write_text(json.dumps({**facts, "stages": stages}, indent=1) + "\n")
-    sys.exit(failed)
+    sys.exit(not run(stages, arguments.output, tiny=arguments.tiny, seconds=arguments.minutes * 60))
+
+
+def run(stages: Sequence[Stage], output: Path, *, tiny: Path | None, seconds: float) -> bool:
+    """Runs stages one after the other; returns whether all of them did what they were to do. Exits with one line where
+    there is no GPU."""
+    until_s = time.monotonic() + seconds
+    results = ResultsFile(output / f"{datetime.now(UTC):%Y-%m-%d}.json", "make bench-gpu")
+    failed: set[str] = set()
+    for stage in stages:
+        if stage.instead_of and stage.instead_of not in failed:
+            continue
+        left_s = until_s - time.monotonic()
+        if left_s < LEAST_S:
+            results.note(stage.name, ended=f"not begun: {seconds / 60:g} minutes were over")
+            failed.add(stage.name)
+            continue
+        ending = _run(stage, output, results, tiny, min(stage.limit_s, left_s))
+        if not ending.has_gpu:
+            sys.exit("no GPU that torch can use: nothing is measured (--tiny MODEL tries the stages on a CPU)")
+        if ending.error:
+            failed.add(stage.name)
+            if ending.is_of_device:
+                _look_closer(stage, output, results, tiny, until_s)
+    return not failed
+
+
+def _arguments(output: Path, tiny: Path | None) -> list[str]:
+    return [f"--output={output}", *([f"--tiny={tiny}"] if tiny else [])]
+
+
+def _run(stage: Stage, output: Path, results: ResultsFile, tiny: Path | None, limit_s: float) -> Ending:
+    print(f"{stage.name} …", flush=True)
+    results.begin(stage.name)
+
+    def take(row: Row) -> None:
+        results.add(stage.name, row)
+        print("  " + "  ".join(f"{key}={_shown(value)}" for key, value in row.items()), flush=True)
+
+    ending = run_stage(stage, _arguments(output, tiny), _log(output, stage, ""), limit_s=limit_s, on_row=take)
+    results.end(stage.name, ending)
+    print(f"  {ending.error or 'done'} after {ending.seconds:.0f} s {ending.kernel}".rstrip(), flush=True)
+    return ending
+
+
+def _look_closer(stage: Stage, output: Path, results: ResultsFile, tiny: Path | None, until_s: float) -> None:
+    """Runs a stage that the device ended again, to learn where. Its rows' times are of no use."""
+    ways: list[tuple[str, list[str]]] = [("with launches that wait", [])]
+    if sanitizer := shutil.which(SANITIZER):
+        ways.append((f"under {SANITIZER}", [sanitizer]))
+    for way, under in ways:
+        left_s = min(stage.limit_s, until_s - time.monotonic())
+        if left_s < LEAST_S:
+            return
+        print(f"{stage.name}, again {way} …", flush=True)
+        again = run_stage(
+            stage, _arguments(output, tiny), _log(output, stage, "-again"), limit_s=left_s, on_row=lambda row: None,
+            environment={**os.environ, "CUDA_LAUNCH_BLOCKING": "1"}, under=under,
+        )  # fmt: skip
+        results.note(stage.name, **{f"again {way}": again.error or "done", f"kernel {way}": again.kernel})
+        print(f"  {again.error or 'done'} {again.kernel}".rstrip(), flush=True)
+
+
+def _log(output: Path, stage: Stage, suffix: str) -> Path:
+    return output / f"{stage.name.replace(' ', '-')}{suffix}.log"
 
 
 def _shown(value: object) -> str:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from trunkline_bench.gpu.shapes import Shapes
-from trunkline_kernels.gpu.decode_attention import decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.ragged_attention import (
     SPLIT,
     Pieces,
+    RaggedTiling,
     ragged_attention,
     split_tiles_of,
     tiles_of,
@@ -66,24 +68,29 @@ class Decode:
     """decode_attention over all sequences, ready to be called.
 
     shared: the first tokens are the same blocks for all, and read once
+    tiling: None: the engine's
     """
 
-    def __init__(self, shapes: Shapes, paged: Paged, *, shared: int = 0) -> None:
+    def __init__(self, shapes: Shapes, paged: Paged, *, shared: int = 0, tiling: DecodeTiling | None = None) -> None:
         count = len(paged.context_lens)
         self.q = torch.randn(count, shapes.num_heads, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
         self.out = torch.empty_like(self.q)
         self._paged, self._scale = paged, shapes.head_dim**-0.5
         self._context_lens = torch.tensor(paged.context_lens, dtype=torch.int32, device=shapes.device)
         chip = Chip.of(shapes.device)
-        self._tiling = decode_tiling_for(head_dim=shapes.head_dim, capability=chip.capability, dtype=shapes.dtype)
+        group = shapes.num_heads // shapes.num_kv_heads
+        kv_dtype = paged.kv.keys.dtype
+        self.tiling = tiling or decode_tiling_for(
+            head_dim=shapes.head_dim, group=group, shared_memory=chip.shared_memory, dtype=shapes.dtype,
+            kv_dtype=kv_dtype, device=chip.name,
+        )  # fmt: skip
         self._plan = DecodePlan.allocate(
             max_seqs=count, num_heads=shapes.num_heads, num_kv_heads=shapes.num_kv_heads, head_dim=shapes.head_dim,
-            num_multiprocessors=chip.num_multiprocessors, device=shapes.device,
+            num_multiprocessors=chip.num_multiprocessors, tiling=self.tiling, device=shapes.device,
         )  # fmt: skip
-        group = shapes.num_heads // shapes.num_kv_heads
         self._prefix_tiling = tiling_for(
-            head_dim=shapes.head_dim, group=group, dtype=shapes.dtype, kv_dtype=paged.kv.keys.dtype,
-            shared_memory=chip.shared_memory,
+            head_dim=shapes.head_dim, group=group, dtype=shapes.dtype, kv_dtype=kv_dtype,
+            shared_memory=chip.shared_memory, device=chip.name,
         )  # fmt: skip
         tile_seqs = self._prefix_tiling.tokens(group)
         rows = [TableRow(at, at, Sampling(1), 1, [], 1, 0) for at in range(count)]
@@ -106,7 +113,7 @@ class Decode:
         )
         decode_attention(
             self.q, self._paged.kv, self.out, context_lens=self._context_lens, rows=self._rows, block_tables=tables,
-            plan=self._plan, prefixes=self._prefixes, tiling=self._tiling, scale=self._scale,
+            plan=self._plan, prefixes=self._prefixes, scale=self._scale,
         )  # fmt: skip
         return self.out
 
@@ -114,18 +121,27 @@ class Decode:
 class Prefill:
     """ragged_attention over the last `new` tokens of all sequences, ready to be called."""
 
-    def __init__(self, shapes: Shapes, paged: Paged, new: int, *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        shapes: Shapes,
+        paged: Paged,
+        new: int,
+        *,
+        deterministic: bool = False,
+        tiling: RaggedTiling | None = None,
+    ) -> None:
         count = len(paged.context_lens)
         self.q = torch.randn(count * new, shapes.num_heads, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
         self.out = torch.empty_like(self.q)
         self._paged, self._scale = paged, shapes.head_dim**-0.5
         group = shapes.num_heads // shapes.num_kv_heads
-        self._tiling = tiling_for(
+        chip = Chip.of(shapes.device)
+        self.tiling = tiling or tiling_for(
             head_dim=shapes.head_dim, group=group, dtype=shapes.dtype, kv_dtype=paged.kv.keys.dtype,
-            shared_memory=Chip.of(shapes.device).shared_memory, split=deterministic,
+            shared_memory=chip.shared_memory, split=deterministic, device=chip.name,
         )  # fmt: skip
         lens, contexts = np.full(count, new, np.int32), np.array(paged.context_lens, np.int32)
-        tile_tokens = self._tiling.tokens(group)
+        tile_tokens = self.tiling.tokens(group)
         self._split = SPLIT if deterministic else 0
         found = split_tiles_of(lens, contexts, tile_tokens, SPLIT) if deterministic else tiles_of(lens, tile_tokens)
         cut = torch.from_numpy(found.cut).to(shapes.device)
@@ -140,6 +156,6 @@ class Prefill:
         ragged_attention(
             self.q, self._paged.kv, self.out, tiles=self._tiles, query_starts=self._starts,
             context_lens=self._contexts, rows=self._rows, block_tables=self._paged.block_tables,
-            tiling=self._tiling, scale=self._scale, split=self._split, pieces=self._pieces,
+            tiling=self.tiling, scale=self._scale, split=self._split, pieces=self._pieces,
         )  # fmt: skip
         return self.out

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+# The device's clock is no faster than this; on a slower one the sleep is longer than it need be.
+MOST_CYCLES_PER_S = 2.2e9
+LEAST_SLEEP_S = 50e-6
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 
@@ -26,6 +29,9 @@ class Shapes:
     matmul: int = 8192
     decode_batches: tuple[int, ...] = (1, 4, 16, 64, 128, 256)
     decode_contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
+    sweep_decodes: tuple[tuple[int, int], ...] = ((256, 1536), (32, 8192), (1, 4096))  # (sequences, context)
+    sweep_prompts: tuple[tuple[int, int], ...] = ((8, 1024), (1, 8192))  # (sequences, tokens)
+    product_rows: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512)
     most_kv_bytes: int = 40 << 30
     prefill: tuple[tuple[int, int], ...] = ((1, 1024), (4, 2048), (1, 8192), (1, 32768))  # (sequences, tokens of each)
     model: Path = CONFIGS / "qwen3-8b"
@@ -51,7 +57,9 @@ class Shapes:
             return cls(device, torch.bfloat16, False, output=output)
         return cls(
             device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, copy_bytes=1 << 16, matmul=64,
-            decode_batches=(1, 3), decode_contexts=(20, 70), prefill=((2, 33),), model=tiny_model, requests=2,
+            decode_batches=(1, 3), decode_contexts=(20, 70), sweep_decodes=((2, 70),), sweep_prompts=((1, 33),),
+            product_rows=(1, 20),
+            prefill=((2, 33),), model=tiny_model, requests=2,
             prompt_tokens=9, output_tokens=3, engine_window_s=30.0, step_batches=(1, 2), users=2,
             user_prompt_tokens=6, user_output_tokens=3, closed_loop_s=0.0, cost_prompt_tokens=3,
             cost_output_tokens=2, peer=(2, 5, 2), shared_prefix=(5, 64, 9), output=output,
@@ -59,18 +67,25 @@ class Shapes:
 
 
 def median_s(function: Callable[[], object], device: torch.device, *, repeats: int = 20) -> float:
-    """Median time of a call on the device, caches flushed before each."""
+    """Median time of a call on the device alone, caches flushed before each.
+
+    Before each call the device sleeps for longer than the host takes to launch it: otherwise a kernel that is shorter
+    than its launch would be timed with gaps.
+    """
     if device.type != "cuda":
         return _host_s(function)
     flush = torch.empty(256 << 20, dtype=torch.int8, device=device)
     for _ in range(3):
         function()
+    torch.cuda.synchronize(device)
+    sleep_cycles = int((2 * _host_s(function) + LEAST_SLEEP_S) * MOST_CYCLES_PER_S)
     events = [
         tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         for _ in range(repeats)
     ]
     for start, end in events:  # all are on the device's queue before the first is done: launching takes no part
         flush.zero_()
+        torch.cuda._sleep(sleep_cycles)  # type: ignore[no-untyped-call]
         start.record()
         function()
         end.record()

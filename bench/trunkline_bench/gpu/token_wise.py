@@ -28,7 +28,8 @@ TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}  # of the largest number
 def check(shapes: Shapes) -> Rows:
     """Largest differences, as shares of the largest number; raises AssertionError where one is too large."""
     torch.manual_seed(0)
-    return [*_norms(shapes), *_rotary(shapes), *_products(shapes), *_sampling(shapes)]
+    for kernels in (_norms, _rotary, _products, _sampling):
+        yield from kernels(shapes)
 
 
 def _compared(what: str, found: Tensor, expected: Tensor, shapes: Shapes) -> dict[str, object]:
@@ -49,11 +50,9 @@ def _norms(shapes: Shapes) -> Rows:
     expected, _ = rms_norm.add_rms_norm(x, residual.clone(), weight, EPS)
     index = torch.randint(rows, (2 * rows,), device=shapes.device)
     assert torch.equal(gather_rows(x, index), x[index])
-    return [
-        _compared("rms_norm", gpu_rms_norm.rms_norm(x, weight, EPS), rms_norm.rms_norm(x, weight, EPS), shapes),
-        _compared("add_rms_norm", gpu_rms_norm.add_rms_norm(x, residual, weight, EPS), expected, shapes),
-        _compared("silu_and_mul", gpu_silu_and_mul.silu_and_mul(gate_up), silu_and_mul.silu_and_mul(gate_up), shapes),
-    ]
+    yield _compared("rms_norm", gpu_rms_norm.rms_norm(x, weight, EPS), rms_norm.rms_norm(x, weight, EPS), shapes)
+    yield _compared("add_rms_norm", gpu_rms_norm.add_rms_norm(x, residual, weight, EPS), expected, shapes)
+    yield _compared("silu_and_mul", gpu_silu_and_mul.silu_and_mul(gate_up), silu_and_mul.silu_and_mul(gate_up), shapes)
 
 
 def _rotary(shapes: Shapes) -> Rows:
@@ -76,11 +75,9 @@ def _rotary(shapes: Shapes) -> Rows:
         qkv, found, positions, slots, angles.cos(), angles.sin(), num_heads=heads, query_norm=norm, key_norm=norm,
         eps=EPS,
     )  # fmt: skip
-    rows = [
-        _compared("rotary_kv, queries", rotated, q, shapes),
-        _compared("rotary_kv, keys", found.keys, expected.keys, shapes),
-        _compared("rotary_kv, values", found.values, expected.values, shapes),
-    ]
+    yield _compared("rotary_kv, queries", rotated, q, shapes)
+    yield _compared("rotary_kv, keys", found.keys, expected.keys, shapes)
+    yield _compared("rotary_kv, values", found.values, expected.values, shapes)
     if not shapes.tiny and Chip.of(shapes.device).capability >= FP8_CAPABILITY:
         # Not in the interpreter, which rounds to 8 bits otherwise than devices do.
         scale = torch.full((1,), 0.5, device=shapes.device)
@@ -94,27 +91,25 @@ def _rotary(shapes: Shapes) -> Rows:
             off = (stored.float() * 0.5 - whole.float()).abs()
             worst = float((off / whole.float().abs().clamp(min=2**-6)).max())
             assert worst < 1 / 12, f"rotary_kv, fp8 {name}: off by {worst:.1%}, and 3 bits are kept"
-            rows.append({"what": f"rotary_kv, fp8 {name}", "largest_relative_difference": worst})
-    return rows
+            yield {"what": f"rotary_kv, fp8 {name}", "largest_relative_difference": worst}
 
 
 def _products(shapes: Shapes) -> Rows:
     rows, columns, inner = (5, 24, 128) if shapes.tiny else (130, 6144, 4096)
     x, weight = _random(shapes, rows, inner), _random(shapes, columns, inner)
     truth = linear(x.float(), weight.float())
-    found: Rows = [_compared("fixed_linear", fixed_linear(x, weight), truth, shapes)]
+    yield _compared("fixed_linear", fixed_linear(x, weight), truth, shapes)
     one = fixed_linear(x[:1].contiguous(), weight)
     assert torch.equal(one, fixed_linear(x, weight)[:1]), "fixed_linear: a row's bits depend on the batch"
     for kind in ("int8", "int4"):
         narrow = quantize(weight, kind)
         expected = linear(x.float(), dequantize(narrow).float())
-        found.append(_compared(f"{kind} weights", quantized_linear(x, narrow), expected, shapes))
+        yield _compared(f"{kind} weights", quantized_linear(x, narrow), expected, shapes)
     if shapes.tiny or Chip.of(shapes.device).capability >= FP8_CAPABILITY:
         narrow = quantize(weight, "fp8")
         rows8, scale = quantize_rows(x)
         expected = linear(rows8.float() * scale[:, None], dequantize(narrow).float())
-        found.append(_compared("fp8 product", quantized_linear(x, narrow), expected, shapes))
-    return found
+        yield _compared("fp8 product", quantized_linear(x, narrow), expected, shapes)
 
 
 def _sampling(shapes: Shapes) -> Rows:
@@ -139,4 +134,4 @@ def _sampling(shapes: Shapes) -> Rows:
     same = sum(one == other for one, other in zip(found, expected, strict=True)) / count
     # Two numbers that are equal but for rounding may fall either way, at a cut or in a draw.
     assert same >= 0.98, f"only {same:.1%} of the sampled tokens are the host's"
-    return [{"what": "sampled tokens that are the host's", "share": same, "of": count}]
+    yield {"what": "sampled tokens that are the host's", "share": same, "of": count}

@@ -1,4 +1,5 @@
-"""Attention of sequences with one new token each: each context is cut into pieces, and the pieces' results are merged.
+"""Attention of sequences with one new token each: the tiles of all contexts are divided evenly among programs, and the
+results of contexts that are cut are merged.
 
 One decode reads its whole context and computes little, so the device is only busy when many programs read at once: see
 decode_plan. A prefix that several sequences share is read for all of them by shared_prefix, and merged here.
@@ -7,9 +8,6 @@ Twin: trunkline_kernels.paged_attention. Source: Flash-Decoding (Dao, Haziza, Ma
 online softmax (Milakov and Gimelshein, 2018).
 """
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,17 +19,17 @@ from trunkline_kernels.ragged_batch import KVLayer
 
 
 @triton.jit
-def _attend_pieces(
+def _attend_ranges(
     q,  # [num_seqs, num_heads, HEAD_DIM]
     keys, values,  # the pool: [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM]
-    out,  # like q ← of sequences with one piece
+    out,  # like q ← of sequences that are not cut
     partial_out,  # [num_pieces, num_heads, HEAD_DIM] float32 ← of the others, not yet divided by the total
     partial_stats,  # [num_pieces, num_heads, 2] float32 ← peak (base 2), total
     context_lens,  # [num_seqs] int32
     rows_of,  # [num_seqs] int32: each sequence's row of block_tables
     block_tables,  # [.., max_blocks] int32
     prefixes,  # [num_seqs, 3] int32: tokens that shared_prefix has seen to, their first slot, their number of pieces
-    piece_sequences, piece_starts, piece_len,  # of DecodePlan
+    tile_starts, pieces, ranges,  # of DecodePlan, for this window
     key_scale, value_scale,  # [1] float32; not read unless SCALED
     scale,
     soft_cap,
@@ -49,68 +47,75 @@ def _attend_pieces(
     SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_kv_heads, num_pieces)."""
+    """Grid: (num_kv_heads, num_ranges). Programs of neighbouring heads read neighbouring memory at the same time."""
     kv_head = tl.program_id(0)
-    piece = tl.program_id(1)
-    found = tl.load(piece_sequences + piece)
-    if found < 0:
-        return
-    sequence = found.to(tl.int64)
-    context_len = tl.load(context_lens + sequence)
-    first_piece = tl.load(piece_starts + sequence)
-    num_pieces = tl.load(piece_starts + sequence + 1) - first_piece
-    length = tl.load(piece_len)
-    prefix_len = tl.load(prefixes + sequence * 3)
-    begin = prefix_len + (piece - first_piece) * length
-    end = tl.minimum(begin + length, context_len)
+    number = tl.program_id(1)
+    first_sequence = tl.load(ranges + number * 4)
+    last_sequence = tl.load(ranges + number * 4 + 1)
+    first_tile = tl.load(ranges + number * 4 + 2)
+    end_tile = tl.load(ranges + number * 4 + 3)
 
     rows = tl.arange(0, TILE_ROWS)
     dim = tl.arange(0, PADDED_DIM)
     known = rows < GROUP
     head = kv_head * GROUP + rows
     inside = known[:, None] & (dim < HEAD_DIM)[None, :]
-    place = (sequence * num_heads + head) * HEAD_DIM
-    queries = tl.load(q + place[:, None] + dim[None, :], mask=inside, other=0.0)
-    query_positions = tl.where(known, context_len - 1, -1)
     if SCALED:
         scale = scale * tl.load(key_scale)
-
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    table = block_tables + tl.load(rows_of + sequence).to(tl.int64) * table_stride
-    acc = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
-    peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([TILE_ROWS], tl.float32)
-    if WINDOW:
-        # Pieces are counted from position 0, so that the same ones exist with and without a window.
-        begin = tl.maximum(begin, tl.maximum(context_len - window, 0) // TILE_KEYS * TILE_KEYS)
-    else:
-        whole = begin + tl.maximum(end - begin, 0) // TILE_KEYS * TILE_KEYS
+    nothing = tl.full([], 0, tl.int64)  # so that places of sequences are counted in 64 bits
+    for sequence_number in tl.range(first_sequence, last_sequence + 1):
+        sequence = nothing + sequence_number
+        context_len = tl.load(context_lens + sequence)
+        prefix_len = tl.load(prefixes + sequence * 3)
+        sequence_tile = tl.load(tile_starts + sequence)
+        num_pieces = tl.load(pieces + sequence * 2 + 1)
+        seen_from = prefix_len
+        if WINDOW:
+            seen_from = tl.maximum(context_len - window, 0) // TILE_KEYS * TILE_KEYS
+        begin = seen_from + tl.maximum(first_tile - sequence_tile, 0) * TILE_KEYS
+        end = tl.minimum(seen_from + (end_tile - sequence_tile) * TILE_KEYS, context_len)
+        place = (sequence * num_heads + head) * HEAD_DIM
+        queries = tl.load(q + place[:, None] + dim[None, :], mask=inside, other=0.0)
+        query_positions = tl.where(known, context_len - 1, -1)
+        table = block_tables + tl.load(rows_of + sequence).to(tl.int64) * table_stride
+        acc = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
+        peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([TILE_ROWS], tl.float32)
+        if not WINDOW:
+            whole = begin + tl.maximum(end - begin, 0) // TILE_KEYS * TILE_KEYS
+            blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
+            for start in tl.range(begin, whole, TILE_KEYS):
+                acc, peak, total = attend_tile(
+                    queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap,
+                    window, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                )  # fmt: skip
+                blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
+            begin = whole
         blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
-        for start in tl.range(begin, whole, TILE_KEYS):
+        for start in tl.range(begin, end, TILE_KEYS):
             acc, peak, total = attend_tile(
                 queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
-                slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
             blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
-        begin = whole
-    blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
-    for start in tl.range(begin, end, TILE_KEYS):
-        acc, peak, total = attend_tile(
-            queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
-            slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
-        )  # fmt: skip
-        blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
-    if (num_pieces == 1) & (prefix_len == 0):
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows that are nobody's have seen nothing
-        if SCALED:
-            result = result * tl.load(value_scale)
-        tl.store(out + place[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
-    else:
-        place = piece.to(tl.int64) * num_heads + head
-        tl.store(partial_out + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
-        tl.store(partial_stats + place * 2, peak, mask=known)
-        tl.store(partial_stats + place * 2 + 1, total, mask=known)
+        if (num_pieces > 1) | (prefix_len > 0):
+            piece = (sequence + number) * num_heads + head
+            # A sequence without tiles is between others, and has no piece.
+            some = known & (num_pieces > 0)
+            tl.store(
+                partial_out + piece[:, None] * HEAD_DIM + dim[None, :],
+                acc,
+                mask=some[:, None] & (dim < HEAD_DIM)[None, :],
+            )
+            tl.store(partial_stats + piece * 2, peak, mask=some)
+            tl.store(partial_stats + piece * 2 + 1, total, mask=some)
+        elif num_pieces == 1:
+            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows that are nobody's have seen nothing
+            if SCALED:
+                result = result * tl.load(value_scale)
+            tl.store(out + place[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -148,30 +153,42 @@ def _merged(
 @triton.jit
 def _merge_pieces(
     out,  # [num_seqs, num_heads, HEAD_DIM] ← of sequences with several pieces, or with a shared prefix
-    partial_out, partial_stats, piece_starts,  # as above
+    partial_out, partial_stats, pieces, ranges,  # as above
     prefixes, prefix_tiles, prefix_out, prefix_stats,  # of SharedPrefixes
     value_scale,  # [1] float32; not read unless SCALED
     num_heads,
     PREFIX_ROWS: tl.constexpr,  # sequences of a tile of a shared prefix
+    SHARED: tl.constexpr,  # there may be shared prefixes
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     SCALED: tl.constexpr,
     TILE_PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_heads, num_seqs)."""
+    """Grid: (num_heads, num_seqs) if SHARED, else (num_heads, num_ranges - 1): the ends of ranges cut fewer sequences
+    than there may be."""
     head = tl.program_id(0)
-    sequence = tl.program_id(1)
-    first = tl.load(piece_starts + sequence)
-    last = tl.load(piece_starts + sequence + 1)
-    shared = tl.load(prefixes + sequence * 3 + 2)
-    if (last - first <= 1) & (shared == 0):
-        return
+    number = tl.program_id(1)
+    if SHARED:
+        sequence = number
+        shared = tl.load(prefixes + sequence * 3 + 2)
+    else:
+        sequence = tl.load(ranges + (number + 1) * 4)
+        shared = 0
+    first_range = tl.load(pieces + sequence * 2)
+    num_pieces = tl.load(pieces + sequence * 2 + 1)
+    if SHARED:
+        if (num_pieces <= 1) & (shared == 0):
+            return
+    else:
+        # A sequence may go on over several ranges: the program of the first end that cuts it merges it.
+        if (num_pieces <= 1) | (first_range != number):
+            return
     dim = tl.arange(0, PADDED_DIM)
     inside = dim < HEAD_DIM
     acc = tl.zeros([PADDED_DIM], tl.float32)
     peak = tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 0.0, tl.float32)
-    if shared > 0:
+    if SHARED and shared > 0:
         slot = tl.load(prefixes + sequence * 3 + 1).to(tl.int64)
         member = slot * PREFIX_ROWS + sequence - tl.load(prefix_tiles + slot * 5 + 1)
         acc, peak, total = _merged(
@@ -179,32 +196,14 @@ def _merge_pieces(
             dim, inside, HEAD_DIM, TILE_PIECES,
         )  # fmt: skip
     acc, peak, total = _merged(
-        acc, peak, total, partial_out, partial_stats, first.to(tl.int64) * num_heads + head, num_heads, last - first,
-        dim, inside, HEAD_DIM, TILE_PIECES,
+        acc, peak, total, partial_out, partial_stats, (sequence + first_range).to(tl.int64) * num_heads + head,
+        num_heads, num_pieces, dim, inside, HEAD_DIM, TILE_PIECES,
     )  # fmt: skip
     result = acc / total
     if SCALED:
         result = result * tl.load(value_scale)
     place = (sequence.to(tl.int64) * num_heads + head) * HEAD_DIM
     tl.store(out + place + dim, result.to(out.dtype.element_ty), mask=inside)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeTiling:
-    """Keys that a program handles at once, warps, and stages of its pipeline of loads."""
-
-    keys: int
-    warps: int
-    stages: int
-
-
-def decode_tiling_for(*, head_dim: int, capability: tuple[int, int], dtype: torch.dtype) -> DecodeTiling:
-    """Tiles that keep enough loads in flight."""
-    if head_dim > 256:
-        raise ValueError(f"head_dim {head_dim} is more than the 256 that the attention kernels support")
-    if dtype == torch.float32:
-        return DecodeTiling(32, 4, 1)
-    return DecodeTiling(64 if head_dim <= 128 else 32, 4, 3 if capability[0] >= 9 else 2)
 
 
 def decode_attention(
@@ -217,7 +216,6 @@ def decode_attention(
     block_tables: Tensor,
     plan: DecodePlan,
     prefixes: SharedPrefixes,
-    tiling: DecodeTiling,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -237,17 +235,20 @@ def decode_attention(
     group = num_heads // num_kv_heads
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     value_scale = kv.value_scale if scaled else q
-    _attend_pieces[(num_kv_heads, plan.num_pieces(num_seqs))](
+    tiling, division = plan.tiling, plan.divisions[window]
+    _attend_ranges[(num_kv_heads, plan.num_ranges)](
         q, kv.keys, kv.values, out, plan.partial_out, plan.partial_stats, context_lens, rows, block_tables,
-        prefixes.of_sequence, plan.piece_sequences, plan.piece_starts, plan.piece_len,
+        prefixes.of_sequence, division.tile_starts, division.pieces, division.ranges,
         kv.key_scale if scaled else q, value_scale, scale * LOG2_E.value, soft_cap or 0.0, window or 0,
         block_tables.stride(0), num_kv_heads * head_dim, num_heads,
         group, head_dim, padded_dim, block_size, max(16, triton.next_power_of_2(group)), tiling.keys,
         window is not None, soft_cap is not None, scaled,
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    _merge_pieces[(num_heads, num_seqs)](
-        out, plan.partial_out, plan.partial_stats, plan.piece_starts,
-        prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats, value_scale,
-        num_heads, prefixes.room.partial_out.shape[1], head_dim, padded_dim, scaled, 8, num_warps=1,
-    )  # fmt: skip
+    shared = len(prefixes.tiles) > 0
+    if shared or plan.num_ranges > 1:
+        _merge_pieces[(num_heads, num_seqs if shared else plan.num_ranges - 1)](
+            out, plan.partial_out, plan.partial_stats, division.pieces, division.ranges,
+            prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats, value_scale,
+            num_heads, prefixes.room.partial_out.shape[1], shared, head_dim, padded_dim, scaled, 8, num_warps=1,
+        )  # fmt: skip

@@ -1,9 +1,13 @@
-"""How decode_attention cuts contexts into pieces: decided on the device, from the contexts of the step.
+"""How the work of decode_attention is divided: decided on the device, from the contexts of the step.
 
-Few and long contexts are cut into many pieces, many short ones are not cut at all. A captured graph therefore serves
-any contexts.
+The tiles of keys of all contexts stand in one row, and each of a fixed number of ranges takes an equal part of it. Each
+program reads as much as any other, and all of them run at once, whatever the contexts are: a captured graph serves any
+of them. A context that the end of a range cuts is merged from its pieces afterwards.
+
+Sources of the even division: stream-K (Osama et al., 2023); FlashInfer's plan for decodes (Ye et al., 2024).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,53 +15,78 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHORTEST_PIECE = 256  # tokens: below, a program's start and the merge cost more than the reading
+from trunkline_kernels.gpu.decode_tiling import DecodeTiling
+
+MOST_WARPS = 16
+SEQUENCES_OF_WARP = 256
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_slots", "extra"])
-def _plan_pieces(
+@triton.jit(do_not_specialize=["num_seqs", "most_ranges", "window"])
+def _plan_ranges(
     context_lens,  # [num_seqs] int32; 0: none of decode_attention's
     prefixes,  # [num_seqs, 3] int32: the first of each are the tokens that shared_prefix has seen to
-    piece_sequences,  # [num_seqs + extra] int32 ← the sequence of each piece; -1: there is no such piece
-    piece_starts,  # [num_seqs + 1] int32 ← number of each sequence's first piece
-    piece_len,  # [1] int32 ← tokens
+    tile_starts,  # [num_seqs] int32 ← tiles of all sequences before each one
+    pieces,  # [num_seqs, 2] int32 ← first range, number of ranges of each sequence
+    ranges,  # [most_ranges, 4] int32 ← first and last sequence, first tile, end; the last before the first: no range
     num_seqs,
-    num_slots,  # length of piece_sequences
-    extra,
-    SHORTEST: tl.constexpr,
+    most_ranges,
+    window,  # only the tiles that hold some of this many last positions count; 0: all
+    TILE_KEYS: tl.constexpr,
+    FEWEST_TILES: tl.constexpr,  # of a range, as long as there are so many
     PADDED_SEQS: tl.constexpr,
-    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_seqs + 1). Each program places the pieces of its sequence; the last one clears what is left over."""
-    sequence = tl.program_id(0)
+    """Grid: (1 + most_ranges). The first program writes what is known of sequences, each other one its range."""
+    number = tl.program_id(0) - 1
     index = tl.arange(0, PADDED_SEQS)
-    lens = tl.load(context_lens + index, mask=index < num_seqs, other=0)
-    lens -= tl.load(prefixes + index * 3, mask=index < num_seqs, other=0)
-    # ceil(len / length) summed over the sequences is at most num_seqs + total / length: no more than the slots.
-    wanted = (tl.sum(lens) + extra - 1) // extra
-    length = tl.maximum((wanted + SHORTEST - 1) // SHORTEST * SHORTEST, SHORTEST)
-    counts = (lens + length - 1) // length
-    before = tl.sum(tl.where(index < sequence, counts, 0))
-    own = tl.sum(tl.where(index == sequence, counts, 0))
-    tl.store(piece_starts + sequence, before)
-    if sequence == num_seqs:
-        tl.store(piece_len, length)
-        own = num_slots - before
-    for start in tl.range(0, own, CHUNK):
-        at = start + tl.arange(0, CHUNK)
-        tl.store(piece_sequences + before + at, tl.where(sequence == num_seqs, -1, sequence), mask=at < own)
+    known = index < num_seqs
+    lens = tl.load(context_lens + index, mask=known, other=0) - tl.load(prefixes + index * 3, mask=known, other=0)
+    hidden = tl.where(window > 0, tl.maximum(lens - window, 0), 0) // TILE_KEYS
+    counts = (lens + TILE_KEYS - 1) // TILE_KEYS - hidden
+    ends = tl.cumsum(counts, axis=0)
+    total = tl.sum(counts)
+    num_ranges = tl.minimum(tl.maximum(total // FEWEST_TILES, 1), most_ranges)
+    if number < 0:
+        tl.store(tile_starts + index, ends - counts, mask=known)
+        # Range r holds the tiles from r * total // num_ranges on, so this is the range of a tile.
+        some = tl.maximum(total, 1).to(tl.int64)
+        first = ((ends - counts + 1).to(tl.int64) * num_ranges - 1) // some
+        last = (ends.to(tl.int64) * num_ranges - 1) // some
+        tl.store(pieces + index * 2, first.to(tl.int32), mask=known)
+        tl.store(pieces + index * 2 + 1, tl.where(counts > 0, last - first + 1, 0).to(tl.int32), mask=known)
+    else:
+        start = (number.to(tl.int64) * total // num_ranges).to(tl.int32)
+        end = ((number + 1).to(tl.int64) * total // num_ranges).to(tl.int32)
+        exists = (number < num_ranges) & (end > start)
+        first_sequence = tl.sum((known & (ends <= start)).to(tl.int32))
+        last_sequence = tl.sum((known & (ends < end)).to(tl.int32))
+        row = ranges + number * 4
+        tl.store(row, tl.where(exists, first_sequence, 0))
+        tl.store(row + 1, tl.where(exists, last_sequence, -1))
+        tl.store(row + 2, tl.where(exists, start, 0))
+        tl.store(row + 3, tl.where(exists, end, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a step's contexts are divided, for all layers with the same window."""
+
+    tile_starts: Tensor  # [max_seqs] int32
+    pieces: Tensor  # [max_seqs, 2] int32
+    ranges: Tensor  # [num_ranges, 4] int32
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How a step's contexts are cut, the same for all layers, and room for the pieces' results."""
+    """How a step's contexts are divided, and room for the results of those that are cut.
 
-    piece_sequences: Tensor  # [num_pieces] int32
-    piece_starts: Tensor  # [max_seqs + 1] int32
-    piece_len: Tensor  # [1] int32
-    partial_out: Tensor  # [num_pieces, num_heads, head_dim] float32
-    partial_stats: Tensor  # [num_pieces, num_heads, 2] float32
-    extra: int  # pieces that there may be beyond one per sequence
+    The piece of sequence s in range r is number s + r: from a piece to the next, one of the two grows.
+    """
+
+    tiling: DecodeTiling
+    num_ranges: int
+    divisions: dict[int | None, Division]  # by window; None: layers without one
+    partial_out: Tensor  # [max_seqs + num_ranges, num_heads, head_dim] float32
+    partial_stats: Tensor  # [max_seqs + num_ranges, num_heads, 2] float32
 
     @classmethod
     def allocate(
@@ -68,34 +97,40 @@ class DecodePlan:
         num_kv_heads: int,
         head_dim: int,
         num_multiprocessors: int,
+        tiling: DecodeTiling,
         device: torch.device,
+        windows: Iterable[int | None] = (None,),
     ) -> "DecodePlan":
-        """Room for steps of up to `max_seqs` sequences, in as many pieces as keep the device busy."""
-        # Several times what runs at once, so that what is left for last is little.
-        extra = max(1, -(-8 * num_multiprocessors // num_kv_heads))
-        pieces = max_seqs + extra
+        """Room for steps of up to `max_seqs` sequences. A range has a program for each KV head: there are as many
+        ranges as make the number of programs that the tiling asks for.
 
-        def numbers(count: int) -> Tensor:
-            return torch.empty(count, dtype=torch.int32, device=device)
+        windows: those of the layers
+        """
+        num_ranges = max(1, tiling.programs * num_multiprocessors // num_kv_heads)
+
+        def numbers(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.int32, device=device)
 
         def partial(width: int) -> Tensor:
-            return torch.empty(pieces, num_heads, width, dtype=torch.float32, device=device)
+            return torch.empty(max_seqs + num_ranges, num_heads, width, dtype=torch.float32, device=device)
 
-        return cls(numbers(pieces), numbers(max_seqs + 1), numbers(1), partial(head_dim), partial(2), extra)
-
-    def num_pieces(self, num_seqs: int) -> int:
-        """Most pieces of a step with this many sequences."""
-        return num_seqs + self.extra
+        divisions = {
+            window: Division(numbers(max_seqs), numbers(max_seqs, 2), numbers(num_ranges, 4))
+            for window in dict.fromkeys(windows)
+        }
+        return cls(tiling, num_ranges, divisions, partial(head_dim), partial(2))
 
     def update(self, context_lens: Tensor, prefixes: Tensor) -> None:
-        """Cuts the contexts of a step, on the device.
+        """Divides the contexts of a step, on the device.
 
         context_lens: [num_seqs] int32; 0: none of decode_attention's
         prefixes: [num_seqs, 3] int32, of SharedPrefixes
         """
-        num_seqs = len(context_lens)
-        _plan_pieces[(num_seqs + 1,)](
-            context_lens, prefixes, self.piece_sequences, self.piece_starts, self.piece_len, num_seqs,
-            self.num_pieces(num_seqs), self.extra, SHORTEST_PIECE, triton.next_power_of_2(len(self.piece_starts) - 1),
-            64, num_warps=1,
-        )  # fmt: skip
+        fewest_tiles = max(1, self.tiling.shortest // self.tiling.keys)
+        for window, division in self.divisions.items():
+            padded_seqs = triton.next_power_of_2(len(division.tile_starts))
+            _plan_ranges[(1 + self.num_ranges,)](
+                context_lens, prefixes, division.tile_starts, division.pieces, division.ranges, len(context_lens),
+                self.num_ranges, window or 0, self.tiling.keys, fewest_tiles, padded_seqs,
+                num_warps=min(max(padded_seqs // SEQUENCES_OF_WARP, 1), MOST_WARPS),
+            )  # fmt: skip

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, blocks_at, merge
+from trunkline_kernels.gpu.tuned_tilings import TilingKey, tuned
 from trunkline_kernels.ragged_batch import KVLayer
 
 MAX_HEAD_DIM = 256
@@ -60,10 +61,11 @@ def _ragged_attention(
     SCALED: tl.constexpr,
     SPLIT: tl.constexpr,  # tokens of a piece; 0: bits may depend on where a tile begins
 ):  # fmt: skip
-    """Grid: (num_kv_heads, num_tiles)."""
+    """Grid: (num_tiles * num_kv_heads), the heads of a tile together."""
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
-    kv_head = tl.program_id(0)
-    tile = tiles + tl.program_id(1) * 4
+    num_kv_heads = num_heads // GROUP
+    kv_head = tl.program_id(0) % num_kv_heads
+    tile = tiles + tl.program_id(0) // num_kv_heads * 4
     found = tl.load(tile)
     if found < 0:
         return
@@ -205,16 +207,30 @@ class RaggedTiling:
 
 
 def tiling_for(
-    *, head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype, shared_memory: int, split: bool = False
+    *,
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    shared_memory: int,
+    split: bool = False,
+    device: str = "",
 ) -> RaggedTiling:
-    """Tiles that fill a chip's tensor cores and fit the shared memory of a program (227 KiB on H100 and B200, 163 on
-    A100, 99 on L4, 64 on MI300X).
+    """The tiling that was measured to be the fastest on this device, else tiles that fill a chip's tensor cores and fit
+    the shared memory of a program (227 KiB on H100 and B200, 163 on A100, 99 on L4, 64 on MI300X).
 
-    split: for ragged_attention(split=…), which holds two results at once, and computes decodes with the same tiles
+    split: for ragged_attention(split=…), which holds two results at once, and computes decodes with the same tiles;
+    nothing is measured for it
+    device: its name
     """
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim} is more than the {MAX_HEAD_DIM} that the attention kernels support")
     padded = max(16, triton.next_power_of_2(head_dim))
+    key = TilingKey.of(
+        "ragged_attention", device=device, head_dim=head_dim, group=group, dtype=dtype, kv_dtype=kv_dtype
+    )
+    if not split and (found := tuned(key)):
+        return RaggedTiling(**found)
     if dtype == torch.float32:
         return RaggedTiling(max(32, triton.next_power_of_2(group)), 32, 4, 1)
     # Before Hopper, whose tensor cores are the first to read operands from shared memory, registers are what is short;
@@ -299,6 +315,11 @@ class Pieces:
 
         return cls(cut, room(head_dim), room(2))
 
+    @staticmethod
+    def num_bytes(num_slots: int, num_heads: int, head_dim: int) -> int:
+        """What allocate() takes."""
+        return num_slots * num_heads * (head_dim + 2) * torch.float32.itemsize
+
 
 def ragged_attention(
     q: Tensor,
@@ -337,7 +358,8 @@ def ragged_attention(
     value_scale = kv.value_scale if scaled else q
     # A product and a sum in one rounding, or in two: the compiler's choice must not differ between the two kernels.
     fused = {"enable_fp_fusion": False} if split else {}
-    _ragged_attention[(num_kv_heads, len(tiles))](
+    # One dimension: many long contexts that share blocks have more pieces than a grid's second dimension may have.
+    _ragged_attention[(len(tiles) * num_kv_heads,)](
         q, kv.keys, kv.values, out, tiles, query_starts, context_lens, rows, block_tables,
         pieces.partial_out if pieces else q, pieces.partial_stats if pieces else q,
         kv.key_scale if scaled else q, value_scale,

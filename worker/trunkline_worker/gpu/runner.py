@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from trunkline_kernels.gpu import sampling as kernels
 from trunkline_kernels.gpu.device_rows import gather_rows
+from trunkline_kernels.gpu.logprobs import logprobs
+from trunkline_kernels.gpu.ragged_attention import Pieces
 from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
@@ -61,24 +62,30 @@ class GpuRunner:
         programs = -(-4 * decoder.chip.num_multiprocessors // spec.num_kv_heads)
         prefix_tiles = programs + -(-max_seqs // decoder.tile_seqs)
         # Contexts may share blocks, so together they may be longer than the pool.
-        max_pieces = max_seqs + 4 * num_blocks * size // decoder.split if decoder.split else 0
+        most_pieces = max_seqs * -(-model.context_length // decoder.split) if decoder.split else 0
+        max_pieces = min(max_seqs + 4 * num_blocks * size // decoder.split, most_pieces) if decoder.split else 0
         self._layouts = StepLayouts(decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles)
+        # Rows of a padded batch that have ended are computed beside a whole step's tokens.
         inputs = StepInputs(
-            decoder, self._table, block_size=size, max_tokens=max(settings.max_step_tokens, max_seqs),
+            decoder, self._table, block_size=size, max_tokens=settings.max_step_tokens + max_seqs,
             max_seqs=max_seqs, max_pieces=max_pieces, max_prefix_tiles=prefix_tiles,
         )  # fmt: skip
         # The largest step that there may be: whatever is not in the ladder is smaller.
         cut = max_seqs * -(-max_tokens // decoder.split) if decoder.split else 0
         tiles = 2 * max_seqs + -(-settings.max_step_tokens // decoder.tile_seqs) + cut
         inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles))
+        captures = model.device.type == "cuda" and settings.graphs != "off"
         self._programs = StepPrograms(
             decoder, self._kv, inputs, max_seqs=max_seqs, max_tokens=settings.max_step_tokens, max_pieces=max_pieces,
             prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,
-            capture=model.device.type == "cuda",
+            capture=captures,
         )  # fmt: skip
         self._home = FromDevice(model.device)
         self.queues = model.device.type == "cuda"
-        self.graph_bytes = (len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES) if self.queues else 0
+        # A step with more pieces than there is room for gets its own beside that.
+        self.later_bytes = 2 * Pieces.num_bytes(most_pieces, spec.num_heads, spec.head_dim)
+        if captures:
+            self.later_bytes += len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES
 
     @torch.inference_mode()
     def warm_up(self, report: Callable[[str], None]) -> None:
@@ -146,7 +153,7 @@ class GpuRunner:
             after = step.num_computed + start + 1
             (targets,) = to_device([np.array(row.prompt[after : after + size], np.int64)], self._device)
             most = min(row.sampling.prompt_logprobs or 0, logits.shape[1])
-            columns += [targets, *kernels.logprobs(logits, targets, most)]
+            columns += [targets, *logprobs(logits, targets, most)]
         return columns
 
 

@@ -121,7 +121,8 @@ class StepInputs:
         self._tokens = torch.empty(3, -(-max_tokens // ALIGNMENT) * ALIGNMENT, dtype=torch.int64, device=device)
         self._plan = DecodePlan.allocate(
             max_seqs=max_seqs, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
-            num_multiprocessors=decoder.chip.num_multiprocessors, device=device,
+            num_multiprocessors=decoder.chip.num_multiprocessors, tiling=decoder.decode_tiling, device=device,
+            windows=spec.windows,
         )  # fmt: skip
         self._room = PrefixRoom.allocate(
             num_tiles=max_prefix_tiles, tile_seqs=decoder.tile_seqs, num_heads=spec.num_heads,

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trunkline_kernels.gpu import sampling as kernels
 from trunkline_kernels.gpu.device_rows import DeviceRows
+from trunkline_kernels.gpu.logit_changes import add_bias, penalise
+from trunkline_kernels.gpu.logprobs import logprobs
+from trunkline_kernels.gpu.sampling import sample
 from trunkline_worker.gpu.row_table import TableRow
 from trunkline_worker.gpu.to_device import to_device
 from trunkline_worker.penalties import changes_logits
@@ -21,7 +23,7 @@ class StepSamples:
 
     tokens: Tensor  # [num_samples] int64; -1: the logits are not finite
     asking: list[int]  # samples whose log-probabilities are asked for
-    logprobs: list[Tensor]  # of those: token ids and the columns of kernels.logprobs; or nothing
+    logprobs: list[Tensor]  # of those: token ids and the columns of logprobs(); or nothing
 
 
 def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> StepSamples:
@@ -40,12 +42,12 @@ def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -
     )
     raw = logits[indices[0]] if asking else None
     _adjust(logits, rows, device_rows)
-    tokens = kernels.sample(logits, samples, device_rows)
+    tokens = sample(logits, samples, device_rows)
     columns: list[Tensor] = []
     if raw is not None:
         chosen = tokens[indices[0]]
         most = max(rows[i].sampling.logprobs or 0 for i in asking)
-        columns = [chosen, *kernels.logprobs(raw, chosen, min(most, raw.shape[1]))]
+        columns = [chosen, *logprobs(raw, chosen, min(most, raw.shape[1]))]
     for row in rows:
         row.num_tokens += 1
     return StepSamples(tokens, asking, columns)
@@ -69,10 +71,10 @@ def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> No
             row.error = RowError.of_bug(error)
     if arrays:
         columns = [np.concatenate(arrays[column::3]) for column in range(3)]
-        kernels.add_bias(logits, *to_device(columns, logits.device))
+        add_bias(logits, *to_device(columns, logits.device))
     if penalised:
         (where,) = to_device([np.array(penalised, np.int32)], logits.device)
-        kernels.penalise(logits, where, device_rows, max(count for _, _, count in penalised))
+        penalise(logits, where, device_rows, max(count for _, _, count in penalised))
 
 
 def _bias(at: int, row: TableRow) -> list[NDArray[np.int32 | np.float32]]:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trunkline_kernels.gpu import ragged_attention as ragged
-from trunkline_kernels.gpu.decode_attention import DecodeTiling, decode_attention, decode_tiling_for
+from trunkline_kernels.gpu.decode_attention import decode_attention
+from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
@@ -31,6 +32,7 @@ from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
+from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
 from trunkline_worker.model.errors import ModelError
@@ -49,6 +51,7 @@ class Chip:
     num_multiprocessors: int
     shared_memory: int  # bytes that one program may use
     capability: tuple[int, int]
+    name: str = ""  # as torch names it
 
     @classmethod
     def of(cls, device: torch.device) -> "Chip":
@@ -65,7 +68,7 @@ class Chip:
                 "use --kernels torch"
             )
         shared = getattr(found, "shared_memory_per_block_optin", 0) or found.shared_memory_per_block
-        return cls(found.multi_processor_count, shared, capability)
+        return cls(found.multi_processor_count, shared, capability, found.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,10 @@ def check_options(
             f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
             "use --kernels torch"
         )
+    try:
+        chosen_table()
+    except ValueError as error:
+        raise ModelError(str(error)) from None
     if quantization != "none" and deterministic:
         raise ModelError(f"quantization={quantization} does not go with --deterministic: its tiles depend on the batch")
     if device.type == "cuda" and chip.capability < FP8_CAPABILITY:
@@ -139,12 +146,16 @@ class GpuDecoder:
         context_length: int,
         deterministic: bool,
         kv_dtype: torch.dtype | None = None,
+        chip: Chip | None = None,
     ) -> None:
+        """chip: what the kernels are chosen for; None: the device of the weights"""
         self.spec = spec
         self._deterministic = deterministic
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
-        self.chip = Chip.of(self._device)
+        self.chip = chip or Chip.of(self._device)
+        # NVIDIA's library writes a product in float32: nothing is rounded to 16 bits first, and converted again.
+        self._widens = self._device.type != "cpu" and torch.version.hip is None
         self._products = [
             layer.products if isinstance(layer, QuantizedLayer) else Products.of(layer, "none")
             for layer in weights.layers
@@ -156,13 +167,18 @@ class GpuDecoder:
         dtype = weights.embedding.dtype
         self._tiling: RaggedTiling = tiling_for(
             head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=kv_dtype or dtype,
-            shared_memory=self.chip.shared_memory, split=deterministic,
+            shared_memory=self.chip.shared_memory, split=deterministic, device=self.chip.name,
         )  # fmt: skip
         self.tile_seqs = self._tiling.tokens(self._group)  # new tokens, or decodes that share a prefix, of a tile
         # Under --deterministic all sequences go through one kernel, and contexts are cut at fixed places.
         self.split = ragged.SPLIT if deterministic else 0
-        self._decode_tiling: DecodeTiling = decode_tiling_for(
-            head_dim=spec.head_dim, capability=self.chip.capability, dtype=dtype
+        self.decode_tiling: DecodeTiling = decode_tiling_for(
+            head_dim=spec.head_dim,
+            group=self._group,
+            shared_memory=self.chip.shared_memory,
+            dtype=dtype,
+            kv_dtype=kv_dtype or dtype,
+            device=self.chip.name,
         )
 
     def tiles(self, query_lens: NDArray[np.int32], context_lens: NDArray[np.int32]) -> Tiles:
@@ -201,7 +217,12 @@ class GpuDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""
         x = rms_norm(hidden.contiguous(), self._weights.final_norm, self.spec.rms_norm_eps)
-        return self._linear(x, self._weights.head, None).float()
+        head = self._weights.head
+        if self._deterministic:
+            return fixed_linear(x, head, dtype=torch.float32)
+        if self._widens and x.dtype != torch.float32:
+            return torch.mm(x, head.t(), out_dtype=torch.float32)
+        return linear(x, head).float()
 
     def _linear(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
         if isinstance(weight, QuantizedWeight):
@@ -222,7 +243,7 @@ class GpuDecoder:
             decode_attention(
                 q[:count], layer, out[:count], context_lens=batch.decode_lens, rows=batch.rows[:count],
                 block_tables=batch.block_tables, plan=batch.decode_plan, prefixes=batch.prefixes,
-                tiling=self._decode_tiling, scale=self._scale, window=window,
+                scale=self._scale, window=window,
             )  # fmt: skip
         ragged_attention(
             q, layer, out, tiles=batch.tiles, query_starts=batch.query_starts, context_lens=batch.context_lens,

@@ -1,0 +1,41 @@
+"""The stages of `make bench-gpu`: what each runs, how long it should take, and in which call it belongs.
+
+A GPU machine is lent for minutes at a time, so the stages stand in order of worth, and the estimates of a call add up
+to less than CALL_S. docs/gpu-bench.md shows the plan.
+"""
+
+from dataclasses import dataclass
+
+CALL_S = 540.0  # a call must be over by then
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage, which runs in a process of its own."""
+
+    name: str
+    function: str  # "module:function", imported by the stage's process alone: it takes Shapes and yields rows
+    call: int  # of the planned calls, from 1
+    estimate_s: float  # on an H200, imports and loading included, kernels not yet compiled
+    limit_s: float  # the process is ended after this time
+    instead_of: str = ""  # the stage runs only if this one has failed
+
+
+STAGES = (
+    Stage("smoke", "trunkline_bench.gpu.smoke:check", 1, 60, 120),
+    Stage("headline", "trunkline_bench.gpu.headline:measure", 1, 130, 220),
+    Stage("headline without graphs", "trunkline_bench.gpu.headline:without_graphs", 1, 110, 180, "headline"),
+    Stage("decode attention", "trunkline_bench.gpu.attention:decode_speed", 1, 50, 100),
+    Stage("tiling sweep", "trunkline_bench.gpu.tiling_sweep:measure", 1, 100, 150),
+    Stage("attention correctness", "trunkline_bench.gpu.attention:check", 1, 50, 100),
+    Stage("other kernels' correctness", "trunkline_bench.gpu.token_wise:check", 1, 40, 80),
+    Stage("engine equality", "trunkline_bench.gpu.equality:check", 1, 90, 150),
+    Stage("decode steps", "trunkline_bench.gpu.decode_steps:measure", 2, 110, 180),
+    Stage("closed loop", "trunkline_bench.gpu.closed_loop:measure", 2, 110, 160),
+    Stage("prefill attention", "trunkline_bench.gpu.attention:prefill_speed", 2, 60, 120),
+    Stage("options", "trunkline_bench.gpu.costs:measure", 2, 240, 330),
+    Stage("weight-only options", "trunkline_bench.gpu.costs:weight_only", 3, 190, 260),
+    Stage("transformers", "trunkline_bench.gpu.hugging_face:measure", 3, 200, 300),
+    Stage("product sweep", "trunkline_bench.gpu.product_sweep:measure", 3, 60, 110),
+    Stage("idle share", "trunkline_bench.gpu.decode_steps:idle_share", 3, 90, 150),
+)

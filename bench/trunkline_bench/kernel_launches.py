@@ -1,0 +1,139 @@
+"""Launches of Triton kernels, recorded instead of carried out, and compiled without a GPU.
+
+Launchers run on tensors without memory (device "meta"); what they would launch is handed over.
+"""
+
+import math
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # before any kernel is defined
+
+import torch
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+META = torch.device("meta")
+TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
+}  # fmt: skip
+
+# What a matrix product on tensor cores is called in the assembly of each kind of chip.
+TENSOR_CORE = {"cuda": re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|IGMMA|UTC\w*MMA)"), "hip": re.compile(r"v_mfma_")}
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A target, and what one of its multiprocessors has."""
+
+    name: str
+    target: GPUTarget
+    capability: tuple[int, int]
+    shared_memory: int  # bytes that one program may use
+    fp8: bool  # whether it has the 8-bit numbers of the KV pool (float8_e4m3fn)
+
+
+CHIPS = {
+    "sm_80": Chip("sm_80", GPUTarget("cuda", 80, 32), (8, 0), 163 << 10, False),
+    "sm_90": Chip("sm_90", GPUTarget("cuda", 90, 32), (9, 0), 227 << 10, True),
+    "sm_100": Chip("sm_100", GPUTarget("cuda", 100, 32), (10, 0), 227 << 10, True),
+    "gfx942": Chip("gfx942", GPUTarget("hip", "gfx942", 64), (9, 4), 64 << 10, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel as a launcher launched it."""
+
+    kernel: JITFunction[Any]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+    programs: int  # of the grid
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one compiled kernel. A program's threads share `shared` bytes; `spills` are bytes of each thread."""
+
+    kernel: str
+    registers: int
+    spills: int
+    shared: int
+    tensor_cores: bool
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Launches inside are not carried out but handed over."""
+    launches: list[Launch] = []
+
+    def record(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        names = kernel.arg_names
+        arguments = dict(zip(names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in names}
+        options = {k: v for k, v in kwargs.items() if k not in names}
+        launches.append(Launch(kernel, arguments, options, math.prod(grid)))
+
+    original = JITFunction.run
+    JITFunction.run = record
+    try:
+        yield launches
+    finally:
+        JITFunction.run = original
+
+
+def compiled(launch: Launch, chip: Chip) -> Any:
+    """The kernel, specialised as Triton would at the launch: to ones, and to what is divisible by 16."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = "*" + TYPES[value.dtype]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            signature[parameter.name] = "i32"
+            if value % 16 == 0:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    return triton.compile(source, target=chip.target, options=launch.options)
+
+
+def resources(launch: Launch, chip: Chip) -> Resources:
+    """Compiles and asks the chip's own tools."""
+    built = compiled(launch, chip)
+    name = launch.kernel.__name__
+    if chip.target.backend == "hip":
+        text = built.asm["amdgcn"]
+        registers = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])  # type: ignore[index]
+        spills = int(re.search(r"\.vgpr_spill_count:\s+(\d+)", text)[1])  # type: ignore[index]
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(built.asm["cubin"])
+            file.flush()
+            usage = _cuobjdump("-res-usage", file.name)
+            text = _cuobjdump("-sass", file.name)
+        registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
+        spills = stack if re.search(r"\b(STL|LDL)\b", text) else 0
+    found = bool(TENSOR_CORE[chip.target.backend].search(text))
+    return Resources(name, registers, spills, built.metadata.shared, found)
+
+
+def _cuobjdump(*arguments: str) -> str:
+    command = [str(Path(nvidia.__file__).parent / "bin" / "cuobjdump"), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,78 @@
+"""What the prediction assumes of a device. Each number says where it comes from; none has been measured here."""
+
+from dataclasses import dataclass
+
+REGISTERS = (
+    65_536  # 32-bit registers of a multiprocessor (CUDA C++ programming guide, compute capabilities 8.0 to 10.0)
+)
+WARP_REGISTERS = 256  # registers are given to warps in units of this many (same guide)
+MOST_THREADS = 2048  # of a multiprocessor (same guide)
+MOST_PROGRAMS = 32  # of a multiprocessor (same guide)
+PROGRAM_SHARED = 1024  # bytes of shared memory that each program costs beside its own (same guide)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device, as far as a prediction needs it."""
+
+    name: str
+    multiprocessors: int
+    shared_memory: int  # bytes of a multiprocessor
+    peak_bytes_per_s: float  # data sheet
+    bytes_per_s: float  # that long copies reach
+    paged_share: float  # of that, reached where a block table says what is read
+    peak_flops: float  # bfloat16 on tensor cores, dense; data sheet
+    product_share: float  # of the peak, in one tile of a library's product
+    attention_share: float  # of the peak, in prefill attention
+    node_s: float  # from the end of a kernel in a graph to the start of the next
+    least_s: float  # of a kernel whose programs load, compute and store once
+    fill_s: float  # until a kernel's loads keep the memory busy, and after its last ones
+    attention_tile_s: float  # of one program, alone on its multiprocessor, for one tile of keys in decode attention
+    loop_s: float  # of one program for one turn of a loop that loads, reduces over its threads and compares
+    exit_s: float  # of a program that finds nothing to do
+    step_s: float  # between two steps: a graph's launch, and kernels that the host launches one by one
+
+
+H200 = Device(
+    name="H200 SXM",
+    multiprocessors=132,
+    shared_memory=228 << 10,
+    peak_bytes_per_s=4.8e12,
+    bytes_per_s=4.15e12,  # copies are reported to reach 4.0 to 4.3 TB/s
+    paged_share=0.92,  # FlashInfer's paper shows 70 to 85 % of the peak on an H100, and this is 80 %
+    peak_flops=989e12,
+    product_share=0.75,  # cuBLAS is reported to reach 70 to 80 % of the peak, limited by the board's power
+    attention_share=0.33,  # FlashAttention-2's design reaches 35 to 40 % on an H100, with contiguous keys
+    node_s=1.25e-6,  # 1 to 1.5 µs are reported for graphs without branches
+    least_s=2.0e-6,  # two accesses to memory, of 0.6 to 0.8 µs, that wait for each other, and a program's start
+    fill_s=1.5e-6,  # two accesses to memory
+    attention_tile_s=1.2e-6,  # two products and a softmax that wait for each other, loads under way: a guess
+    loop_s=0.9e-6,  # a load and two reductions over all warps: a guess
+    exit_s=0.7e-6,  # one access to memory
+    step_s=15e-6,  # a guess
+)
+
+# What is known least well, with the bounds between which it should lie.
+RANGES: dict[str, tuple[float, float]] = {
+    "bytes_per_s": (4.0e12, 4.3e12),
+    "paged_share": (0.85, 0.98),
+    "product_share": (0.68, 0.82),
+    "attention_share": (0.25, 0.45),
+    "node_s": (1.5e-6, 0.8e-6),
+    "fill_s": (3.0e-6, 1.0e-6),
+    "attention_tile_s": (2.4e-6, 0.8e-6),
+    "loop_s": (1.8e-6, 0.5e-6),
+    "step_s": (100e-6, 5e-6),
+}
+
+
+def programs_per_multiprocessor(device: Device, *, warps: int, registers: int, shared: int) -> int:
+    """How many programs run at once on a multiprocessor.  registers: of a thread; shared: bytes of a program"""
+    of_warp = -(-registers * 32 // WARP_REGISTERS) * WARP_REGISTERS
+    limits = (
+        REGISTERS // (of_warp * warps),
+        device.shared_memory // (shared + PROGRAM_SHARED),
+        MOST_THREADS // (32 * warps),
+        MOST_PROGRAMS,
+    )
+    return min(limits)

@@ -1,0 +1,186 @@
+"""What each recorded launch moves and computes. Tensors cross once, unless a kernel reads by an index: then the
+contexts say how much of a tensor is read.
+"""
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from trunkline_bench.kernel_launches import CHIPS, Launch, Resources, resources
+from trunkline_bench.prediction.device import Device, programs_per_multiprocessor
+from trunkline_bench.prediction.recorded_step import Operation, RecordedStep
+from trunkline_bench.prediction.work import Work, product
+from trunkline_kernels.gpu.decode_tiling import SHORTEST_PIECE
+
+CHIP = CHIPS["sm_90"]
+WARPS = 4  # of a launch that does not say
+ELEMENTS = 1 << 16  # of one program of torch's element-wise kernels: 128 threads, 4 at a time, and a few rounds
+
+_RESOURCES: dict[str, Resources] = {}  # of launches that were compiled: it takes a second for each
+
+# Fields of Work that differ from the general case, of one launch.
+Fields = dict[str, float]
+Special = Callable[[Launch, RecordedStep, Device, int], Fields]
+
+
+def works(step: RecordedStep, device: Device) -> list[Work]:
+    """One entry per launch, in order."""
+    found: dict[str, Work] = {}
+    works: list[Work] = []
+    for launch in step.launches:
+        key = _key(launch)
+        if key not in found and isinstance(launch, Operation):
+            found[key] = _of_torch(launch, device)
+        elif key not in found and isinstance(launch, Launch):
+            if key not in _RESOURCES:
+                _RESOURCES[key] = resources(launch, CHIP)
+            found[key] = _of_triton(launch, step, device, _RESOURCES[key])
+        works.append(found[key])
+    return works
+
+
+def _key(launch: Launch | Operation) -> str:
+    """The same for launches that do the same."""
+    if isinstance(launch, Operation):
+        return f"{launch.name} {launch.bytes} {launch.product}"
+    shown = [
+        f"{name}={tuple(value.shape) if isinstance(value, Tensor) else value}"
+        for name, value in launch.arguments.items()
+    ]
+    return f"{launch.kernel.__name__} {launch.programs} {' '.join(shown)}"
+
+
+def _of_torch(operation: Operation, device: Device) -> Work:
+    if operation.product:
+        rows, columns, inner = operation.product
+        name = f"product {rows} x {columns} x {inner}"
+        return product(name, rows, columns, inner, operation.itemsize, operation.out_itemsize, device)
+    programs = max(1, operation.bytes // ELEMENTS)
+    slots = device.multiprocessors * 16
+    return Work(operation.name, programs, slots, operation.bytes, least_s=device.least_s)
+
+
+def _of_triton(launch: Launch, step: RecordedStep, device: Device, needs: Resources) -> Work:
+    name = launch.kernel.__name__
+    warps = launch.options.get("num_warps", WARPS)
+    slots = device.multiprocessors * programs_per_multiprocessor(
+        device, warps=warps, registers=needs.registers, shared=needs.shared
+    )
+    fields: dict[str, float] = {
+        "programs": launch.programs,
+        "bytes": sum(map(_size, launch.arguments.values())),
+        "least_s": device.least_s,
+    }
+    if name in SPECIAL:
+        fields |= SPECIAL[name](launch, step, device, slots)
+    return Work(name.removeprefix("_"), slots=slots, **fields)  # type: ignore[arg-type]
+
+
+def _size(value: object) -> int:
+    return value.nbytes if isinstance(value, Tensor) else 0
+
+
+def _gather(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    return {"bytes": 2 * _size(launch.arguments["out"])}
+
+
+def _inputs(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    return {"bytes": 40.0 * sum(step.query_lens), "least_s": 2 * device.least_s}
+
+
+def _rotary(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    arguments = launch.arguments
+    return {"bytes": 2 * _size(arguments["qkv"]) + 4 * step.spec.head_dim * sum(step.query_lens)}
+
+
+def _norm(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    crossings = 4 if launch.arguments["ADD"] else 2
+    return {"bytes": crossings * _size(launch.arguments["x"])}
+
+
+def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    spec = step.spec
+    pairs = sum(
+        new * (context - new) + new * (new + 1) / 2
+        for new, context in zip(step.query_lens, step.context_lens, strict=True)
+    )
+    kv = sum(step.context_lens) * _token_bytes(launch, step)
+    return {
+        "bytes": 2 * _size(launch.arguments["q"]) + kv,
+        "bytes_share": device.paged_share,
+        "flops": 4.0 * spec.num_heads * spec.head_dim * pairs,
+        "flops_per_s": device.peak_flops * device.attention_share,
+    }
+
+
+def _decodes(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    """As decode_plan divides the contexts: a program for each range of tiles and each KV head."""
+    arguments, spec = launch.arguments, step.spec
+    tiles, ranges = _ranges(launch, step)
+    programs = ranges * spec.num_kv_heads
+    begun = len(step.context_lens) / ranges + 1  # sequences of a range: for each, the loads begin anew
+    return {
+        "programs": programs,
+        "idle_programs": launch.programs - programs,
+        "bytes": sum(step.context_lens) * _token_bytes(launch, step)
+        + 2 * _size(arguments["q"])
+        + _cut_bytes(step, ranges) / 2,
+        "bytes_share": device.paged_share,
+        "flops": 4.0 * spec.num_heads * spec.head_dim * sum(step.context_lens),
+        "flops_per_s": device.peak_flops * device.attention_share,
+        "least_s": begun * device.least_s + math.ceil(tiles / ranges) * device.attention_tile_s,
+    }
+
+
+def _merges(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    """Every end of a range cuts a sequence, unless it is that sequence's end too."""
+    attention = next(
+        item
+        for item in step.launches
+        if isinstance(item, Launch) and "tile_starts" in item.arguments and "q" in item.arguments
+    )
+    _, ranges = _ranges(attention, step)
+    working = (ranges - 1) * step.spec.num_heads
+    return {
+        "programs": working,
+        "idle_programs": launch.programs - working,
+        "bytes": _cut_bytes(step, ranges) / 2,
+        "least_s": 2 * device.least_s,
+    }
+
+
+def _ranges(attention: Launch, step: RecordedStep) -> tuple[int, int]:
+    """Tiles, and the ranges that they are divided into."""
+    keys = attention.arguments["TILE_KEYS"]
+    tiles = sum(-(-context // keys) for context in step.context_lens)
+    return tiles, min(max(tiles // max(1, SHORTEST_PIECE // keys), 1), len(attention.arguments["ranges"]))
+
+
+def _cut_bytes(step: RecordedStep, ranges: int) -> float:
+    """Results of the pieces at the ends of ranges, which are written and read again."""
+    return 2 * 2 * (ranges - 1) * step.spec.num_heads * (step.spec.head_dim + 2) * 4.0
+
+
+def _token_bytes(launch: Launch, step: RecordedStep) -> int:
+    """Of one token's keys and values in one layer."""
+    keys: Tensor = launch.arguments["keys"]
+    return 2 * step.spec.num_kv_heads * step.spec.head_dim * keys.dtype.itemsize
+
+
+def _greedy(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    arguments = launch.arguments
+    turns = math.ceil(arguments["vocab"] / arguments["WIDE"])
+    return {"bytes": _size(arguments["logits"]), "least_s": device.least_s + turns * device.loop_s}
+
+
+SPECIAL: dict[str, Special] = {
+    "_gather_rows": _gather,
+    "_step_inputs": _inputs,
+    "_rotary_kv": _rotary,
+    "_rms_norm": _norm,
+    "_ragged_attention": _prompts,
+    "_attend_ranges": _decodes,
+    "_merge_pieces": _merges,
+    "_sample": _greedy,
+}

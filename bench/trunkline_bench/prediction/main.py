@@ -1,0 +1,64 @@
+"""The prediction of a decode step and of a job, written as a page."""
+
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import triton
+
+from trunkline_bench.prediction import report
+from trunkline_bench.prediction.device import H200, RANGES, Device
+from trunkline_bench.prediction.kernel_work import works
+from trunkline_bench.prediction.recorded_step import RecordedStep, decode_step, prompt_step
+from trunkline_worker.model.gpu_decoder import Chip
+from trunkline_worker.model.spec import read_spec
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PROGRAM_SHARED_MEMORY = 227 << 10  # bytes that one program may use
+PROMPT_STEP_TOKENS = 8192  # of a step that computes prompts: what the headline stage of bench-gpu runs with
+
+
+def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
+    """Markdown. The job has `batch` requests and this mean context: prompts and outputs of two thirds of it."""
+    chip = Chip(device.multiprocessors, PROGRAM_SHARED_MEMORY, (9, 0))
+    spec = read_spec(CONFIGS / model)
+    length = context * 2 // 3
+    decode = decode_step(spec, chip, batch=batch, context=context)
+    prompts = prompt_step(spec, chip, tokens=max(PROMPT_STEP_TOKENS, length), prompt=length)
+    job = report.Job(batch, length, length)
+    predicted = _predicted(decode, prompts, job, device)
+    rates = {
+        name: (
+            _predicted(decode, prompts, job, _changed(device, name, worst)).tokens_per_s,
+            _predicted(decode, prompts, job, _changed(device, name, best)).tokens_per_s,
+        )
+        for name, (worst, best) in RANGES.items()
+    }
+    assumed = ", ".join(f"{field.name} {getattr(device, field.name):.4g}" for field in fields(device)[1:])
+    return (
+        f"# A decode step of {model}, predicted\n\n"
+        f"- date: {datetime.now(UTC):%Y-%m-%d}; versions: triton {triton.__version__}, torch {torch.__version__}\n"
+        f"- command: `python -m trunkline_bench.kernel_resources --step {model} --batch {batch} --context {context}`"
+        " (no GPU is used, and nothing is measured)\n"
+        f"- assumed of an {device.name}: {assumed}; sources: `trunkline_bench/prediction/device.py`\n"
+        f"- job of {batch} requests of {length} tokens in and {length} out: prompts {predicted.prefill_s:.1f} s, "
+        f"decodes {predicted.decode_s:.1f} s, **{predicted.tokens_per_s:,.0f} output tok/s**\n\n"
+        f"## {batch} decodes with contexts of {context}\n\n{report.table(works(decode, device), device)}\n"
+        f"## A step of {sum(prompts.query_lens):,} prompt tokens\n\n{report.table(works(prompts, device), device)}\n"
+        "## What the job would reach if one assumption is wrong\n\n"
+        f"{report.sensitivity(rates, RANGES, device)}"
+    )
+
+
+def _changed(device: Device, name: str, value: float) -> Device:
+    return replace(device, **{name: value})  # type: ignore[arg-type]
+
+
+def _predicted(decode: RecordedStep, prompts: RecordedStep, job: report.Job, device: Device) -> report.JobPrediction:
+    return report.job(
+        job,
+        decode_step_s=report.step_s(works(decode, device), device),
+        prompt_step_s=report.step_s(works(prompts, device), device),
+        prompt_step_tokens=sum(prompts.query_lens),
+    )

@@ -1,0 +1,113 @@
+"""What each tiling needs of a chip: those of the shipped table, and those that the sweeps of `make bench-gpu` try.
+
+usage: python -m trunkline_bench.tiling_resources [--file tuned.json] [--few]
+
+Compiles them for sm_90, without a GPU. Ends with status 1 where one spills registers, does without tensor cores, or
+needs more shared memory than there is.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from trunkline_bench.gpu.product_sweep import GATED_CANDIDATES
+from trunkline_bench.gpu.tiling_sweep import DECODE_CANDIDATES, RAGGED_CANDIDATES
+from trunkline_bench.kernel_launches import CHIPS, META, Launch, recorded, resources
+from trunkline_bench.prediction.device import H200, programs_per_multiprocessor
+from trunkline_kernels.gpu.decode_attention import decode_attention
+from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.decode_tiling import DecodeTiling
+from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
+from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention
+from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
+from trunkline_kernels.gpu.tuned_tilings import SHIPPED, TilingKey, table
+from trunkline_kernels.ragged_batch import KVLayer
+
+CHIP = CHIPS["sm_90"]
+KV_HEADS, SEQUENCES, BLOCK_SIZE = 8, 64, 16
+Tiling = DecodeTiling | RaggedTiling | GatedTiling
+
+
+def tilings(file: Path) -> Iterator[tuple[TilingKey, Tiling]]:
+    """Of a table, and of the sweeps."""
+    for key, fields in table(file).items():
+        yield key, DecodeTiling(**fields) if key.kernel == "decode_attention" else RaggedTiling(**fields)
+    for candidate in (*DECODE_CANDIDATES, *RAGGED_CANDIDATES):
+        kernel = "decode_attention" if isinstance(candidate, DecodeTiling) else "ragged_attention"
+        yield TilingKey(kernel, "", 128, 4, "bfloat16", "bfloat16"), candidate
+    for gated in GATED_CANDIDATES:
+        yield TilingKey("gated_linear", "", 128, 4, "bfloat16", "bfloat16"), gated
+
+
+def launch(key: TilingKey, tiling: Tiling) -> Launch:
+    """The kernel as its launcher launches it with this tiling."""
+    dtype, kv_dtype = (getattr(torch, name) for name in (key.dtype, key.kv_dtype))
+    q = torch.empty(SEQUENCES, key.group * KV_HEADS, key.head_dim, dtype=dtype, device=META)
+    pool = torch.empty(1024, BLOCK_SIZE, KV_HEADS, key.head_dim, dtype=kv_dtype, device=META)
+    scale = None if kv_dtype == dtype else torch.empty(1, device=META)
+    kv = KVLayer(pool, pool, scale, scale)
+    lens, tables = _ints(SEQUENCES), _ints(SEQUENCES, 128)
+    with recorded() as launches:
+        if isinstance(tiling, DecodeTiling):
+            plan = DecodePlan.allocate(
+                max_seqs=SEQUENCES, num_heads=q.shape[1], num_kv_heads=KV_HEADS, head_dim=key.head_dim,
+                num_multiprocessors=H200.multiprocessors, tiling=tiling, device=META,
+            )  # fmt: skip
+            room = PrefixRoom.allocate(
+                num_tiles=1, tile_seqs=1, num_heads=q.shape[1], head_dim=key.head_dim, device=META
+            )
+            decode_attention(
+                q, kv, q, context_lens=lens, rows=lens, block_tables=tables, plan=plan,
+                prefixes=SharedPrefixes(_ints(0, 5), _ints(SEQUENCES, 3), room), scale=0.1,
+            )  # fmt: skip
+        elif isinstance(tiling, GatedTiling):
+            hidden = key.group * KV_HEADS * key.head_dim
+            x, weight = (torch.empty(rows, hidden, dtype=dtype, device=META) for rows in (SEQUENCES, 6 * hidden))
+            gated_linear(x, weight, tiling)
+        else:
+            ragged_attention(
+                q, kv, q, tiles=_ints(16, 4), query_starts=_ints(SEQUENCES + 1), context_lens=lens, rows=lens,
+                block_tables=tables, tiling=tiling, scale=0.1,
+            )  # fmt: skip
+    return launches[0]
+
+
+def _ints(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device=META)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", type=Path, default=SHIPPED)
+    parser.add_argument("--few", action="store_true", help="the first entry of the table, and two candidates")
+    arguments = parser.parse_args()
+    known = list(tilings(arguments.file))
+    if arguments.few:
+        known = [known[0], known[-1]]
+    bad = False
+    for key, tiling in known:
+        found = resources(launch(key, tiling), CHIP)
+        fit = programs_per_multiprocessor(H200, warps=tiling.warps, registers=found.registers, shared=found.shared)
+        wrong = [
+            text
+            for text, is_so in (
+                (f"spills {found.spills} bytes", found.spills > 0),
+                ("does without tensor cores", not found.tensor_cores),
+                ("does not fit the shared memory", found.shared > CHIP.shared_memory),
+            )
+            if is_so
+        ]
+        bad |= bool(wrong)
+        print(
+            f"{tiling}: {found.registers} registers, {found.shared:,} bytes of shared memory, {fit} programs at once"
+            f"{''.join(f'; {text}' for text in wrong)}",
+            flush=True,
+        )
+    sys.exit(bad)
+
+
+if __name__ == "__main__":
+    main()

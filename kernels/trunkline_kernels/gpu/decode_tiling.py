@@ -1,0 +1,61 @@
+"""How decode_attention divides its work into programs and tiles."""
+
+from dataclasses import dataclass
+
+import torch
+
+from trunkline_kernels.gpu.tuned_tilings import TilingKey, tuned
+
+MOST_HEAD_DIM = 256
+# Reading two tiles of 64 keys takes a program about as long as starting does, and merging eight pieces more takes about
+# as long as reading one tile more: cutting further would gain nothing.
+SHORTEST_PIECE = 128
+MOST_PROGRAMS = 3  # of a multiprocessor: the registers of each suffice for no more
+OWN_SHARED = (
+    7 << 10
+)  # bytes of shared memory of a program beside its tiles of keys and values; compiled programs need 6
+HOPPER_SHARED_MEMORY = 227 << 10  # bytes that one program may use
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiling:
+    """Keys that a program handles at once, warps, and stages of its pipeline of loads."""
+
+    keys: int
+    warps: int
+    stages: int
+    # Of each multiprocessor. If more are launched than run at once on one, the others begin when the first ones end:
+    # since all take equally long, most of the device may then wait for few programs.
+    programs: int = 3
+    shortest: int = SHORTEST_PIECE  # tokens of a piece, unless its context has fewer
+
+
+def decode_tiling_for(
+    *,
+    head_dim: int,
+    group: int,
+    shared_memory: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: str = "",
+) -> DecodeTiling:
+    """The tiling that was measured to be the fastest on this device, else one that keeps enough loads in flight.
+
+    group: query heads of a KV head; shared_memory: bytes that one program may use; device: its name
+    """
+    if head_dim > MOST_HEAD_DIM:
+        raise ValueError(f"head_dim {head_dim} is more than the {MOST_HEAD_DIM} that the attention kernels support")
+    key = TilingKey.of(
+        "decode_attention", device=device, head_dim=head_dim, group=group, dtype=dtype, kv_dtype=kv_dtype
+    )
+    if found := tuned(key):
+        return DecodeTiling(**found)
+    if dtype == torch.float32:
+        return DecodeTiling(32, 4, 1, programs=2)
+    stages = 3 if shared_memory >= HOPPER_SHARED_MEMORY else 2
+    # Converting 8-bit keys takes registers: with more keys only two programs would run at once.
+    keys = 32 if head_dim > 128 or kv_dtype != dtype else 64
+    padded_dim = 1 << (head_dim - 1).bit_length()
+    tiles = 2 * (stages - 1) * keys * padded_dim * kv_dtype.itemsize
+    fit = shared_memory // (tiles + OWN_SHARED)
+    return DecodeTiling(keys, 4, stages, max(1, min(fit, 2 if head_dim > 128 else MOST_PROGRAMS)))

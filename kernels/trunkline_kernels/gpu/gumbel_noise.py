@@ -1,0 +1,41 @@
+"""Noise of a draw: a function of (key of seed and position, token id) alone, so there is no generator state.
+
+Twin: trunkline_worker.sampling_key.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _mixed(x):
+    """MurmurHash3's 32-bit finaliser."""
+    x ^= x >> 16
+    x *= 0x85EBCA6B
+    x ^= x >> 13
+    x *= 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def gumbel_noise(low, high, token):
+    """Gumbel noise of tokens, float32.  low, high: halves of the position's key, uint32"""
+    x = _mixed(token.to(tl.uint32) * 0x9E3779B1 + low)
+    x = _mixed(x ^ high)
+    # At most 1 - 2 ** -24: the logarithm of nothing is no number.
+    uniform = tl.minimum((x.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
+    # log(1 - v) by its series where 1 - v would round v's lower bits away.
+    series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
+    exponential = tl.where(uniform < 1e-2, series, -tl.log(1.0 - uniform))
+    return -tl.log(exponential)
+
+
+@triton.jit
+def position_key(low, high, position):
+    """Key of one position, halves of 64 bits: MurmurHash3's finaliser over seed and position."""
+    seed = (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low.to(tl.uint32, bitcast=True).to(tl.uint64)
+    x = seed + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD
+    x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53
+    x = x ^ (x >> 33)
+    return x.to(tl.uint32), (x >> 32).to(tl.uint32)

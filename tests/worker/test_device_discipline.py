@@ -1,0 +1,106 @@
+"""The GPU's runner keeps a device's rules, on a device that is not there: no waiting, safe copies, graphs that do what
+their steps need, launches that are what kernels assume.
+"""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trunkline_kernels.gpu
+from tests.worker.device import contracts
+from tests.worker.device.cards import A100, H200, L4, RTX_4090, Card
+from tests.worker.device.models import NAMES, spec_of
+from tests.worker.device.session import Session, drive, plans_for, session
+from trunkline_worker.settings import EngineSettings
+
+NUM_BLOCKS, CONTEXT = 3000, 4096
+SMALL: dict[str, Any] = {"max_step_tokens": 1024, "max_running_requests": 24}
+
+
+def launched_kernels() -> set[str]:
+    """Names that the modules of trunkline_kernels.gpu launch: kernel[grid](…)."""
+    found = set()
+    for info in pkgutil.iter_modules(trunkline_kernels.gpu.__path__):
+        module = importlib.import_module(f"trunkline_kernels.gpu.{info.name}")
+        assert module.__file__ is not None
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                assert isinstance(node.func.value, ast.Name)
+                found.add(node.func.value.id)
+    return found
+
+
+def test_every_kernel_has_a_contract() -> None:
+    assert launched_kernels() == set(contracts.CONTRACTS)
+
+
+def run(name: str, options: dict[str, Any], *, count: int, seed: int, card: Card = H200) -> Session:
+    """Random plans through a runner with two layers of a model."""
+    options = dict(options)
+    spec = spec_of(name, layers=options.pop("layers", 2), window=options.pop("window", None))
+    settings = EngineSettings("model", **options)
+    with session(spec, card=card, num_blocks=NUM_BLOCKS, context_length=CONTEXT, seed=seed, **options) as found:
+        drive(found, plans_for(found, settings, NUM_BLOCKS, CONTEXT, seed), count)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3-8b", {}),
+        ("llama-3.1-8b", {"deterministic": True}),
+        ("qwen3-0.6b", {"kv_dtype": "fp8", "quantization": "int4", "block_size": 32}),
+    ],
+    ids=str,
+)
+def test_random_steps_keep_the_rules(name: str, options: dict[str, Any]) -> None:
+    found = run(name, {**SMALL, **options}, count=60, seed=1)
+    assert found.replays > 30
+    assert {
+        "_tile_peaks",
+        "_choose",
+        "_draw",
+        "_pick",
+        "_penalise",
+        "_logprobs",
+        "_add_bias",
+    } <= found.device.launches.keys()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"deterministic": True},
+    {"deterministic": True, "kv_dtype": "fp8", "max_step_tokens": 200, "max_running_requests": 300},
+    {"quantization": "fp8", "kv_dtype": "fp8"},
+    {"quantization": "int8", "window": 512},
+    {"quantization": "int4", "block_size": 4},
+    {"graphs": "off"},
+    {"max_running_requests": 1},
+    {"max_running_requests": 5, "max_step_tokens": 8192},
+    {"max_step_tokens": 7},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_hundreds_of_random_steps_keep_the_rules(name: str, options: dict[str, Any]) -> None:
+    limits = {"max_step_tokens": 2048, "max_running_requests": 256}
+    run(name, {**limits, **options}, count=400, seed=OPTIONS.index(options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", [A100, RTX_4090, L4], ids=lambda card: card.name)
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
+def test_other_cards_get_tilings_of_their_own(card: Card, options: dict[str, Any]) -> None:
+    run("qwen3-8b", {**SMALL, **options}, count=200, seed=3, card=card)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_models_keep_the_rules(name: str) -> None:
+    run(name, {"layers": None, "max_step_tokens": 2048, "max_running_requests": 64}, count=20, seed=4)
