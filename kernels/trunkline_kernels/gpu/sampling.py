@@ -43,8 +43,8 @@ from trunkline_kernels.gpu.sampling_tiles import (
     tiled_load,
 )
 
-# Listed tiles that a program of four warps looks at at once: with sixteen cuts each, or with none. With more of them the
-# registers of some chip do not suffice.
+# Listed tiles that a program of four warps looks at at once: with sixteen cuts each, or with none. For more of them the
+# registers of some chips do not suffice.
 CUT_TILES, DRAW_TILES = 1, 8
 RUN = 16  # tiles of a program that draws from all of them
 NUCLEUS_TILES = 16  # in which a nucleus is looked for first; then in eight times as many, and so on
