@@ -327,3 +327,16 @@ def test_guests_of_a_lane_are_of_one_tenant_after_the_other() -> None:
         rig.submit([n % 40, 1], 6, lane=INTERACTIVE)
         rig.step()
     assert rig.sequences[other].admitted_s is not None, "the second guest at the latest"
+
+
+@pytest.mark.parametrize("rule", AdmissionRule)
+@pytest.mark.parametrize("tenants", [7, 9, 30])
+def test_tenants_that_wait_for_much_do_not_hide_a_newcomer(tenants: int, rule: AdmissionRule) -> None:
+    """Each of them waits for one sequence that is larger than its share, and has had no service yet."""
+    rig = flooded(Rig(max_running=64, num_blocks=200, admission=rule, max_step_tokens=64), prompt=40, output=300)
+    for number in range(tenants):
+        rig.submit([number, 1, 2] + [9] * 497, 200, tenant=f"large {number}")
+    for _ in range(6):
+        rig.step()
+    newcomer = rig.submit([49, 48, 47], 1, tenant="newcomer")
+    assert steps_to_first_token(rig, newcomer) <= 2

@@ -29,7 +29,8 @@ from trunkline_worker.step_budget import StepBudget
 if TYPE_CHECKING:
     from trunkline_worker.preemption import Preemption
 
-# Tenants of a lane that are looked at in one step, the least served first: bounds the cost of a step.
+# Tenants of a lane that are looked at in one step, the least served first, and so many more of those that want little:
+# bounds the cost of a step.
 MAX_LOOKED_AT = 8
 MAX_VICTIMS = 16  # of one newcomer, found in one step; more are not looked for
 # For so long after several tenants had something in a lane, one of them alone does not stretch steps there: the others
@@ -52,6 +53,7 @@ class LaneSharing:
         self.makes_room_in: Lane | None = None
         # Those for whom others were preempted, by lane: they get the room, not those who made it.
         self._expected: list[Sequence | None] = [None for _ in LANES]
+        self._num_modest = 0  # tenants that want little, looked at so far: they take turns at being the first
 
     def begin_step(self, now_s: float) -> None:
         self._now_s = now_s
@@ -122,7 +124,8 @@ class LaneSharing:
         hurries = running_set.hurries(lane, now_s)
         growth = self._growth_blocks(lane)
         is_behind = False  # one that comes before it in the order waits for more than it may take
-        for sequence in self._in_order(lane):
+        for sequence, is_modest in self._in_order(lane):
+            is_behind |= is_modest
             if not self._preemption.left or not budget.can_begin(sequence):
                 break
             may_hurry = hurries and self.may_stretch(sequence)
@@ -150,23 +153,42 @@ class LaneSharing:
                 is_behind = True
         waiting.restore()
 
-    def _in_order(self, lane: Lane) -> Iterator[Sequence]:
+    def _in_order(self, lane: Lane) -> Iterator[tuple[Sequence, bool]]:
         """Those that wait and may be let in: one for whom room has been made, then the next one of each tenant, and
-        again the next one of a tenant of which one was let in. What of them is cached has been looked for."""
+        again the next one of a tenant of which one was let in; at last those of other tenants that want little, and
+        True. What of them is cached has been looked for."""
         running_set, waiting = self._set, self._set.waiting
         expected, self._expected[lane] = self._expected[lane], None
         if expected is not None and expected in waiting and not running_set.waits_for_prefix(expected):
             self._expected[lane] = expected
-            yield expected
+            yield expected, False
             self._expected[lane] = None
+        looked_at: set[Account] = set()
         for _ in range(MAX_LOOKED_AT):
             sequence = waiting.next(lane)
             if sequence is None:
                 return
+            looked_at.add(sequence.account)
             if not running_set.waits_for_prefix(sequence):
-                yield sequence
+                yield sequence, False
             if sequence in waiting:
                 waiting.pass_over(lane)
+        # Tenants that wait for much stand first in every step; they must not hide those that are within their share.
+        modest = [one for one in waiting.of_other_tenants(lane, looked_at) if self._is_modest(one)]
+        first = self._num_modest % len(modest) if len(modest) > MAX_LOOKED_AT else 0
+        for sequence in (modest[first:] + modest[:first])[:MAX_LOOKED_AT]:
+            self._num_modest += 1
+            if not running_set.waits_for_prefix(sequence):
+                yield sequence, True
+
+    def _is_modest(self, sequence: Sequence) -> bool:
+        """Whether a tenant stays within its fair share of places and KV with all that it has waiting, each as long as
+        this one, as far as that is seen at once."""
+        running_set, account = self._set, sequence.account
+        places = (account.running + account.num_queued) / running_set.admission.places(account.lane)
+        blocks = account.num_queued * running_set.blocks.blocks_for(len(sequence.token_ids))
+        level = max(places, blocks / running_set.admission.pool_blocks(account.lane)) / account.weight
+        return level <= running_set.waiting.lanes[account.lane].fair_share
 
     def _growth_blocks(self, lane: Lane) -> int:
         """Blocks that sequences of a lane and those above it need in this step to go on. One that is let in leaves
