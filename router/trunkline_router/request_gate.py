@@ -96,7 +96,7 @@ class Passage:
 
             async def turn() -> None:
                 arrived()
-                await self._gate.turns.turn(self._call.sender.connection)
+                await self._gate.turns.turn(self._call.sender.account)
 
             return await self._taken(context, turn)
 
@@ -107,7 +107,7 @@ class Passage:
             async def turn() -> None:
                 arrived = await stack.enter_async_context(self._reading.place(self._call.sender))
                 arrived()
-                await self._gate.turns.turn(self._call.sender.connection)
+                await self._gate.turns.turn(self._call.sender.account)
 
             return await self._taken(context, turn)
 
@@ -117,7 +117,7 @@ class Passage:
             raw: Any = await taken_in_turn(context.read(), turn)
             num_bytes = 0 if raw is grpc.aio.EOF else len(raw)
         finally:
-            self._gate.turns.took(self._call.sender.connection, num_bytes)
+            self._gate.turns.took(self._call.sender.account, num_bytes)
         return raw
 
     def answer_begins(self) -> None:

@@ -15,6 +15,12 @@ class Sender(NamedTuple):
         """What a sender's share counts for: its host, its connection, and its tenant on that connection."""
         return self[:1], self[:2], tuple(self)
 
+    @property
+    def account(self) -> str:
+        """Names the tenant of a host, whatever connections it uses: what they send together takes time of one event
+        loop."""
+        return f"{self.host} {self.tenant}"
+
 
 def sender_of(peer: str, tenant: str = "") -> Sender:
     """peer: as gRPC names it"""
