@@ -176,7 +176,7 @@ async def beside(address: str, lie: Lie, port: int, model: str) -> FalseWorker:
         told = lie.tokenizer(told)
         description.tokenizer_digest = tokenizer_digest(told)
     elif lie.tokenizer is not None:
-        description.tokenizer_digest = secrets.token_bytes(16)  # nobody has it yet: it is fetched
+        description.tokenizer_digest = secrets.token_bytes(16)  # no router has it yet: it is fetched
     if lie.model is not None:
         lie.model(description)
     return FalseWorker(description, told, lie)  # type: ignore[abstract]  # what no router calls is not there

@@ -1,4 +1,4 @@
-"""What somebody who can write to a fleet's Redis may put there. Each attack writes again and again until its time is
+"""What a writer to a fleet's Redis may put there. Each attack writes again and again until its time is
 over, since routers clear what they find out.
 
 Entries have the form that routers write, in as large a number or size as was seen to do harm.
@@ -60,7 +60,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 async def put_leases(client: Redis, keys: str, count: int = LEASES) -> None:
-    """Ports of this machine where nobody listens, and addresses of networks that lead nowhere (RFC 5737)."""
+    """Ports of this machine without a listener, and addresses of networks that lead nowhere (RFC 5737)."""
     until_ms = await _now_ms(client) + TTL_MS
     addresses = [
         f"127.0.0.1:{1 + number}" if number % 2 else f"192.0.2.{1 + number % 254}:{50_000 + number // 254}"
@@ -72,7 +72,7 @@ async def put_leases(client: Redis, keys: str, count: int = LEASES) -> None:
 
 
 async def put_routers(client: Redis, keys: str, count: int = ROUTERS, workers: int = 1, name: str = "false") -> None:
-    """Each with credits for so many workers, under a version that nobody has read."""
+    """Each with credits for so many workers, under a version that no router has read."""
     now_ms = await _now_ms(client)
     names = [f"{name}-{number}/0" for number in range(count)]
     credits = [(f"worker-{number}", str(number), 5, 500) for number in range(workers)]

@@ -1,4 +1,4 @@
-"""What somebody sends to a worker's own port: sessions as a router opens them, with messages that none would send."""
+"""Attacks on a worker's own port: sessions as a router opens them, with messages that no router sends."""
 
 import time
 from collections import Counter

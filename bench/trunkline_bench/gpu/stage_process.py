@@ -40,7 +40,7 @@ class Ending:
     seconds: float = 0.0
     error: str = ""  # empty: it did all it was to do
     kernel: str = ""  # where the device's error, or the frame that the process died in, was
-    is_of_device: bool = False  # an error of the device, or a death by a signal that nobody here sent
+    is_of_device: bool = False  # an error of the device, or a death by a signal that this program did not send
     facts: Row = field(default_factory=dict)
     has_gpu: bool = True
 
