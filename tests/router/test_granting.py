@@ -16,6 +16,7 @@ from trunkline_router.grant_charge import CLOCK_MARGIN_S
 from trunkline_router.granting import MAX_GRANTS
 from trunkline_router.held_bytes import ByteBounds
 from trunkline_router.link_context import LinkLimits
+from trunkline_router.sender import sender_of
 from trunkline_router.signs_of_life import SignsOfLife
 
 
@@ -180,7 +181,8 @@ async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its
         gate = router.gate
         call = Call(router)
         await call.begin()
-        (account,) = gate._requests._connections
+        (connection,) = gate._requests._connections
+        account = sender_of(connection).account
         gate.turns.took(account, 64 << 20)  # it is far ahead of its pace
         asking = asyncio.create_task(call.refused(large))
         await until(lambda: account in gate.turns._waiting)
