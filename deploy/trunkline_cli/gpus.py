@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 QUERY = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
 QUERY_TIMEOUT_S = 20.0
-# Of a GPU's free memory for the KV pools of all workers on it; one worker's own default.
-KV_MEMORY_FRACTION = 0.9
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -30,9 +28,9 @@ def gpu_environment(gpus: Sequence[str], index: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
 
 
-def shared_fraction(gpus: Sequence[str], workers: int, index: int) -> float | None:
-    """Part of its GPU's free memory for a worker's KV, where it has the GPU not to itself."""
+def memory_share(gpus: Sequence[str], workers: int, index: int) -> float | None:
+    """Part of its GPU's memory for a worker; None where it has no GPU, or one for itself."""
     if not gpus:
         return None
     sharing = len(range(index % len(gpus), workers, len(gpus)))
-    return round(KV_MEMORY_FRACTION / sharing, 3) if sharing > 1 else None
+    return round(1 / sharing, 3) if sharing > 1 else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trunkline_cli.arguments import MOST_PORT
 from trunkline_cli.child import script
-from trunkline_cli.gpus import gpu_environment, shared_fraction
+from trunkline_cli.gpus import gpu_environment, memory_share
 
 
 class LaunchError(Exception):
@@ -52,7 +52,7 @@ class ClusterPlan:
     def worker_command(self, index: int) -> list[str]:
         shared_out = max(1, (os.cpu_count() or 1) // self.workers)
         threads = shared_out if self.threads is None else self.threads
-        fraction = shared_fraction(self.gpus, self.workers, index)
+        share = memory_share(self.gpus, self.workers, index)
         return [
             script("trunkline-worker"),
             f"--model={self.model}",
@@ -62,7 +62,7 @@ class ClusterPlan:
             f"--worker-id=worker-{index}",
             f"--threads={threads}",
             "--drain-timeout-s=2",
-            *([] if fraction is None else [f"--kv-memory-fraction={fraction}"]),
+            *([] if share is None else [f"--gpu-memory-share={share}"]),
             *self.worker_arguments,
         ]
 

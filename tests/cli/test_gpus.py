@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trunkline_cli.gpus import gpu_environment, shared_fraction, visible_gpus
+from trunkline_cli.gpus import gpu_environment, memory_share, visible_gpus
 from trunkline_cli.plan import ClusterPlan
 
 NVIDIA_SMI = """#!/bin/sh
@@ -40,15 +40,15 @@ def test_workers_share_gpus_out() -> None:
         {"CUDA_VISIBLE_DEVICES": gpu} for gpu in ("0", "1", "0")
     ]
     assert gpu_environment((), 0) == {}
-    assert [shared_fraction(("0", "1"), 3, index) for index in range(3)] == [0.45, None, 0.45]
-    assert shared_fraction((), 3, 0) is None
+    assert [memory_share(("0", "1"), 3, index) for index in range(3)] == [0.5, None, 0.5]
+    assert memory_share((), 3, 0) is None
 
 
 def test_a_plan_tells_workers_and_router() -> None:
-    plan = ClusterPlan(Path("m"), "m", 2, "127.0.0.1", 50051, 50061, ("--kv-memory-fraction=0.3",), 1, "t.json", ("0",))
+    plan = ClusterPlan(Path("m"), "m", 2, "127.0.0.1", 50051, 50061, ("--gpu-memory-share=0.3",), 1, "t.json", ("0",))
     command = plan.worker_command(1)
     # The last one counts: what the user says goes before what the launcher thinks.
-    assert command.index("--kv-memory-fraction=0.45") < command.index("--kv-memory-fraction=0.3")
+    assert command.index("--gpu-memory-share=0.5") < command.index("--gpu-memory-share=0.3")
     assert plan.environment("worker-1") == {"CUDA_VISIBLE_DEVICES": "0"}
     assert plan.environment("router") == {}
     assert "--tenants=t.json" in plan.router_command()

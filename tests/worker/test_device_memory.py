@@ -12,7 +12,7 @@ import torch
 from tests.worker.device.cards import A100, CONTEXT_BYTES, H200, RTX_4090, Card
 from tests.worker.device.device import FakeDevice
 from tests.worker.device.models import NAMES, inventions, model_of, spec_of
-from trunkline_cli.gpus import shared_fraction
+from trunkline_cli.gpus import memory_share
 from trunkline_worker import engine_process
 from trunkline_worker.engine_process import build_engine
 from trunkline_worker.gpu.runner import GRAPH_POOL_BYTES, GpuRunner
@@ -170,14 +170,15 @@ SHARED = [
 
 
 @pytest.mark.parametrize(("name", "card", "options"), SHARED, ids=["H200", "RTX 4090"])
-def test_two_workers_share_a_card(name: str, card: Card, options: dict[str, Any]) -> None:
-    """Whether they start together, or the second one when the first has all its memory: it gets less then."""
-    fraction = shared_fraction(("0",), 2, 0)
-    assert fraction is not None
-    first = worker_on(card, name, kv_memory_fraction=fraction, **options)
-    second = worker_on(card, name, kv_memory_fraction=fraction, others=first.all, **options)
-    assert first.all + second.all <= card.memory
-    together = worker_on(card, name, kv_memory_fraction=fraction, others=first.weights + CONTEXT_BYTES, **options)
-    assert together.all <= card.memory / 2
+def test_two_workers_share_a_card_alike_in_whatever_order_they_start(
+    name: str, card: Card, options: dict[str, Any]
+) -> None:
+    share = memory_share(("0",), 2, 0)
+    assert share is not None
+    first = worker_on(card, name, gpu_memory_share=share, **options)
+    second = worker_on(card, name, gpu_memory_share=share, others=first.all, **options)
+    together = worker_on(card, name, gpu_memory_share=share, others=first.weights + CONTEXT_BYTES, **options)
+    assert first.kv == second.kv == together.kv
+    assert first.all <= card.memory * share
     for found in (first, second, together):
         check_fits(found, card)

@@ -29,7 +29,7 @@ from trunkline_worker.blocks import KVBlocks
 from trunkline_worker.engine import Engine, ModelLimits
 from trunkline_worker.flight_recorder import FlightRecorder
 from trunkline_worker.frames import FrameReader, frame
-from trunkline_worker.kv_budget import OutOfMemory, check_block_count, free_bytes, kv_block_count
+from trunkline_worker.kv_budget import OutOfMemory, check_block_count, kv_block_count, usable_bytes
 from trunkline_worker.largest_step import activation_bytes
 from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.model.errors import ModelError
@@ -92,7 +92,7 @@ def build_engine(
     context_length = model.context_length
     fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
     needed = activation_bytes(model, settings)  # first: it gives back what was cached of loading
-    available = max(0, free_bytes(device) - needed)
+    available = max(0, usable_bytes(device, settings.gpu_memory_share) - needed)
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
     if settings.kv_blocks:
         num_blocks = settings.kv_blocks

@@ -44,6 +44,18 @@ def free_bytes(device: torch.device) -> int:
     return min(_available_bytes(), _cgroup_headroom_bytes())
 
 
+def usable_bytes(device: torch.device, share: float) -> int:
+    """Memory that a worker may still take, which has `share` of its GPU's memory.
+
+    The share is of all the GPU's memory, so that workers that share a GPU get the same in whatever order they start.
+    What the CUDA context takes is not counted: the pool leaves that much room, see kv_memory_fraction.
+    """
+    if device.type != "cuda" or share == 1.0:
+        return free_bytes(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, min(free, int(total * share) - torch.cuda.memory_reserved(device)))
+
+
 def _available_bytes() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")

@@ -57,6 +57,12 @@ class EngineSettings:
         minimum=0.01,
         maximum=0.95,
     )
+    gpu_memory_share: float = _setting(
+        1.0,
+        "part of the GPU's memory for this worker, weights included; below 1 where several workers share the GPU",
+        minimum=0.01,
+        maximum=1.0,
+    )
     max_step_tokens: int = _setting(2048, "most tokens computed in one step", minimum=1, maximum=1 << 20)
     max_running_requests: int = _setting(
         256, "most choices that run at once; never more than max_step_tokens", minimum=1, maximum=1 << 16

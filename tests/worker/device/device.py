@@ -65,6 +65,7 @@ class FakeDevice(TorchDispatchMode):
             "Stream": self.timeline.stream, "Event": self.timeline.event, "stream": self.timeline.on,
             "current_stream": lambda *_: self.timeline.current, "synchronize": self.timeline.synchronize,
             "CUDAGraph": lambda: FakeGraph(self), "graph": self._capture, "empty_cache": lambda: None,
+            "memory_reserved": lambda *_: self.ledger.reserved,
             "memory_allocated": lambda *_: self.ledger.allocated,
             "max_memory_allocated": lambda *_: self.ledger.peak, "reset_peak_memory_stats": self._reset_peak,
             "mem_get_info": lambda *_: (self.ledger.free, self.ledger.total),
