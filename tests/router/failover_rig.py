@@ -4,16 +4,13 @@ from typing import Any
 
 import grpc
 
-from tests.router.cluster import until
+from tests.router.cluster import Cluster, until
 from tests.router.fake_worker import FakeChoice, FakeWorker
-from trunkline.status import (
-    no_worker,
-)
+from trunkline.status import no_worker
 from trunkline.v1.inference_pb2 import GenerateResponse
 
 PROMPT = list(range(10, 30))
 LONG = PROMPT * 20  # worth going to its holder for, whatever else waits there
-
 
 DIED = no_worker("the engine died")
 
@@ -32,3 +29,10 @@ async def rest(call: Any) -> list[GenerateResponse]:
 async def first_of(workers: list[FakeWorker]) -> FakeChoice:
     await until(lambda: any(not worker.arrived.empty() for worker in workers))
     return await next(worker for worker in workers if not worker.arrived.empty()).arrived.get()
+
+
+async def dies(router: Cluster, workers: list[FakeWorker], worker: FakeWorker) -> None:
+    """A worker ends, once the router has read its last words: a connection that breaks loses what is on its way."""
+    live = router.live(workers.index(worker))
+    await until(lambda: not live.session.num_open)
+    await worker.die()

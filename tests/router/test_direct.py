@@ -7,6 +7,7 @@ import pytest
 
 from tests.router.cluster import cluster, refusal, router_before, until
 from tests.router.direct_rig import KEY, PROMPT, Stream, arrival, choices, direct, fakes
+from tests.router.failover_rig import DIED, dies
 from tests.router.fake_worker import WORKER_DRAINS
 from trunkline import Client
 from trunkline.errors import (
@@ -18,7 +19,7 @@ from trunkline.errors import (
     Quarantined,
     TrunklineError,
 )
-from trunkline.status import CODE_INTERNAL, CODE_RESOURCE_EXHAUSTED, INTERNAL, OVERLOADED, RequestRefused, no_worker
+from trunkline.status import CODE_INTERNAL, CODE_RESOURCE_EXHAUSTED, INTERNAL, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.tenants import Tenant, Tenants
@@ -221,8 +222,8 @@ async def test_what_was_convicted_on_the_routed_path_is_not_granted() -> None:
         call = router.generate(PROMPT, sampling=SamplingParams(max_tokens=9))
         for sole in (False, True):
             choice = await arrival(workers)
-            choice.fail(no_worker("the engine died"), suspect=True, sole_suspect=sole)
-            await choice.worker.die()
+            choice.fail(DIED, suspect=True, sole_suspect=sole)
+            await dies(router, workers, choice.worker)
         assert (await refusal(call)).reason == "QUARANTINED"
         with pytest.raises(Quarantined):
             await client.complete(PROMPT, max_tokens=9)

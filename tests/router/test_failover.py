@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tests.router.cluster import Cluster, Refusal, cluster, refusal, tokens_of, until
-from tests.router.failover_rig import DIED, LONG, PROMPT, fakes, first_of, rest
+from tests.router.failover_rig import DIED, LONG, PROMPT, dies, fakes, first_of, rest
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import (
@@ -289,13 +289,6 @@ async def suspects(router: Cluster, workers: list[FakeWorker], *names: str) -> d
         choice.fail(DIED, suspect=True)
     await dies(router, workers, workers[0])
     return calls
-
-
-async def dies(router: Cluster, workers: list[FakeWorker], worker: FakeWorker) -> None:
-    """Once the router has heard its last words."""
-    live = router.live(workers.index(worker))
-    await until(lambda: not live.session.num_open)
-    await worker.die()
 
 
 async def test_suspects_go_on_each_at_a_worker_of_its_own() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tests.router.cluster import Cluster, cluster, refusal, until
-from tests.router.failover_rig import DIED, LONG, fakes, first_of, rest
+from tests.router.failover_rig import DIED, LONG, dies, fakes, first_of, rest
 from tests.router.fake_worker import FakeWorker
 from trunkline.status import QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -52,9 +52,7 @@ async def test_one_of_two_that_is_gone_is_not_enough(monkeypatch: pytest.MonkeyP
         await until(lambda: len(router.live(0).blocks) > 0)
         call = router.generate(LONG)
         (await workers[0].arrived.get()).fail(DIED, suspect=True)
-        live = router.live(0)
-        await until(lambda: not live.session.num_open)
-        await workers[0].die()
+        await dies(router, workers, workers[0])
         second = await first_of(workers[1:])
         second.fail(DIED, suspect=True, sole_suspect=True)
         third = await first_of([worker for worker in workers[1:] if worker is not second.worker])
@@ -68,9 +66,7 @@ async def kills_two(router: Cluster, workers: list[FakeWorker], call: Any) -> li
     for sole_suspect in (False, True):
         choice = await first_of(left)
         choice.fail(DIED, suspect=True, sole_suspect=sole_suspect)
-        live = router.live(workers.index(choice.worker))
-        await until(lambda live=live: not live.session.num_open)
-        await choice.worker.die()
+        await dies(router, workers, choice.worker)
         left.remove(choice.worker)
     return left
 
