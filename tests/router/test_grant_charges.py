@@ -68,6 +68,12 @@ async def is_held(router: Cluster) -> bool:
         return True
 
 
+async def until_nothing_is_held(router: Cluster) -> None:
+    """Waits for the worker's reports on what has ended: they come after the answer's last piece."""
+    while await is_held(router):  # noqa: ASYNC110  # what is waited for has no event of its own
+        await asyncio.sleep(0.002)
+
+
 async def until_admitted(router: Cluster, max_tokens: int) -> None:
     """Waits until a request of so many tokens is; nothing comes of it."""
 
@@ -191,6 +197,7 @@ async def test_a_call_that_stays_open_over_expired_grants_holds_nothing(monkeypa
         assert await refused_for_quota(router)
         await timers.go_off(EXPIRY_S)
         await until_admitted(router, 50)
+        await until_nothing_is_held(router)
         assert (await call.ask(lost())).grants, "and may ask for others, on another account"
         assert await refused_for_quota(router)
         call.call.cancel()
@@ -257,8 +264,7 @@ async def test_what_runs_on_without_its_router_is_held_for_as_long_as_that_hears
         assert await is_held(router)
         choice.tokens(2, finish=True)
         await stream.task
-        while await is_held(router):  # noqa: ASYNC110  # what is waited for has no event of its own
-            await asyncio.sleep(0.002)
+        await until_nothing_is_held(router)
 
 
 async def test_a_request_that_no_quota_ever_holds_in_full_goes_through_the_router() -> None:
