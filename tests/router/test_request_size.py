@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
+from tests.router.loop_work import watched_loop
 from tests.router.tokenizer_files import VOCAB_SIZE
 from trunkline.client import Client
 from trunkline.errors import InvalidRequest
@@ -48,14 +49,13 @@ from trunkline_router.request_size import (
     RequestSize,
 )
 from trunkline_router.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
-from trunkline_runtime.loop_lag import LoopLag
 
 SERVICE = "/trunkline.v1.InferenceService/"
 GENERATE, GRANT, TOKENIZE, DETOKENIZE = (SERVICE + name for name in ("Generate", "Grant", "Tokenize", "Detokenize"))
 EXPLAIN = "/trunkline.v1.FleetService/ExplainRoute"
 CONTEXT = 131_072
 MIB = 1 << 20
-MOST_LAG_S = 0.1  # what is refused here held a router up for seconds
+MOST_WORK_S = 0.1  # what is refused here held a router up for seconds
 
 
 class Models:
@@ -288,22 +288,22 @@ ATTACKS: dict[str, tuple[str, Callable[[], bytes], tuple[str, str]]] = {
 async def test_requests_without_measure_are_refused_at_once_with_a_row_of_the_error_table(name: str) -> None:
     method, made, expected = ATTACKS[name]
     message = made()
-    async with cluster(FakeWorker("a")) as router, LoopLag().watching() as lag:
+    async with cluster(FakeWorker("a")) as router:
         await router.answer("x")
-        lag.take()
-        refused = await raw_call(router, method, message)
+        async with watched_loop() as work:
+            refused = await raw_call(router, method, message)
         assert (refused.reason, refused.field) == expected
         assert refused.code == grpc.StatusCode.INVALID_ARGUMENT
-        assert lag.take() < MOST_LAG_S
+        assert work.longest_s < MOST_WORK_S
 
 
 async def test_detokenize_takes_as_many_ids_as_it_says_and_not_one_more() -> None:
     ids = [VOCAB_SIZE - 1] * MAX_DETOKENIZED_IDS
     most, more = (DetokenizeRequest(token_ids=some).SerializeToString() for some in (ids, [*ids, 1]))
-    async with cluster(FakeWorker("a")) as router, LoopLag().watching() as lag:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{router.port}") as channel:
+    async with cluster(FakeWorker("a")) as router:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{router.port}") as channel, watched_loop() as work:
             await channel.unary_unary(DETOKENIZE)(most)
-        assert lag.take() < MOST_LAG_S
+        assert work.longest_s < MOST_WORK_S
         refused = await raw_call(router, DETOKENIZE, more)
     assert (refused.reason, refused.field) == ("INVALID_REQUEST", "token_ids")
 
