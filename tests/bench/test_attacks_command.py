@@ -1,6 +1,8 @@
 """The catalogue of attacks, and what is said of each: no attack is left out, and no bound is broken in silence."""
 
 import asyncio
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -9,24 +11,30 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from trunkline.v1.worker_pb2 import SessionRequest
 from trunkline_bench.attacks import wire
-from trunkline_bench.attacks.attacker import ATTACKS
+from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5, ATTACKS
+from trunkline_bench.attacks.blow import Blow
 from trunkline_bench.attacks.calls import CALLS, MALFORMED
 from trunkline_bench.attacks.catalogue import NONE, Section, cases
 from trunkline_bench.attacks.innocent import Record
 from trunkline_bench.attacks.lies import LIES
 from trunkline_bench.attacks.main import chosen
+from trunkline_bench.attacks.priority import NICE
 from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.row import Bounds, Row, bound_beside_others
 from trunkline_bench.attacks.watched import LoopLag, lag_between, watching
+from trunkline_bench.attacks.window import ENOUGH, HOLD_S, MOST_S, fixed, until_enough
 
 BOUNDS = Bounds(p99_ms=250.0, rss_mib=1024.0, kept_mib=256.0, own_lag_ms=100.0)
 GOOD = {"p99": 20.0, "peak": 200.0, "after": 100.0, "own": 5.0}
+PARSED_SIZE = 10_000  # the largest messages take gigabytes to parse; these have the same form
 LIMITS = {"p99": 250.0, "peak": 1024.0, "after": 100.0 + 256.0, "own": 100.0}
 
 
@@ -80,7 +88,7 @@ def test_a_failed_request_and_a_strange_status_are_misses_too() -> None:
     row.strange_statuses = ("UNKNOWN",)
     assert len(row.misses()) == 2
     assert row.markdown().count("\n") == 0
-    assert row.markdown().replace("\\|", "").count("|") == 13, "what an error says makes no further cells"
+    assert row.markdown().replace("\\|", "").count("|") == 14, "what an error says makes no further cells"
 
 
 @given(st.floats(0.1, 1e4))
@@ -104,11 +112,15 @@ def test_what_is_called_is_a_message_of_the_method(name: str) -> None:
         "Generate": GenerateRequest.FromString,
         "Tokenize": TokenizeRequest.FromString,
         "Detokenize": DetokenizeRequest.FromString,
+        "ExplainRoute": ExplainRouteRequest.FromString,
     }
-    method = CALLS[name].method.rpartition("/")[2]
-    if any(size in name for size in ("63", "33", "15.9")) or method not in messages:
-        pytest.skip("takes gigabytes to parse, or stands inside another message")
-    assert messages[method](CALLS[name].message()).ByteSize() > 0
+    call = CALLS[name]
+    small = call.message(min(call.size, PARSED_SIZE))
+    read = messages[call.method.rpartition("/")[2]](small)
+    assert not list(UnknownFieldSet(read))
+    assert read.SerializeToString()
+    if call.size > PARSED_SIZE:
+        assert len(call.message(2 * PARSED_SIZE)) > 1.5 * len(small), "a larger one is asked for in the same way"
 
 
 async def test_a_step_that_holds_up_the_loop_is_seen_with_its_length_and_without_waits_for_a_core(
@@ -136,3 +148,41 @@ def test_an_attack_that_there_is_not_is_refused_in_one_line(tmp_path: Path) -> N
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--only=no such attack: no attack's name contains this")
     assert not list(tmp_path.iterdir())
+
+
+def session_priority(pid: int) -> int:
+    """Of the session that the process leads, where the kernel groups processes by session."""
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    return int(autogroup.read_text().split()[-1]) if autogroup.exists() else NICE
+
+
+async def test_an_attacker_has_a_lower_priority_than_its_victims_and_tells_what_it_did_when_it_is_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as victim:
+        victim.settimeout(60.0)
+        blow = Blow("5,000 idle connections", f"127.0.0.1:{victim.getsockname()[1]}", 60.0)
+        try:
+            await blow.begins()
+            first, _ = await asyncio.to_thread(victim.accept)
+            second, _ = await asyncio.to_thread(victim.accept)  # the first one has been counted
+            with first, second:
+                assert os.getpriority(os.PRIO_PROCESS, blow.pid) == session_priority(blow.pid) == NICE
+                assert (await blow.end())["connections"] >= 1
+        finally:
+            await blow.stop()
+
+
+@given(st.floats(0.0, 20.0), st.integers(0, 1000))
+def test_an_attack_lasts_until_enough_requests_have_ended_and_its_longest_time_at_most(
+    passed_s: float, requests: int
+) -> None:
+    assert until_enough(3.0).is_over(passed_s, requests) == (
+        passed_s >= MOST_S or (passed_s >= 3.0 and requests >= ENOUGH)
+    )
+    assert fixed(HOLD_S).is_over(passed_s, requests) == (passed_s >= HOLD_S)
+
+
+def test_an_attack_that_strikes_once_is_measured_for_a_fixed_time() -> None:
+    windows = {case.attack: case.window(3.0) for case in cases()}
+    assert windows["10,000 health watches"] == windows["10,000 idle sessions"] == fixed(HOLD_S)
+    assert windows["rapid reset"] == until_enough(3.0)
+    assert windows[ALL_OF_1_TO_5] == fixed(60.0)

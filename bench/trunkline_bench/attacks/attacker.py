@@ -2,17 +2,20 @@
 
 usage: python -m trunkline_bench.attacks.attacker NAME ADDRESS [--seconds 8]
 
-Says on standard error when it begins. Prints how often it struck and with what statuses, as JSON.
+Says on standard error when it begins. At its end, or at SIGTERM, it prints how often it struck and with what statuses,
+as JSON. It leaves the cores to its victims (`priority.py`).
 """
 
 import argparse
 import asyncio
 import json
+import os
+import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import NoReturn
 
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
@@ -30,13 +33,15 @@ from trunkline_bench.attacks.connections import (
     strange_deadlines,
 )
 from trunkline_bench.attacks.floods import FLOODS, flood
+from trunkline_bench.attacks.priority import give_way
 from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.sessions import HELLO, SESSIONS, open_again_and_again
 from trunkline_bench.attacks.wire import nested
 from trunkline_bench.faults.poison.sitecustomize import POISON
 
-Strike = Callable[[int, float], Counter[str]]  # (port, seconds) → what it came to
+Strike = Callable[[int, float, Counter[str]], None]  # with a port, for so many seconds; counts what comes of it
 
+GENERATE = ROUTER + "Generate"
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = nested(7, b"")  # ServerReflectionRequest
@@ -52,60 +57,50 @@ ENDLESS = GenerateRequest(
     model=FAST_MODEL, text="x", n=16, sampling=SamplingParams(max_tokens=900, logprobs=20, ignore_eos=True)
 ).SerializeToString()
 
-STREAMS_OF_1_TO_5: Mapping[str, Strike] = {
-    "rapid reset": lambda port, seconds: rapid_reset(port, ROUTER + "Generate", seconds),
-    "20,000 half-open streams": lambda port, seconds: half_open(port, ROUTER + "Generate", 20_000, seconds),
+UNREAD_STREAMS = "200 unread streams"
+ALL_OF_1_TO_5 = "all of these at once"
+
+# Each strikes once and then holds what it has.
+HOLDING_A_ROUTER: Mapping[str, Strike] = {
+    "10,000 health watches": partial(held, HEALTH_WATCH, b"", MANY, ends=True),
+    "10,000 reflection streams": partial(held, REFLECTION, LIST_SERVICES, MANY),
+    "5,000 idle connections": partial(idle_connections, IDLE_CONNECTIONS),
+    "a deadly request under another's name": partial(held, GENERATE, POISONED, 1, ends=True),
+    UNREAD_STREAMS: partial(held, GENERATE, ENDLESS, UNREAD, ends=True),
 }
+HOLDING_A_WORKER: Mapping[str, Strike] = {
+    "10,000 unread tokenizers": partial(held, WORKER + "GetTokenizer", b"", MANY, ends=True),
+    "10,000 unread cache watches": partial(held, WORKER + "WatchCache", b"", MANY, ends=True),
+    "10,000 idle sessions": partial(held, WORKER + "Session", HELLO, MANY),
+}
+HALF_OPEN: Mapping[str, Strike] = {"20,000 half-open streams": partial(half_open, GENERATE, 20_000)}
+HOLDING: Mapping[str, Strike] = {**HOLDING_A_ROUTER, **HOLDING_A_WORKER, **HALF_OPEN}
+
 OF_1_TO_5: Mapping[str, Strike] = {
     **{name: partial(call_again_and_again, call) for name, call in LARGE_CALLS.items()},
-    **STREAMS_OF_1_TO_5,
+    "rapid reset": partial(rapid_reset, GENERATE),
+    **HALF_OPEN,
 }
-ALL_OF_1_TO_5 = "all of these at once"
-UNREAD_STREAMS = "200 unread streams"
 
 
-def all_at_once(port: int, seconds: float) -> Counter[str]:
+def all_at_once(port: int, seconds: float, outcomes: Counter[str]) -> None:
     """Every attack of points 1 to 5, from one tenant and one process."""
-    outcomes: Counter[str] = Counter()
-    adding = threading.Lock()
-
-    def strike(one: Strike) -> None:
-        came = one(port, seconds)
-        with adding:
-            outcomes.update(came)
-
-    side_by_side([partial(strike, one) for one in OF_1_TO_5.values()])
-    return outcomes
+    side_by_side([partial(one, port, seconds, outcomes) for one in OF_1_TO_5.values()])
 
 
 ATTACKS: Mapping[str, Strike] = {
     **OF_1_TO_5,
     ALL_OF_1_TO_5: all_at_once,
+    **HOLDING,
     **{name: partial(call_again_and_again, call) for name, call in CALLS.items() if name not in LARGE_CALLS},
-    "10,000 health watches": lambda port, seconds: held(port, HEALTH_WATCH, b"", MANY, seconds, ends=True),
-    "10,000 reflection streams": lambda port, seconds: held(port, REFLECTION, LIST_SERVICES, MANY, seconds),
     "ping flood": ping_flood,
     "SETTINGS flood": settings_flood,
-    "CONTINUATION flood": lambda port, seconds: continuation_flood(port, ROUTER + "Generate", seconds),
-    "29,000 cancelled requests": lambda port, seconds: cancelled(port, ROUTER + "Generate", SHORT, seconds),
-    UNREAD_STREAMS: lambda port, seconds: held(port, ROUTER + "Generate", ENDLESS, UNREAD, seconds, ends=True),
-    "5,000 idle connections": lambda port, seconds: idle_connections(port, IDLE_CONNECTIONS, seconds),
-    "deadlines of 1 ns and of 11,000 years": lambda port, seconds: strange_deadlines(
-        port, ROUTER + "Generate", SHORT, seconds
-    ),
+    "CONTINUATION flood": partial(continuation_flood, GENERATE),
+    "cancelled requests": partial(cancelled, GENERATE, SHORT),
+    "deadlines of 1 ns and of 11,000 years": partial(strange_deadlines, GENERATE, SHORT),
     **{name: partial(flood, kind) for name, kind in FLOODS.items()},
     **{name: partial(open_again_and_again, session) for name, session in SESSIONS.items()},
-    "10,000 unread tokenizers": lambda port, seconds: held(
-        port, WORKER + "GetTokenizer", b"", MANY, seconds, ends=True
-    ),
-    "10,000 unread cache watches": lambda port, seconds: held(
-        port, WORKER + "WatchCache", b"", MANY, seconds, ends=True
-    ),
-    "10,000 idle sessions": lambda port, seconds: held(port, WORKER + "Session", HELLO, MANY, seconds),
-    "rapid reset of a worker": lambda port, seconds: rapid_reset(port, WORKER + "GetModel", seconds),
-    "a deadly request under another's name": lambda port, seconds: held(
-        port, ROUTER + "Generate", POISONED, 1, seconds, ends=True
-    ),
+    "rapid reset of a worker": partial(rapid_reset, WORKER + "GetModel"),
 }
 
 
@@ -119,13 +114,22 @@ def main() -> None:
     parser.add_argument("address", help="host:port, or a Redis's URL")
     parser.add_argument("--seconds", type=float, default=8.0)
     arguments = parser.parse_args()
+    outcomes: Counter[str] = Counter()
+
+    def end(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(json.dumps(dict(outcomes)), flush=True)
+        os._exit(0)  # with calls on their way, whose threads would go on until they are answered
+
+    give_way()
+    signal.signal(signal.SIGTERM, end)
     print(BEGINS, file=sys.stderr, flush=True)
     if arguments.name in REDIS_ATTACKS:
         asyncio.run(written(REDIS_ATTACKS[arguments.name](arguments.address, arguments.seconds)))
-        print(json.dumps({}))
-        return
-    port = int(arguments.address.rpartition(":")[2])
-    print(json.dumps(ATTACKS[arguments.name](port, arguments.seconds)))
+    else:
+        port = int(arguments.address.rpartition(":")[2])
+        ATTACKS[arguments.name](port, arguments.seconds, outcomes)
+    end()
 
 
 if __name__ == "__main__":

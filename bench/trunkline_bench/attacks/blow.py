@@ -1,6 +1,7 @@
-"""An attack while it lasts: a process of its own that prints when it begins and what it came to."""
+"""An attack while it lasts: a process of its own that prints when it begins, and at its end what it came to."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,17 +11,20 @@ from trunkline_bench.faults.fleet import FleetError
 
 
 class Blow:
-    """`address` is a port's, or a Redis's URL."""
+    """`address` is a port's, or a Redis's URL. It ends after `seconds` at the latest."""
 
     def __init__(self, attack: str, address: str, seconds: float) -> None:
-        self._attack = attack
         self._command = ("-m", "trunkline_bench.attacks.attacker", attack, address, f"--seconds={seconds:g}")
         self._process: asyncio.subprocess.Process | None = None
 
     async def begins(self) -> None:
         """Starts it, and returns when it is about to strike. Raises FleetError."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, *self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            sys.executable,
+            *self._command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # whose priority is its own
         )
         assert self._process.stderr is not None
         said = []
@@ -30,11 +34,24 @@ class Blow:
                 return
         raise FleetError(f"the attacker ended before it began: {' '.join(said)}")
 
-    async def outcomes(self) -> dict[str, int]:
-        """When it is over: how often each thing happened. Raises FleetError."""
+    @property
+    def pid(self) -> int:
         assert self._process is not None
+        return self._process.pid
+
+    async def end(self) -> dict[str, int]:
+        """Ends it, whatever it is about; returns how often each thing happened. Raises FleetError."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
         printed, said = await self._process.communicate()
         if self._process.returncode:
             raise FleetError(f"the attacker ended with {self._process.returncode}: {said.decode(errors='replace')}")
         outcomes: dict[str, int] = json.loads(printed)
         return outcomes
+
+    async def stop(self) -> None:
+        """Kills it where it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()

@@ -17,7 +17,6 @@ from trunkline_bench.attacks.wire import empty_entries, nested
 ROUTER = "/trunkline.v1.InferenceService/"
 WORKER = "/trunkline.v1.WorkerService/"
 TENANT = "attacker"
-MOST_GRACE_S = 10.0  # for the last calls, once the time is over
 COOL_S = 0.01  # before the next call where one was refused
 MIB = 1 << 20
 UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
@@ -31,25 +30,40 @@ SUBMITS = 2  # of SessionRequest
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`at_once`: so many side by side, each on a connection of its own."""
+    """`message`: one of a size; what that counts is for the message to say. `size`: that of the attack.
+
+    at_once: so many side by side, each on a connection of its own
+    """
 
     method: str
-    message: Callable[[], bytes]
+    message: Callable[[int], bytes]
+    size: int
     at_once: int = 2
     gzip: bool = False
 
 
-def _chat(num_bytes: int) -> bytes:
+def _empty_messages(num_bytes: int) -> bytes:
     return nested(CHAT, empty_entries(1, num_bytes))
 
 
-def _ids(field: int, count: int, token: int) -> bytes:
-    """Of tokens below 128."""
-    return nested(field, bytes([token]) * count)
+def _detokenized(count: int) -> bytes:
+    return nested(DETOKENIZED_IDS, bytes([100]) * count)
+
+
+def _tokenized(num_bytes: int) -> bytes:
+    return nested(TOKENIZED_TEXT, _prose(num_bytes))
+
+
+def _token_ids(count: int) -> bytes:
+    return nested(TOKEN_IDS, nested(1, bytes([5]) * count))
 
 
 def _stop_strings(count: int) -> bytes:
     return nested(TEXT, b"x") + nested(SAMPLING, empty_entries(STOP, 2 * count))
+
+
+def _explained(num_bytes: int) -> bytes:
+    return nested(1, nested(TEXT, _prose(num_bytes)))
 
 
 def _prose(num_bytes: int) -> bytes:
@@ -61,68 +75,67 @@ def _generate(prompt: str = "Once", **sampling: Any) -> bytes:
     return GenerateRequest(text=prompt, sampling=SamplingParams(ignore_eos=True, **sampling)).SerializeToString()
 
 
-def _slow_conversation() -> bytes:
-    """As many messages as a conversation may have."""
-    messages = [ChatMessage(role="user" if turn % 2 == 0 else "assistant", content="a b") for turn in range(4096)]
+def _conversation(turns: int) -> bytes:
+    messages = [ChatMessage(role="user" if turn % 2 == 0 else "assistant", content="a b") for turn in range(turns)]
     return GenerateRequest(chat=ChatMessages(messages=messages)).SerializeToString()
 
 
+GENERATE, TOKENIZE, DETOKENIZE = ROUTER + "Generate", ROUTER + "Tokenize", ROUTER + "Detokenize"
+EXPLAIN = "/trunkline.v1.FleetService/ExplainRoute"
 # The largest form of each that has been seen to do harm, and what just passes.
 LARGE_CALLS: Mapping[str, Call] = {
-    "empty chat messages, 63 MiB, gzip": Call(ROUTER + "Generate", lambda: _chat(63 * MIB), gzip=True),
-    "empty chat messages, 4 MiB": Call(ROUTER + "Generate", lambda: _chat(4 * MIB)),
-    "detokenize 63 million ids": Call(ROUTER + "Detokenize", lambda: _ids(DETOKENIZED_IDS, 63 * MIB, 5)),
-    "detokenize one million ids": Call(ROUTER + "Detokenize", lambda: _ids(DETOKENIZED_IDS, MIB, 100)),
-    "detokenize as many ids as are taken": Call(ROUTER + "Detokenize", lambda: _ids(DETOKENIZED_IDS, MIB // 4, 100)),
-    "tokenize 15.9 MiB": Call(ROUTER + "Tokenize", lambda: nested(TOKENIZED_TEXT, _prose(159 * MIB // 10))),
-    "tokenize 4 MiB": Call(ROUTER + "Tokenize", lambda: nested(TOKENIZED_TEXT, _prose(4 * MIB))),
+    "empty chat messages, 63 MiB, gzip": Call(GENERATE, _empty_messages, 63 * MIB, gzip=True),
+    "empty chat messages, 4 MiB": Call(GENERATE, _empty_messages, 4 * MIB),
+    "detokenize 63 million ids": Call(DETOKENIZE, _detokenized, 63 * MIB),
+    "detokenize one million ids": Call(DETOKENIZE, _detokenized, MIB),
+    "detokenize as many ids as are taken": Call(DETOKENIZE, _detokenized, MIB // 4),
+    "tokenize 15.9 MiB": Call(TOKENIZE, _tokenized, 159 * MIB // 10),
+    "tokenize 4 MiB": Call(TOKENIZE, _tokenized, 4 * MIB),
     "tokenize 4 MiB, 64 at once": Call(
-        ROUTER + "Tokenize", lambda: nested(TOKENIZED_TEXT, b"! " * (2 * MIB)), at_once=64
+        TOKENIZE, lambda num_bytes: nested(TOKENIZED_TEXT, b"! " * (num_bytes // 2)), 4 * MIB, at_once=64
     ),
-    "tokenize 100 KiB, 16 at once": Call(
-        ROUTER + "Tokenize", lambda: nested(TOKENIZED_TEXT, _prose(MIB // 10)), at_once=16
-    ),
-    "explain the route of 4 MiB": Call(
-        "/trunkline.v1.FleetService/ExplainRoute", lambda: nested(1, nested(TEXT, _prose(4 * MIB)))
-    ),
-    "generate with 63 million ids": Call(
-        ROUTER + "Generate", lambda: nested(TOKEN_IDS, _ids(1, 63 * MIB, 5)), at_once=2
-    ),
-    "generate with 4 million ids": Call(ROUTER + "Generate", lambda: nested(TOKEN_IDS, _ids(1, 4 * MIB, 5))),
-    "33 million empty stop strings": Call(ROUTER + "Generate", lambda: _stop_strings(33_000_000)),
-    "3 million empty stop strings": Call(ROUTER + "Generate", lambda: _stop_strings(3_000_000)),
+    "tokenize 100 KiB, 16 at once": Call(TOKENIZE, _tokenized, MIB // 10, at_once=16),
+    "explain the route of 4 MiB": Call(EXPLAIN, _explained, 4 * MIB),
+    "generate with 63 million ids": Call(GENERATE, _token_ids, 63 * MIB),
+    "generate with 4 million ids": Call(GENERATE, _token_ids, 4 * MIB),
+    "33 million empty stop strings": Call(GENERATE, _stop_strings, 33_000_000),
+    "3 million empty stop strings": Call(GENERATE, _stop_strings, 3_000_000),
 }
 # What has held since it was first tried.
 SMALL_CALLS: Mapping[str, Call] = {
     "stop strings at their worst": Call(
-        ROUTER + "Generate",
-        lambda: _generate("a" * 900, stop=["a" * 1023 + chr(65 + one) for one in range(16)], max_tokens=64),
+        GENERATE,
+        lambda length: _generate(
+            "a" * 900, stop=["a" * (length - 1) + chr(65 + one) for one in range(16)], max_tokens=64
+        ),
+        1024,
         at_once=16,
     ),
     "1,024 logit biases": Call(
-        ROUTER + "Generate",
-        lambda: _generate(logit_bias={token: (-1) ** token * 100.0 for token in range(1024)}, max_tokens=64),
+        GENERATE,
+        lambda count: _generate(logit_bias={token: (-1) ** token * 100.0 for token in range(count)}, max_tokens=64),
+        1024,
         at_once=16,
     ),
     "20 log-probabilities of every token": Call(
-        ROUTER + "Generate",
-        lambda: _generate("a b " * 200, logprobs=20, prompt_logprobs=20, max_tokens=64),
+        GENERATE,
+        lambda count: _generate("a b " * 200, logprobs=count, prompt_logprobs=count, max_tokens=64),
+        20,
         at_once=16,
     ),
-    "conversations of 4,096 messages": Call(ROUTER + "Generate", _slow_conversation, at_once=8),
+    "conversations of 4,096 messages": Call(GENERATE, _conversation, 4096, at_once=8),
 }
+_LONGER_THAN_IT_IS = b"\x0a\xff\xff\xff\xff\x0f"  # a string of four billion bytes, which do not follow
 MALFORMED: Mapping[str, Call] = {
-    "malformed messages, small": Call(ROUTER + "Generate", lambda: b"\x0a\xff\xff\xff\xff\x0f" * 100, at_once=4),
-    "malformed messages, 1 MiB": Call(ROUTER + "Generate", lambda: b"\x0a\xff\xff\xff\xff\x0f" * (MIB // 6)),
+    "malformed messages, small": Call(GENERATE, lambda count: _LONGER_THAN_IT_IS * count, 100, at_once=4),
+    "malformed messages, 1 MiB": Call(GENERATE, lambda count: _LONGER_THAN_IT_IS * count, MIB // 6),
 }
 CALLS: Mapping[str, Call] = {**LARGE_CALLS, **SMALL_CALLS, **MALFORMED}
 
 
-def call_again_and_again(call: Call, port: int, duration_s: float) -> Counter[str]:
-    """How often each status came."""
-    message, end_s = call.message(), time.monotonic() + duration_s
-    over_s = end_s + min(MOST_GRACE_S, 2 * duration_s)
-    outcomes: Counter[str] = Counter()
+def call_again_and_again(call: Call, port: int, duration_s: float, outcomes: Counter[str]) -> None:
+    """Counts how often each status came."""
+    message, end_s = call.message(call.size), time.monotonic() + duration_s
 
     def one_after_another() -> None:
         with open_channel(port) as channel:
@@ -130,10 +143,7 @@ def call_again_and_again(call: Call, port: int, duration_s: float) -> Counter[st
             compression = grpc.Compression.Gzip if call.gzip else None
             while time.monotonic() < end_s:
                 try:
-                    timeout_s = over_s - time.monotonic()
-                    for _ in method(
-                        message, metadata=((TENANT_KEY, TENANT),), compression=compression, timeout=timeout_s
-                    ):
+                    for _ in method(message, metadata=((TENANT_KEY, TENANT),), compression=compression):
                         pass
                     outcomes["OK"] += 1
                 except grpc.RpcError as error:
@@ -141,7 +151,6 @@ def call_again_and_again(call: Call, port: int, duration_s: float) -> Counter[st
                     time.sleep(COOL_S)
 
     side_by_side([one_after_another] * call.at_once)
-    return outcomes
 
 
 def side_by_side(works: list[Callable[[], None]]) -> None:

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5, OF_1_TO_5, UNREAD_STREAMS
+from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5, HOLDING, OF_1_TO_5, UNREAD_STREAMS
 from trunkline_bench.attacks.calls import MALFORMED, SMALL_CALLS
 from trunkline_bench.attacks.floods import FLOODS
 from trunkline_bench.attacks.lies import LIES
 from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.row import Bounds
 from trunkline_bench.attacks.sessions import SESSIONS
+from trunkline_bench.attacks.window import HOLD_S, Window, fixed, until_enough
 
 NONE = "none"
 MINUTE_S = 60.0
@@ -35,7 +36,7 @@ class Case:
     """One attack. `asks`: what the innocent tenant sends meanwhile.
 
     is_beside_others: the bound of the innocent's p99 is that of a tenant who shares a worker; else `bounds` has it
-    seconds: how long it takes, where that is not for the caller to say
+    seconds: how long the innocent is measured, where that is not for the caller to say
     """
 
     section: Section
@@ -49,6 +50,12 @@ class Case:
     def name(self) -> str:
         return self.attack if self.asks == "text" else f"{self.attack}; {self.asks}"
 
+    def window(self, least_s: float) -> Window:
+        """How long the innocent is measured. `least_s`: as the caller wishes, where the attack leaves a choice."""
+        if self.seconds is not None:
+            return fixed(self.seconds)
+        return fixed(HOLD_S) if self.attack in HOLDING else until_enough(least_s)
+
 
 def _clients() -> list[Case]:
     refused = Bounds(statuses=("INVALID_ARGUMENT",))
@@ -60,7 +67,7 @@ def _clients() -> list[Case]:
         "ping flood",
         "SETTINGS flood",
         "CONTINUATION flood",
-        "29,000 cancelled requests",
+        "cancelled requests",
         "5,000 idle connections",
         "deadlines of 1 ns and of 11,000 years",
     )

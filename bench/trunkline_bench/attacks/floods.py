@@ -16,6 +16,7 @@ from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateReques
 from trunkline_bench.attacks.calls import COOL_S, MIB, ROUTER, TENANT, UNLIMITED
 
 CONNECTIONS = 4
+UNANSWERED = "unanswered"  # at the end
 TOKENS = range(10, 1990)  # ordinary ones of the demo model
 
 _SENTENCE = "The little dog ran to the park. "
@@ -63,19 +64,20 @@ FLOODS: Mapping[str, Flood] = {
 }
 
 
-def flood(kind: Flood, port: int, duration_s: float) -> Counter[str]:
-    """How often each status came; what runs at the end is cancelled."""
-    return asyncio.run(_flood(kind, port, duration_s))
+def flood(kind: Flood, port: int, duration_s: float, outcomes: Counter[str]) -> None:
+    """Counts how often each status came; what runs at the end is cancelled."""
+    asyncio.run(_flood(kind, port, duration_s, outcomes))
 
 
-async def _flood(kind: Flood, port: int, duration_s: float) -> Counter[str]:
-    end_s, outcomes, draw = time.monotonic() + duration_s, Counter[str](), Random(0)
+async def _flood(kind: Flood, port: int, duration_s: float, outcomes: Counter[str]) -> None:
+    end_s, draw = time.monotonic() + duration_s, Random(0)
     options = (*UNLIMITED, ("grpc.use_local_subchannel_pool", 1))
     channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(CONNECTIONS)]
 
     async def one_after_another(channel: grpc.aio.Channel) -> None:
         method: Any = channel.unary_stream(ROUTER + "Generate")
         while time.monotonic() < end_s:
+            outcomes[UNANSWERED] += 1
             try:
                 async for _ in method(kind.message(draw), metadata=((TENANT_KEY, TENANT),)):
                     pass
@@ -83,13 +85,12 @@ async def _flood(kind: Flood, port: int, duration_s: float) -> Counter[str]:
             except grpc.aio.AioRpcError as error:
                 outcomes[error.code().name] += 1
                 await asyncio.sleep(COOL_S)
+            outcomes[UNANSWERED] -= 1
 
     tasks = [asyncio.create_task(one_after_another(channels[one % CONNECTIONS])) for one in range(kind.at_once)]
     _, running = await asyncio.wait(tasks, timeout=duration_s)
-    outcomes["cancelled"] += len(running)
     for task in running:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     for channel in channels:
         await channel.close(None)
-    return outcomes

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
 from trunkline.client import Client, Prompt
 from trunkline.errors import TrunklineError
+from trunkline_bench.attacks.window import Window
 from trunkline_bench.simulation.report import percentile
 
 TENANT = "innocent"
@@ -50,10 +52,14 @@ class Innocent:
             times_ms.append((time.monotonic() - started_s) * 1e3)
         return max(times_ms[WARM // 2 :])
 
-    async def ask_until(self, over: asyncio.Event) -> Record:
-        """At least one request."""
-        record = Record()
-        while not over.is_set() or not record.times_ms:
+    async def ask_for(self, window: Window, record: Record) -> None:
+        """Adds the requests of this time to the record."""
+        began_s = time.monotonic()
+        await self.ask_while(lambda: not window.is_over(time.monotonic() - began_s, len(record.times_ms)), record)
+
+    async def ask_while(self, goes_on: Callable[[], bool], record: Record) -> None:
+        """Adds the requests of this time to the record: one at least, and the last one as long as it takes."""
+        while goes_on() or not record.times_ms:
             started_s = time.monotonic()
             try:
                 await self._ask()
@@ -61,7 +67,6 @@ class Innocent:
                 record.errors.append(f"{type(error).__name__}: {error}")
             record.times_ms.append((time.monotonic() - started_s) * 1e3)
             await asyncio.sleep(PACE_S)
-        return record
 
     async def _ask(self) -> None:
         """Raises TrunklineError, and AssertionError where the prompt has become other tokens than before."""

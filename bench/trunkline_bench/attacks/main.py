@@ -16,6 +16,7 @@ from pathlib import Path
 
 from trunkline.errors import TrunklineError
 from trunkline_bench.attacks.catalogue import NONE, Case, Section, cases
+from trunkline_bench.attacks.priority import NICE
 from trunkline_bench.attacks.row import (
     HEAD,
     MAX_KEPT_MIB,
@@ -27,6 +28,7 @@ from trunkline_bench.attacks.row import (
     Row,
 )
 from trunkline_bench.attacks.stage import Stage, stage_of
+from trunkline_bench.attacks.window import ENOUGH, HOLD_S, MOST_S, Window
 from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.faults.fleet import FleetError
 
@@ -34,8 +36,12 @@ MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 RESULTS = Path(__file__).parents[2] / "results"
 INTRODUCTION = f"""
 Another tenant, the innocent one, sends one-token requests all the time, one after another: text where nothing else is
-said. The attacker is a process of its own and shares the cores with its victims. Every attack meets a router that has
-just started. The bounds:
+said. Every attack meets a router that has just started.
+
+The attacker is a process of its own. It shares the cores with its victims and has a low scheduling priority (nice
+{NICE}, a tenth of their weight), because an attacker on a machine of its own takes no core from them. An attack lasts
+until {ENOUGH} requests of the innocent have ended, {MOST_S:g} s at most. An attack that strikes once and then holds
+what it has lasts {HOLD_S:g} s. The bounds:
 
 - no request of the innocent fails, and its p99 stays under {MAX_P99_MS:g} ms. Where the attack is legal work for the
   same worker, it stays under the larger of {TIMES_ALONE:g} times the p99 without an attack and {MORE_THAN_ALONE_MS:g} ms more
@@ -58,7 +64,7 @@ async def run(model: Path, wanted: Sequence[Case], seconds: float, say: Callable
                 row = None
                 while waiting and (row is None or not row.failure):  # workers that an attack has broken are replaced
                     case = waiting.popleft()
-                    row = await _row(stage, case, case.seconds or seconds, alone_ms.get(case.asks, 0.0))
+                    row = await _row(stage, case, case.window(seconds), alone_ms.get(case.asks, 0.0))
                     if case.attack == NONE:
                         alone_ms[case.asks] = row.record.p99_ms
                     say(row.markdown())
@@ -67,10 +73,10 @@ async def run(model: Path, wanted: Sequence[Case], seconds: float, say: Callable
     return missed
 
 
-async def _row(stage: Stage, case: Case, seconds: float, alone_ms: float) -> Row:
+async def _row(stage: Stage, case: Case, window: Window, alone_ms: float) -> Row:
     """An attack's row, or one that says why there is none."""
     try:
-        return await stage.meet(case, seconds, alone_ms)
+        return await stage.meet(case, window, alone_ms)
     except (FleetError, TrunklineError) as error:
         return Row(case.name, case.bounds, failure=f"the cluster broke: {error}")
 
@@ -87,7 +93,7 @@ def chosen(text: str) -> list[Case]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="attacks whose name, or whose section's, contains this")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each attack but the one that takes a minute")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each attack at least")
     parser.add_argument("--model", type=Path, default=MODEL, help="whose context holds 1,000 tokens")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()

@@ -18,8 +18,8 @@ MAX_OWN_LAG_MS = 100.0
 TIMES_ALONE, MORE_THAN_ALONE_MS = 4.0, 200.0  # the latter are two targets for the inter-token latency
 
 HEAD = (
-    "| attack | what became of it | innocent p50, ms | p99 | most | failed | loop lag, ms | without waits for a core "
-    "| RSS before, MiB | peak | after | verdict |\n|" + "---|" * 12
+    "| attack | what became of it | innocent's requests | p50, ms | p99 | most | failed | loop lag, ms "
+    "| without waits for a core | RSS before, MiB | peak | after | verdict |\n|" + "---|" * 13
 )
 
 
@@ -79,6 +79,7 @@ class Row:
         cells = (
             self.attack,
             self.outcomes,
+            str(len(record.times_ms)),
             f"{record.p50_ms:.0f}",
             f"{record.p99_ms:.0f}",
             f"{max(record.times_ms, default=math.nan):.0f}",

@@ -33,10 +33,9 @@ SESSIONS: Mapping[str, Session] = {
 }
 
 
-def open_again_and_again(session: Session, port: int, duration_s: float) -> Counter[str]:
-    """How often each status came; "outputs" is how many messages a worker answered with."""
+def open_again_and_again(session: Session, port: int, duration_s: float, outcomes: Counter[str]) -> None:
+    """Counts how often each status came; "outputs" is how many messages a worker answered with."""
     message, end_s = session.message(), time.monotonic() + duration_s
-    outcomes: Counter[str] = Counter()
 
     def one_after_another() -> None:
         with open_channel(port) as channel:
@@ -58,4 +57,3 @@ def open_again_and_again(session: Session, port: int, duration_s: float) -> Coun
                     time.sleep(COOL_S)
 
     side_by_side([one_after_another] * session.at_once)
-    return outcomes

@@ -16,6 +16,7 @@ from trunkline_bench.attacks.neighbour import neighbour_of
 from trunkline_bench.attacks.row import Row, bound_beside_others
 from trunkline_bench.attacks.scene import Scene
 from trunkline_bench.attacks.server import WORKER_FLAGS, Server
+from trunkline_bench.attacks.window import Window
 from trunkline_bench.faults.fleet import START_S
 from trunkline_bench.faults.poison import sitecustomize
 from trunkline_bench.redis_server import RedisServer
@@ -35,7 +36,7 @@ class Stage:
     workers: Sequence[Server]
     folder: Path
 
-    async def meet(self, case: Case, seconds: float, alone_ms: float) -> Row:
+    async def meet(self, case: Case, window: Window, alone_ms: float) -> Row:
         """One attack. `alone_ms`: the innocent's p99 without one, for bounds that depend on it. Raises FleetError and
         TrunklineError."""
         async with AsyncExitStack() as stack:
@@ -44,7 +45,7 @@ class Stage:
             if case.is_beside_others:
                 bounds = bounds._replace(p99_ms=bound_beside_others(alone_ms))
             row = Row(case.name, bounds, warm_ms)
-            await scene.measure(row, seconds)
+            await scene.measure(row, window)
         return row
 
     async def _scene(self, case: Case, stack: AsyncExitStack) -> tuple[Scene, float]:
