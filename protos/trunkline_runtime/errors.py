@@ -122,14 +122,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             "_stream" if handler.response_streaming else "_unary"
         )
         call = _Call(method, getattr(handler, kind), handler.request_deserializer, handler.request_streaming)
-        wrap = _stream if handler.response_streaming else _unary
+        answer = _answer_in_parts if handler.response_streaming else _answer_once
         make: Any = (
             grpc.stream_stream_rpc_method_handler
             if handler.response_streaming
             else grpc.stream_unary_rpc_method_handler
         )
         made: grpc.RpcMethodHandler[Any, Any] = make(
-            wrap(call, self._gate), response_serializer=_serializer(handler.response_serializer)
+            _behaviour(call, self._gate, answer), response_serializer=_serializer(handler.response_serializer)
         )
         return made
 
@@ -200,13 +200,18 @@ def _serializer(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     return lambda response: response if type(response) is bytes else serialize(response)
 
 
-def _unary(call: _Call, gate: RequestGate | None) -> Behaviour:
-    async def answer(_: Any, context: Context) -> Any:
+Answer = Callable[[_Call, Any, Context, Passage | None], Awaitable[Any]]  # to a request
+
+
+def _behaviour(call: _Call, gate: RequestGate | None, answer: Answer) -> Behaviour:
+    """What grpc calls: the answer behind the gate, or a row of the error table."""
+
+    async def behaviour(_: Any, context: Context) -> Any:
         request = passage = None
         try:
             passage = None if gate is None else gate.enter(call.method, context)
             request = await call.request(context, passage)
-            return await call.behaviour(request, context)
+            return await answer(call, request, context, passage)
         except grpc.aio.AbortError:
             raise
         except BaseException as error:
@@ -219,40 +224,25 @@ def _unary(call: _Call, gate: RequestGate | None) -> Behaviour:
         request = None  # see _failure
         await _end(context, failure)
 
-    return answer
+    return behaviour
 
 
-def _stream(call: _Call, gate: RequestGate | None) -> Behaviour:
+async def _answer_once(call: _Call, request: Any, context: Context, passage: Passage | None) -> Any:
+    return await call.behaviour(request, context)
+
+
+async def _answer_in_parts(call: _Call, request: Any, context: Context, passage: Passage | None) -> None:
     # Writes instead of yielding: a call that is cancelled while its client reads slowly then closes the behaviour's
     # generator here and now, in the task and the context that it ran in. grpc would leave that to the collector.
-    async def answer(_: Any, context: Context) -> None:
-        request = passage = failure = None
-        try:
-            passage = None if gate is None else gate.enter(call.method, context)
-            request = await call.request(context, passage)
-            answer = call.behaviour(request, context)
-            if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
-                await answer
-                return
-            async with contextlib.aclosing(answer) as responses:
-                async for response in responses:
-                    if passage is not None:
-                        passage.answer_begins()
-                    await context.write(response)
-        except grpc.aio.AbortError:
-            raise
-        except BaseException as error:
-            if isinstance(_reason(error), asyncio.CancelledError):
-                raise
-            failure = _failure(_reason(error), call.method, request)
-        finally:
+    answer = call.behaviour(request, context)
+    if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
+        await answer
+        return
+    async with contextlib.aclosing(answer) as responses:
+        async for response in responses:
             if passage is not None:
-                passage.leave()
-        request = None  # see _failure
-        if failure is not None:
-            await _end(context, failure)
-
-    return answer
+                passage.answer_begins()
+            await context.write(response)
 
 
 def _reason(error: BaseException) -> BaseException:

@@ -67,3 +67,13 @@ def varint(raw: bytes, at: int) -> tuple[int, int]:
     except IndexError:
         pass
     raise NotAMessage(f"the number at byte {at} does not end")
+
+
+def varint_bytes(number: int) -> bytes:
+    """A number that is not negative, as it travels."""
+    digits = bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)

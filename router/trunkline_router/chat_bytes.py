@@ -3,6 +3,7 @@
 import asyncio
 
 from trunkline.v1.inference_pb2 import ChatMessages
+from trunkline_runtime.wire import varint_bytes
 
 STEP_MESSAGES = 256
 STEP_BYTES = 512 << 10  # a step takes about a millisecond at most; a single message may be larger
@@ -18,19 +19,10 @@ async def chat_bytes(chat: ChatMessages) -> bytes:
     num_bytes = 0
     for index, message in enumerate(messages, start=1):
         part = message.SerializeToString()
-        parts += (MESSAGE, varint(len(part)), part)
+        parts += (MESSAGE, varint_bytes(len(part)), part)
         num_bytes += len(part)
         if num_bytes > STEP_BYTES or index % STEP_MESSAGES == 0:
             num_bytes = 0
             await asyncio.sleep(0)
     rest = ChatMessages(continue_final_message=chat.continue_final_message)
     return b"".join((*parts, rest.SerializeToString()))
-
-
-def varint(number: int) -> bytes:
-    digits = bytearray()
-    while number > 0x7F:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    digits.append(number)
-    return bytes(digits)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trunkline.v1.inference_pb2 import TokenizeResponse
 from trunkline.validation import validate_token_ids
-from trunkline_router.chat_bytes import varint
+from trunkline_runtime.wire import varint_bytes
 
 PIECE = 1 << 14  # ids; one or two milliseconds
 TEXT = b"\x0a"  # the tag of DetokenizeResponse.text
@@ -36,4 +36,4 @@ async def tokenize_response(ids: Sequence[int]) -> bytes:
 
 def detokenize_response(utf8: bytes) -> bytes:
     """A DetokenizeResponse with this text, serialized."""
-    return b"".join((TEXT, varint(len(utf8)), utf8))
+    return b"".join((TEXT, varint_bytes(len(utf8)), utf8))
