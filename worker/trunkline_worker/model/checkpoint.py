@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # As safetensors names them. Integers and 8-bit floats are those of a quantised checkpoint, without their scales.
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-HASH_CHUNK_BYTES = 1 << 24
 
 
 class Checkpoint:
@@ -189,8 +188,11 @@ def _shards(index: Path) -> list[Path]:
     return files
 
 
-def fingerprint(directory: Path, files: list[Path], *facts: str) -> str:
-    """A digest of everything that decides the logits: config, weights, and `facts` such as the dtype."""
+def fingerprint(directory: Path, weights: Sequence[bytes], *facts: str) -> str:
+    """A digest of everything that decides the logits: config, weights, and `facts` such as the dtype.
+
+    weights: digests of the weight files
+    """
     digest = xxhash.xxh3_128()
     path = directory / "config.json"
     try:
@@ -199,13 +201,6 @@ def fingerprint(directory: Path, files: list[Path], *facts: str) -> str:
         raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
     for part in (config, *facts):
         digest.update(len(part).to_bytes(8, "little") + part.encode())
-    for file in files:
-        for chunk in _chunks(file):
-            digest.update(chunk)
+    for weight in weights:
+        digest.update(weight)
     return digest.hexdigest()
-
-
-def _chunks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        while chunk := stream.read(HASH_CHUNK_BYTES):
-            yield chunk

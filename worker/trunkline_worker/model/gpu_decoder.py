@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
+from trunkline_kernels.gpu import dependent_launch
 from trunkline_kernels.gpu import ragged_attention as ragged
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
@@ -52,6 +53,7 @@ class Chip:
     shared_memory: int  # bytes that one program may use
     capability: tuple[int, int]
     name: str = ""  # as torch names it
+    dependent_launches: bool = False  # kernels are launched while those before them end
 
     @classmethod
     def of(cls, device: torch.device) -> "Chip":
@@ -68,7 +70,11 @@ class Chip:
                 "use --kernels torch"
             )
         shared = getattr(found, "shared_memory_per_block_optin", 0) or found.shared_memory_per_block
-        return cls(found.multi_processor_count, shared, capability, found.name)
+        try:
+            dependent = dependent_launch.is_offered(capability, is_nvidia=torch.version.hip is None)
+        except ValueError as error:
+            raise ModelError(str(error)) from None
+        return cls(found.multi_processor_count, shared, capability, found.name, dependent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,7 @@ class GpuDecoder:
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
         self.chip = chip or Chip.of(self._device)
+        self._dependent = self.chip.dependent_launches
         # NVIDIA's library writes a product in float32: nothing is rounded to 16 bits first, and converted again.
         self._widens = self._device.type != "cpu" and torch.version.hip is None
         self._products = [
@@ -187,32 +194,36 @@ class GpuDecoder:
             return split_tiles_of(query_lens, context_lens, self.tile_seqs, self.split)
         return tiles_of(query_lens, self.tile_seqs)
 
-    def forward(self, batch: DeviceBatch, kv: list[KVLayer]) -> Tensor:
+    def forward(self, batch: DeviceBatch, kv: list[KVLayer], rows: Tensor | None = None) -> Tensor:
         """Hidden states before the final norm; the tokens' keys and values are in `kv` afterwards.
 
-        → [num_tokens, hidden], padding included
+        rows: [num_rows] int32, the tokens whose states are asked for; None: all, padding included
+        → [num_rows or num_tokens, hidden]
         """
         spec = self.spec
         if len(batch.decode_lens):
             batch.decode_plan.update(batch.decode_lens, batch.prefixes.of_sequence)
         residual = gather_rows(self._weights.embedding, batch.token_ids)
         attended = residual.new_zeros(len(residual), spec.num_heads, spec.head_dim)
-        delta: Tensor | None = None  # what the layer before adds to the residual stream
+        delta: Tensor | None = None  # what is still to be added to the residual stream
         layers = zip(kv, self._weights.layers, self._products, spec.windows, strict=True)
-        for layer, w, products, window in layers:
+        for number, (layer, w, products, window) in enumerate(layers, start=1):
             x = self._norm(delta, residual, w.input_norm)
             qkv = self._linear(x, products.qkv, w.qkv_bias)
             q = rotary_kv(
                 qkv, layer, batch.positions, batch.slots, self._cos, self._sin, num_heads=spec.num_heads,
-                query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps,
+                query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps, dependent=self._dependent,
             )  # fmt: skip
             self._attend(q, layer, batch, attended, window)
-            projected = self._linear(attended.flatten(1), products.output, w.output_bias)
-            x = add_rms_norm(projected, residual, w.post_norm, spec.rms_norm_eps)
-            x = silu_and_mul(self._linear(x, products.gate_up, w.gate_up_bias))
-            delta = self._linear(x, products.down, w.down_bias)
-        assert delta is not None
-        return residual + delta
+            x = attended.flatten(1)
+            if rows is not None and number == spec.num_layers:
+                # No later layer reads the other tokens' states.
+                x, residual = gather_rows(x, rows), gather_rows(residual, rows)
+            delta = self._added(x, products.output, w.output_bias, residual)
+            x = self._norm(delta, residual, w.post_norm)
+            x = silu_and_mul(self._linear(x, products.gate_up, w.gate_up_bias), dependent=self._dependent)
+            delta = self._added(x, products.down, w.down_bias, residual)
+        return residual if delta is None else residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""
@@ -229,9 +240,20 @@ class GpuDecoder:
             return quantized_linear(x, weight, bias)
         return fixed_linear(x, weight, bias) if self._deterministic else linear(x, weight, bias)
 
+    def _added(
+        self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, residual: Tensor
+    ) -> Tensor | None:
+        """Adds a product to the residual stream, in place. → what is still to be added where the product cannot"""
+        if self._deterministic or bias is not None or isinstance(weight, QuantizedWeight):
+            return self._linear(x, weight, bias)
+        residual.addmm_(x, weight.t())
+        return None
+
     def _norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
         eps = self.spec.rms_norm_eps
-        return rms_norm(residual, weight, eps) if delta is None else add_rms_norm(delta, residual, weight, eps)
+        if delta is None:
+            return rms_norm(residual, weight, eps, dependent=self._dependent)
+        return add_rms_norm(delta, residual, weight, eps, dependent=self._dependent)
 
     def _attend(self, q: Tensor, layer: KVLayer, batch: DeviceBatch, out: Tensor, window: int | None) -> None:
         count = len(batch.decode_lens)
@@ -243,7 +265,7 @@ class GpuDecoder:
             decode_attention(
                 q[:count], layer, out[:count], context_lens=batch.decode_lens, rows=batch.rows[:count],
                 block_tables=batch.block_tables, plan=batch.decode_plan, prefixes=batch.prefixes,
-                scale=self._scale, window=window,
+                scale=self._scale, window=window, dependent=self._dependent,
             )  # fmt: skip
         ragged_attention(
             q, layer, out, tiles=batch.tiles, query_starts=batch.query_starts, context_lens=batch.context_lens,

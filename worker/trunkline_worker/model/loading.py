@@ -19,6 +19,7 @@ from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.generation_defaults import read_generation_defaults
 from trunkline_worker.model.rotary_tables import check_rotary, table_bytes
 from trunkline_worker.model.spec import DecoderSpec, read_spec
+from trunkline_worker.model.weight_digest import WeightDigests
 from trunkline_worker.model.weight_stream import WeightStream
 
 if TYPE_CHECKING:
@@ -102,9 +103,11 @@ def load_model(
         finish = partial(gpu_decoder.quantized_layer, quantization=quantization)
     with ExitStack() as stack:
         checkpoint: Checkpoint | None = None
+        digests: WeightDigests | None = None
         if load_format != "dummy":
             stream = None if device.type == "cpu" else WeightStream(device)
             checkpoint = stack.enter_context(Checkpoint(directory, stream))
+            digests = stack.enter_context(WeightDigests(checkpoint.files))
         kind = _dtype(dtype, spec, checkpoint)
         weights = _read_weights(
             spec, kind, device, checkpoint, finish, context=context, allow_non_finite=allow_non_finite_weights
@@ -114,7 +117,7 @@ def load_model(
             "deterministic" if deterministic else "", load_format, str(DUMMY_SEED) if checkpoint is None else "",
             spec.rope.depends_on(context), *sorted(set(ignore_config_keys)),
         )  # fmt: skip
-        identity = fingerprint(directory, [] if checkpoint is None else checkpoint.files, *facts)
+        identity = fingerprint(directory, [] if digests is None else digests.digests(), *facts)
     decoder: Decoder | CpuDecoder | GpuDecoder | None
     if kernels == "triton":
         decoder = gpu_decoder.GpuDecoder(
