@@ -25,10 +25,10 @@ REPOSITORY = Path(__file__).parents[1]
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real models, traces and texts beside the repository; not everybody has it."""
+    """The folder of real models, traces and texts beside the repository."""
     path = Path(os.environ.get("TRUNKLINE_SHARED", REPOSITORY.parent / "shared"))
     if not path.is_dir():
-        pytest.skip(f"{path} is absent: it holds the real models and texts that this test reads")
+        pytest.skip(f"{path} is absent: it holds the real models, traces and texts that this test reads")
     return path
 
 

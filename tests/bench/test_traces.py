@@ -8,7 +8,6 @@ import pytest
 
 from trunkline_bench.simulation.traces import TraceError, at_rate, read_trace, window
 
-SHARED = Path(__file__).parents[3] / "shared" / "traces"
 MOONCAKE_LINE = {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]}
 AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -137,13 +136,13 @@ def test_what_lies_behind_the_limit_is_not_looked_at(tmp_path: Path) -> None:
     assert len(read_trace(write(tmp_path / "trace.jsonl", MOONCAKE_LINE, MOONCAKE_LINE, "rubbish"), limit=2)) == 2
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the production traces are not there")
-def test_the_production_traces_are_read_whole() -> None:
-    mooncake = read_trace(SHARED / "mooncake_conversation.jsonl")
+def test_the_production_traces_are_read_whole(shared: Path) -> None:
+    traces = shared / "traces"
+    mooncake = read_trace(traces / "mooncake_conversation.jsonl")
     assert len(mooncake) == 12_031
     assert 3500 < mooncake[-1].arrival_s < 3600
-    assert len(read_trace(SHARED / "azure_2023_conversation.csv")) == 19_366
-    agent = read_trace(SHARED / "lmcache_miniswe.jsonl.gz", limit=20)
+    assert len(read_trace(traces / "azure_2023_conversation.csv")) == 19_366
+    agent = read_trace(traces / "lmcache_miniswe.jsonl.gz", limit=20)
     assert all(len(request.prompt()) == request.prompt_tokens for request in agent)
 
 
