@@ -11,7 +11,7 @@ from trunkline.v1.worker_pb2 import WatchCacheRequest, WatchCacheResponse
 from trunkline_router.cache_follower import MOST_BLOCKS, MOST_CLEARED, CacheFollower, Work
 from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
-from trunkline_router.model_check import FalseClaim
+from trunkline_router.model_check import FalseClaim, is_too_large
 from trunkline_router.worker_claims import load_problem
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.wire import NotAMessage, fields
@@ -61,6 +61,8 @@ async def follow_cache(channel: grpc.aio.Channel, live: Live, synced: asyncio.Ev
                 if follower.synced:
                     synced.set()
         except grpc.aio.AioRpcError as error:
+            if is_too_large(error):
+                raise FalseClaim("the worker says more of its cache in one message than a router takes") from None
             problem = f"cache events broke off: {error.code().name}"
         finally:
             call.cancel()

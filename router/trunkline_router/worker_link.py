@@ -12,7 +12,7 @@ from trunkline_router.cache_follower import WatchBroken
 from trunkline_router.cache_watch import follow_cache
 from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
-from trunkline_router.model_check import FalseClaim, WorkerUnusable, check_model
+from trunkline_router.model_check import FalseClaim, WorkerUnusable, check_model, is_too_large
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import TokenizerError
 from trunkline_router.tries import Tries
@@ -80,6 +80,7 @@ class WorkerLink:
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
+                is_false = is_too_large(error)
             except SameWorker as same:
                 holder, problem = same.holder, str(same)
             except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
@@ -150,7 +151,7 @@ class WorkerLink:
                 if not task.cancelled():  # a stream that broke while it was written to
                     task.result()
         finally:
-            self.live = None  # before anything else runs: nobody may choose a worker that is gone
+            self.live = None  # before anything else runs: a worker that is gone must not be chosen
             self._context.on_change()
             self.tries.lost()
             for task in (talking, watch, ready, looking):

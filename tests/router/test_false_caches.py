@@ -33,6 +33,7 @@ SET_ASIDE = {
     "empty events": f"more than {MOST_EVENTS} events",
     "stored and cleared on and on": "emptied its cache",
     "a few at a time": "emptied its cache",
+    "more than a message may have": "more of its cache in one message",
 }
 
 
@@ -89,6 +90,7 @@ def cache_lies() -> dict[str, list[WatchCacheResponse]]:
         "an epoch of its own": [WatchCacheResponse(epoch=77, load=LoadSample(running=1))] * 3,
         "removed what it never had": [item(1, CacheEvent(removed=BlocksRemoved(block_hashes=large)))],
         "empty events": [item(1, *[CacheEvent()] * 20_000)],
+        "more than a message may have": [snapshot(large + large)],
         "an item that is none": [WatchCacheResponse(epoch=1, sequence=(1 << 64) - 1)],
     }
 
