@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import linear
 
 from tests.kernels.tensors import random
-from trunkline_kernels.gpu.quantized_linear import dequantize, quantize, quantize_rows, quantized_linear
+from trunkline_kernels.gpu.quantized_linear import dequantize, packed_int4, quantize, quantize_rows, quantized_linear
 
 
 @pytest.mark.parametrize(("kind", "inner", "bits"), [("int8", 100, 7), ("int8", 256, 7), ("int4", 256, 3)])
@@ -39,8 +39,35 @@ def test_fp8_products(rows: int, columns: int, inner: int) -> None:
     torch.testing.assert_close(quantized_linear(x, weight), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("inner", "group"), [(256, 128), (192, 64), (192, 96), (128, 32), (320, 320)])
+def test_int4_products_of_any_group_and_zero_point(inner: int, group: int, zeros: bool) -> None:
+    columns, draw = 70, torch.Generator().manual_seed(inner + group)
+    values = torch.randint(0, 16, (columns, inner), generator=draw, dtype=torch.uint8)
+    scale = torch.rand(columns, inner // group, generator=draw)
+    zero = torch.randint(0, 16, scale.shape, generator=draw, dtype=torch.uint8) if zeros else None
+    of_group = [(part.repeat_interleave(group, dim=1) if part is not None else 8.0) for part in (scale, zero)]
+    stands_for = (values.float() - of_group[1]) * of_group[0]
+    weight, x = packed_int4(values, scale, zero), random(3, inner)
+    torch.testing.assert_close(dequantize(weight), stands_for, rtol=0, atol=0)
+    torch.testing.assert_close(quantized_linear(x, weight), linear(x, stands_for), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_every_tile_of_many_rows_is_computed_once(kind: str) -> None:
+    """More tiles of rows than a group has, and a last group that is not full."""
+    weight = quantize(random(130, 128), kind)
+    x = random(128 * 9 + 1, 128)
+    some = torch.tensor([0, 127, 128, 1023, 1024, 1151, 1152])
+    torch.testing.assert_close(
+        quantized_linear(x, weight)[some], quantized_linear(x[some], weight), rtol=1e-5, atol=1e-4
+    )
+
+
 def test_what_cannot_be_quantised_is_named() -> None:
     with pytest.raises(ValueError, match="int4 weights need an inner dimension that 128 divides, not 100"):
         quantize(random(4, 100), "int4")
     with pytest.raises(ValueError, match="quantisation 'int3' is not one of int8, int4, fp8"):
         quantize(random(4, 100), "int3")
+    with pytest.raises(ValueError, match="not 96 in 3 groups"):
+        packed_int4(torch.zeros(4, 96, dtype=torch.uint8), random(4, 3))

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
+
 TILE_ROWS, TILE_COLUMNS, TILE_INNER = 64, 128, 64
-GROUP_ROWS = 8  # tiles of rows that share a tile of the weight while it is in cache
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -29,16 +30,12 @@ def _fixed_matmul(
     TILE_INNER: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (row tiles * column tiles), GROUP_ROWS tiles of rows together."""
+    """Grid: (row tiles * column tiles), in the order of tile_at()."""
     row_tiles = tl.cdiv(num_rows, TILE_ROWS)
     column_tiles = tl.cdiv(num_columns, TILE_COLUMNS)
-    program = tl.program_id(0)
-    group = program // (GROUP_ROWS * column_tiles)
-    first = group * GROUP_ROWS
-    height = tl.minimum(row_tiles - first, GROUP_ROWS)
-    within = program % (GROUP_ROWS * column_tiles)
-    row = ((first + within % height) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
-    column = ((within // height) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)
+    row_tile, column_tile = tile_at(tl.program_id(0), row_tiles, column_tiles, GROUP_ROWS)
+    row = (row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
+    column = (column_tile * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)
     inner = tl.arange(0, TILE_INNER)
     acc = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
     for start in tl.range(0, INNER, TILE_INNER):

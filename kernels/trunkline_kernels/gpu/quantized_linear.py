@@ -1,8 +1,9 @@
 """Products with quantised weights: int8 and int4 weights alone, and 8-bit floats on both sides.
 
 A decode step reads every weight once, so halving or quartering them is what such a step gains; prompts gain from 8-bit
-tensor cores. Quantisation is symmetric: a weight is its integer times a scale, one per column of the product (int8,
-fp8), or one per column and GROUP of the inner dimension (int4).
+tensor cores. An int8 or fp8 weight is its value times a scale, one per column of the product. An int4 weight is its
+value from 0 to 15, less a zero point, times a scale; both are those of a column and a group of the inner dimension.
+Weights that are quantised here have the zero point 8; checkpoints that were quantised elsewhere may bring others.
 
 Twin: torch's linear() with dequantize(weight). Sources: scales per token and column: Dettmers et al. (2022); 8-bit
 floats: Micikevicius et al. (2022); groups of 128 for 4 bits: Frantar et al. (2023).
@@ -15,7 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP = 128  # inner elements that share a scale in int4
+from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
+
+GROUP = 128  # inner elements that share a scale in the int4 weights of quantize()
+ZERO = tl.constexpr(8)  # their zero point
 HALF = 32  # of 64 inner elements: byte i of 32 holds element i in its low and element 32 + i in its high four bits
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
@@ -29,8 +33,10 @@ class QuantizedWeight:
 
     kind: str
     data: Tensor  # int8 or fp8 [num_columns, inner], or uint8 [num_columns, inner / 2] of int4
-    scale: Tensor  # float32 [num_columns], or [num_columns, inner / GROUP] of int4
+    scale: Tensor  # float32 [num_columns], or [num_columns, inner / group] of int4
     inner: int
+    group: int = GROUP  # inner elements that share a scale; only of int4
+    zero: Tensor | None = None  # uint8 [num_columns, inner / group], only of int4; None: ZERO everywhere
 
 
 def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
@@ -49,9 +55,27 @@ def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
         raise ValueError(f"int4 weights need an inner dimension that {GROUP} divides, not {inner}")
     groups = wide.view(columns, inner // GROUP, GROUP)
     scale = (groups.abs().amax(dim=2) / 7).clamp_(min=1e-12)
-    values = ((groups / scale[..., None]).round_().clamp_(-8, 7) + 8).to(torch.uint8)
+    values = ((groups / scale[..., None]).round_().clamp_(-ZERO.value, 15 - ZERO.value) + ZERO.value).to(torch.uint8)
+    return packed_int4(values.view(columns, inner), scale)
+
+
+def packed_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> QuantizedWeight:
+    """A weight of 4-bit values, as checkpoints hold them once they are unpacked.
+
+    values: uint8 [num_columns, inner], 0 to 15; scale: float32 [num_columns, num_groups], groups of at least 32
+    zero: uint8 [num_columns, num_groups]; None: 8 everywhere
+    Raises ValueError where the kernel cannot take their shapes.
+    """
+    columns, inner = values.shape
+    group = inner // scale.shape[1]
+    if inner % (2 * HALF) or group % HALF or group * scale.shape[1] != inner:
+        raise ValueError(
+            f"int4 weights need an inner dimension that {2 * HALF} divides and groups that {HALF} divides, not {inner} "
+            f"in {scale.shape[1]} groups"
+        )
     low, high = values.view(columns, inner // (2 * HALF), 2, HALF).unbind(dim=2)
-    return QuantizedWeight(kind, (low | (high << 4)).reshape(columns, inner // 2).contiguous(), scale, inner)
+    data = (low | (high << 4)).reshape(columns, inner // 2).contiguous()
+    return QuantizedWeight("int4", data, scale, inner, group, zero)
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
@@ -60,7 +84,8 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
         return weight.data.float() * weight.scale[:, None]
     columns = len(weight.data)
     packed = weight.data.view(columns, weight.inner // (2 * HALF), HALF)
-    values = torch.stack([packed & 15, packed >> 4], dim=2).view(columns, -1, GROUP).float() - 8
+    values = torch.stack([packed & 15, packed >> 4], dim=2).view(columns, -1, weight.group).float()
+    values -= ZERO.value if weight.zero is None else weight.zero[..., None].float()
     return (values * weight.scale[..., None]).view(columns, weight.inner)
 
 
@@ -69,6 +94,7 @@ def _weight_only(
     x,  # [num_rows, INNER]
     weight,  # [num_columns, INNER] int8, or [num_columns, INNER / 2] uint8
     scale,  # [num_columns], or [num_columns, INNER / GROUP]
+    zero,  # [num_columns, INNER / GROUP] uint8; not read unless ZEROS
     bias,  # [num_columns]; not read unless BIAS
     out,  # [num_rows, num_columns]
     num_rows,
@@ -76,14 +102,18 @@ def _weight_only(
     INNER: tl.constexpr,
     BIAS: tl.constexpr,
     FOUR_BITS: tl.constexpr,
+    ZEROS: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (column tiles, row tiles). 2 * HALF of the inner dimension at a time."""
-    column = (tl.program_id(0) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)
-    row = (tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
+    """Grid: (row tiles * column tiles), in the order of tile_at(). 2 * HALF of the inner dimension at a time."""
+    row_tiles, column_tiles = tl.cdiv(num_rows, TILE_ROWS), tl.cdiv(num_columns, TILE_COLUMNS)
+    row_tile, column_tile = tile_at(tl.program_id(0), row_tiles, column_tiles, GROUP_ROWS)
+    row = (row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
+    column = (column_tile * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)
     some_rows, some_columns = row < num_rows, column < num_columns
     half = tl.arange(0, HALF)
     whole = tl.arange(0, 2 * HALF)
@@ -95,9 +125,20 @@ def _weight_only(
                 mask=some_columns[None, :],
                 other=0,
             ).to(tl.int32)
-            factor = tl.load(scale + column * (INNER // GROUP) + start // GROUP, mask=some_columns, other=0.0)[None, :]
-            low = (((packed & 15) - 8).to(tl.float32) * factor).to(x.dtype.element_ty)
-            high = (((packed >> 4) - 8).to(tl.float32) * factor).to(x.dtype.element_ty)
+            of_group = column * (INNER // GROUP) + start // GROUP
+            low_factor = tl.load(scale + of_group, mask=some_columns, other=0.0)[None, :]
+            high_factor = low_factor
+            low_zero = tl.full([1, TILE_COLUMNS], ZERO, tl.int32)
+            if ZEROS:
+                low_zero = tl.load(zero + of_group, mask=some_columns, other=0).to(tl.int32)[None, :]
+            high_zero = low_zero
+            if GROUP % (2 * HALF):  # the two halves may belong to two groups
+                of_group = column * (INNER // GROUP) + (start + HALF) // GROUP
+                high_factor = tl.load(scale + of_group, mask=some_columns, other=0.0)[None, :]
+                if ZEROS:
+                    high_zero = tl.load(zero + of_group, mask=some_columns, other=0).to(tl.int32)[None, :]
+            low = (((packed & 15) - low_zero).to(tl.float32) * low_factor).to(x.dtype.element_ty)
+            high = (((packed >> 4) - high_zero).to(tl.float32) * high_factor).to(x.dtype.element_ty)
             place = x + row[:, None] * INNER + start + half[None, :]
             left = tl.load(place, mask=some_rows[:, None], other=0.0)
             right = tl.load(place + HALF, mask=some_rows[:, None], other=0.0)
@@ -152,10 +193,13 @@ def _fp8_product(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     TILE_INNER: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (column tiles, row tiles)."""
-    column = (tl.program_id(0) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)
-    row = (tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
+    """Grid: (row tiles * column tiles), in the order of tile_at()."""
+    row_tiles, column_tiles = tl.cdiv(num_rows, TILE_ROWS), tl.cdiv(num_columns, TILE_COLUMNS)
+    row_tile, column_tile = tile_at(tl.program_id(0), row_tiles, column_tiles, GROUP_ROWS)
+    row = (row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
+    column = (column_tile * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)
     some_rows, some_columns = row < num_rows, column < num_columns
     inner = tl.arange(0, TILE_INNER)
     acc = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
@@ -199,17 +243,18 @@ def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = N
     if not rows:
         return out
     tile_rows = min(128, max(16, triton.next_power_of_2(rows)))
-    grid = (triton.cdiv(columns, TILE_COLUMNS), triton.cdiv(rows, tile_rows))
+    grid = (triton.cdiv(columns, TILE_COLUMNS) * triton.cdiv(rows, tile_rows),)
     biased = bias is not None
     if weight.kind == "fp8":
         narrow, x_scale = quantize_rows(x)
         _fp8_product[grid](
             narrow, x_scale, weight.data, weight.scale, bias if biased else x, out, rows, columns, weight.inner,
-            biased, tile_rows, TILE_COLUMNS, 128, num_warps=4, num_stages=3,
+            biased, tile_rows, TILE_COLUMNS, 128, GROUP_ROWS, num_warps=4, num_stages=3,
         )  # fmt: skip
     else:
         _weight_only[grid](
-            x, weight.data, weight.scale, bias if biased else x, out, rows, columns, weight.inner, biased,
-            weight.kind == "int4", GROUP, HALF, tile_rows, TILE_COLUMNS, num_warps=4, num_stages=3,
+            x, weight.data, weight.scale, weight.data if weight.zero is None else weight.zero, bias if biased else x,
+            out, rows, columns, weight.inner, biased, weight.kind == "int4", weight.zero is not None, weight.group,
+            HALF, tile_rows, TILE_COLUMNS, GROUP_ROWS, num_warps=4, num_stages=3,
         )  # fmt: skip
     return out

@@ -10,8 +10,7 @@ def _gated_matmul(at: Launch) -> None:
     at.holds("x", WIDE, rows * inner)
     at.holds("weight", (at["x"].dtype,), 2 * columns * inner)
     at.holds("out", (at["x"].dtype,), rows * columns)
-    tiles = -(-rows // at.number("TILE_ROWS")) * -(-columns // at.number("TILE_COLUMNS"))
-    at.require(at.grid == (tiles,), f"{tiles} tiles")
+    _tiled(at)
     at.powers_of_two("TILE_ROWS", "TILE_COLUMNS", "TILE_INNER")
 
 
@@ -26,10 +25,8 @@ def _product(at: Launch, kind: torch.dtype) -> None:
 
 def _fixed_matmul(at: Launch) -> None:
     _product(at, at["weight"].dtype)
-    rows, columns = at.number("num_rows"), at.number("num_columns")
-    at.holds("weight", (at["x"].dtype,), columns * at.number("INNER"))
-    tiles = -(-rows // at.number("TILE_ROWS")) * -(-columns // at.number("TILE_COLUMNS"))
-    at.require(at.grid == (tiles,), f"{tiles} tiles")
+    at.holds("weight", (at["x"].dtype,), at.number("num_columns") * at.number("INNER"))
+    _tiled(at)
     at.powers_of_two("TILE_INNER")
 
 
@@ -40,7 +37,9 @@ def _weight_only(at: Launch) -> None:
         at.require(inner % at.number("GROUP") == 0, f"groups of {at.number('GROUP')} in {inner}")
         at.holds("weight", (torch.uint8,), columns * inner // 2)
         at.holds("scale", FLOAT32, columns * inner // at.number("GROUP"))
-        at.require(at.number("GROUP") % (2 * at.number("HALF")) == 0, "HALF")
+        if at["ZEROS"]:
+            at.holds("zero", (torch.uint8,), columns * inner // at.number("GROUP"))
+        at.require(at.number("GROUP") % at.number("HALF") == 0 and inner % (2 * at.number("HALF")) == 0, "HALF")
     else:
         at.holds("weight", (torch.int8,), columns * inner)
         at.holds("scale", FLOAT32, columns)
@@ -49,11 +48,10 @@ def _weight_only(at: Launch) -> None:
 
 
 def _tiled(at: Launch) -> None:
-    columns, rows = (
-        -(-at.number(count) // at.number(tile))
-        for count, tile in (("num_columns", "TILE_COLUMNS"), ("num_rows", "TILE_ROWS"))
+    tiles = -(-at.number("num_rows") // at.number("TILE_ROWS")) * -(
+        -at.number("num_columns") // at.number("TILE_COLUMNS")
     )
-    at.require(at.grid == (columns, rows), f"{columns} x {rows} tiles")
+    at.require(at.grid == (tiles,), f"{tiles} tiles")
 
 
 def _quantize_rows(at: Launch) -> None:
