@@ -101,6 +101,12 @@ _BY_CODE: dict[grpc.StatusCode, type[TrunklineError]] = {
 }
 
 
+def is_too_large(call: grpc.aio.AioRpcError) -> bool:
+    """Whether gRPC itself ended the call because a message was larger than its receiver takes. gRPC receives such a
+    message in full before it says so."""
+    return call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (call.details() or "")
+
+
 def error_of(call: grpc.aio.AioRpcError) -> TrunklineError:
     """The exception for a failed call."""
     reason, field, retry_after_s = "", "", None
@@ -114,6 +120,6 @@ def error_of(call: grpc.aio.AioRpcError) -> TrunklineError:
         elif packed.Unpack(retry):
             retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
     kind = _BY_REASON.get(reason) or _BY_CODE.get(call.code(), TrunklineError)
-    if not reason and kind is Overloaded and TOO_LARGE in (call.details() or ""):
+    if not reason and is_too_large(call):
         kind = InvalidRequest  # trying again would not help
     return kind(call.details() or call.code().name, reason=reason, field=field, retry_after_s=retry_after_s)

@@ -7,11 +7,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from trunkline.errors import is_too_large
 from trunkline.v1.worker_pb2 import WatchCacheRequest, WatchCacheResponse
 from trunkline_router.cache_follower import MOST_BLOCKS, MOST_CLEARED, CacheFollower, Work
 from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
-from trunkline_router.model_check import FalseClaim, is_too_large
+from trunkline_router.model_check import FalseClaim
 from trunkline_router.worker_claims import load_problem
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.wire import NotAMessage, fields

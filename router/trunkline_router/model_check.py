@@ -1,8 +1,5 @@
 """Whether what a worker says of itself can be worked with."""
 
-import grpc
-
-from trunkline.errors import TOO_LARGE
 from trunkline.grant import key_id
 from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import GetModelResponse
@@ -15,12 +12,6 @@ class WorkerUnusable(Exception):
 
 class FalseClaim(WorkerUnusable):
     """A message of the worker cannot be true. It is left alone for longer than one that is only gone."""
-
-
-def is_too_large(error: grpc.aio.AioRpcError) -> bool:
-    """Whether gRPC ended a call because a message of the worker was larger than any that a router takes. The message is
-    received in full before gRPC refuses it, so a worker that is asked again sends it again at the same cost."""
-    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (error.details() or "")
 
 
 def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from trunkline.errors import is_too_large
 from trunkline.v1.worker_pb2 import GetModelRequest, GetModelResponse, SessionWelcome
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline.validation import max_total_tokens
@@ -12,7 +13,7 @@ from trunkline_router.cache_follower import WatchBroken
 from trunkline_router.cache_watch import follow_cache
 from trunkline_router.link_context import LinkContext
 from trunkline_router.live import Live
-from trunkline_router.model_check import FalseClaim, WorkerUnusable, check_model, is_too_large
+from trunkline_router.model_check import FalseClaim, WorkerUnusable, check_model
 from trunkline_router.session import WorkerSession
 from trunkline_router.tokenizer import TokenizerError
 from trunkline_router.tries import Tries
