@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import sys
 import time
@@ -20,6 +19,7 @@ from trunkline_router.discovery import Membership, sources_of
 from trunkline_router.dispatch import Dispatcher
 from trunkline_router.failover import FailoverLimits
 from trunkline_router.fleet_service import FleetService
+from trunkline_router.freed_memory import keep_freed_memory, return_freed_memory
 from trunkline_router.link_context import LinkContext, LinkLimits
 from trunkline_router.open_calls import request_bounds
 from trunkline_router.pool import Pools
@@ -51,7 +51,6 @@ from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 SERVICE = "trunkline.v1.InferenceService"
 FLEET_SERVICE = "trunkline.v1.FleetService"
 
-M_MMAP_THRESHOLD, LARGE_BYTES = -3, 256 << 10  # mallopt(3)
 LAST_WORDS_S = 0.5  # for what the last requests have written to reach their clients
 
 
@@ -91,7 +90,7 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
     """Serves until a signal; returns the exit status."""
     configure_logging("router", router=settings.name)
     configure_tracing("trunkline-router")
-    _return_large_memory()
+    keep_freed_memory()
     status = 0
     try:
         tenants = read_tenants(settings.tenants)
@@ -103,12 +102,6 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
         status = EXIT_CANNOT_START
     shutdown_tracing()
     return status
-
-
-def _return_large_memory() -> None:
-    """Has the C library give the memory of a large message back at once, instead of keeping it between small things."""
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
@@ -134,6 +127,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     signals = Signals()
     rng = Random()
     pools = Pools(rng, RoutingPolicy(settings.policy))
+    gate = RequestGate(pools, request_bounds(settings.max_calls, settings.max_tenant_calls))
     server = GrpcServer(
         settings.host,
         settings.port,
@@ -141,7 +135,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         shared_port=shared_port is not None,
         max_connection_age_s=settings.max_connection_age_s,
         max_request_bytes=MAX_REQUEST_BYTES,
-        gate=RequestGate(pools, request_bounds(settings.max_calls, settings.max_tenant_calls)),
+        gate=gate,
     )
     renderers = RenderPool()
     tokenizers = Tokenizers(renderers)
@@ -183,7 +177,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     pools.search.lookups += lookups
     lag, reader = LoopLag(), metric_reader("trunkline-router")
     metrics = None if reader is None else export_lag(lag, "trunkline-router", reader)
-    background = (shared.run(), members.run(sources, leases), lag.run())
+    background = (shared.run(), members.run(sources, leases), lag.run(), return_freed_memory(gate.held_bytes))
     tasks = [asyncio.create_task(running) for running in background]
     stopped = asyncio.create_task(signals.stop.wait())
 

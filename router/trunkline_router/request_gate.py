@@ -51,6 +51,10 @@ class RequestGate:
         self._reading_checks = Reading(ReadBounds(*4 * (CHECK_BOUNDS.in_all,), last=0))
         self.turns = MessageTurns()
 
+    def held_bytes(self) -> int:
+        """Bytes of large requests in memory, as they came."""
+        return self.held.num_bytes
+
     def enter(self, method: str, context: Context) -> "Passage":
         """A call that begins. Raises RequestRefused (OVERLOADED, INVALID_REQUEST)."""
         peer, task = context.peer(), asyncio.current_task()
