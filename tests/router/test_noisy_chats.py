@@ -11,8 +11,7 @@ from tests.router.cluster import cluster, refusal
 from tests.router.fake_worker import FakeWorker
 from tests.router.renderings import ECHO, SOMETIMES, chat, messages, rendered
 from trunkline.status import RequestRefused
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
-from trunkline_router.chat_bytes import STEP_BYTES, STEP_MESSAGES, chat_bytes
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline_router.render_pool import BOUNDS, PROCESSES, PROCESSES_OF_ONE, RenderPool
 
 LARGE = chat("x" * (1 << 20))
@@ -110,24 +109,3 @@ async def test_a_tenants_flood_of_chats_reaches_no_other_ones_chat_or_token_ids(
         reasons = Counter(refused.reason for refused in await flood)
         assert set(reasons) <= {"OVERLOADED", "CONTEXT_LENGTH_EXCEEDED"}
         assert reasons["CONTEXT_LENGTH_EXCEEDED"], "rendered, and found to be too long"
-
-
-@pytest.mark.parametrize("go_on", [False, True])
-@pytest.mark.parametrize(
-    ("number", "size"),
-    [
-        (0, 0),
-        (1, 0),
-        (1, 9),
-        (STEP_MESSAGES, 3),
-        (STEP_MESSAGES + 1, 0),
-        (4096, 127),
-        (4096, 128),
-        (700, STEP_BYTES // 99),
-    ],
-)
-async def test_a_conversation_is_serialized_in_steps_as_in_one(number: int, size: int, go_on: bool) -> None:
-    parts = [ChatMessage(role=f"r{index}", content="ü" * size) for index in range(number)]
-    whole = ChatMessages(messages=parts, continue_final_message=go_on)
-    assert {name.name for name in ChatMessages.DESCRIPTOR.fields} == {"messages", "continue_final_message"}
-    assert await chat_bytes(whole) == whole.SerializeToString(deterministic=True)
