@@ -15,6 +15,8 @@ from tests.worker.device import contracts
 from tests.worker.device.cards import A100, H200, L4, RTX_4090, Card
 from tests.worker.device.models import NAMES, spec_of
 from tests.worker.device.session import Session, drive, plans_for, session
+from trunkline_kernels.gpu import tuned_tilings
+from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
 from trunkline_worker.settings import EngineSettings
 
 NUM_BLOCKS, CONTEXT = 3000, 4096
@@ -98,6 +100,19 @@ def test_hundreds_of_random_steps_keep_the_rules(name: str, options: dict[str, A
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
 def test_other_cards_get_tilings_of_their_own(card: Card, options: dict[str, Any]) -> None:
     run("qwen3-8b", {**SMALL, **options}, count=200, seed=3, card=card)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_own_product_keeps_the_rules_where_it_was_the_faster_one(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of("qwen3-0.6b")
+    tiling = {"rows": 64, "columns": 64, "inner": 64, "warps": 4, "stages": 4}
+    key = ProductKey(GATED, H200.name, 16, spec.intermediate_size, spec.hidden_size, "bfloat16")
+    tuned_tilings.write(tmp_path / "tuned.json", {key: (tiling, {})})
+    monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
+    found = run("qwen3-0.6b", {**SMALL, "deterministic": deterministic}, count=30, seed=2)
+    assert ("_gated_matmul" in found.device.launches) == (not deterministic)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tests.worker.device.faults import (
 )
 from tests.worker.device.models import spec_of
 from tests.worker.device.session import drive, plans_for, session
+from trunkline_kernels.gpu import dependent_launch, rms_norm
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import DeviceRows
@@ -162,12 +163,12 @@ def keeps_no_memory(real: Any, device: FakeDevice, stream: Any, tensor: Tensor) 
 
 
 def captures_when_used(patch: pytest.MonkeyPatch) -> None:
-    def run(real: Any, programs: StepPrograms, layout: Any, shape: Any) -> Any:
+    def run(real: Any, programs: StepPrograms, layout: Any, shape: Any, rows: Any = None) -> Any:
         if shape in programs.shapes and shape not in programs._graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 programs._graphs[shape] = graph, real(programs, layout, shape)
-        return real(programs, layout, shape)
+        return real(programs, layout, shape, rows)
 
     replaced(GpuRunner, "warm_up", forgets_the_graphs)(patch)
     replaced(StepPrograms, "run", run)(patch)
@@ -253,19 +254,33 @@ def wide_contexts(real: Any, inputs: StepInputs, *args: Any) -> DeviceBatch:
     return replace(batch, decode_lens=batch.decode_lens.long())
 
 
-def transposed_gate(real: Any, gate_up: Tensor) -> Tensor:
-    found: Tensor = real(gate_up.t().contiguous().t())
+def transposed_gate(real: Any, gate_up: Tensor, **options: Any) -> Tensor:
+    found: Tensor = real(gate_up.t().contiguous().t(), **options)
     return found
 
 
-def strided_rows(real: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    found: Tensor = real(torch.cat([x, x], dim=1)[:, : x.shape[1]], weight, eps)
+def strided_rows(real: Any, x: Tensor, weight: Tensor, eps: float, **options: Any) -> Tensor:
+    found: Tensor = real(torch.cat([x, x], dim=1)[:, : x.shape[1]], weight, eps, **options)
     return found
 
 
 def room_for_one(real: Any, **sizes: Any) -> DecodePlan:
     plan: DecodePlan = real(**{**sizes, "max_seqs": 1})
     return plan
+
+
+def room_for_one_arrival(real: Any, **sizes: Any) -> DecodePlan:
+    plan: DecodePlan = real(**sizes)
+    return replace(plan, arrivals=plan.arrivals[:1])
+
+
+def starts_no_kernel_early(real: Any, dependent: bool) -> dict[str, bool]:
+    return {}
+
+
+def starts_every_kernel_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setenv(dependent_launch.VARIABLE, "off")
+    patch.setattr(rms_norm, "launch_options", lambda dependent: {"launch_pdl": True})
 
 
 def half_the_tables(real: Any, **sizes: Any) -> DeviceRows:
@@ -318,6 +333,9 @@ MUTANTS: list[tuple[type[DeviceFault], str, Mutation]] = [
     (LaunchFault, "not contiguous", replaced(gpu_decoder, "silu_and_mul", transposed_gate)),
     (LaunchFault, "not contiguous", replaced(gpu_decoder, "rms_norm", strided_rows)),
     (LaunchFault, "are read or written", replaced(DecodePlan, "allocate", room_for_one)),
+    (LaunchFault, "are read or written", replaced(DecodePlan, "allocate", room_for_one_arrival)),
+    (LaunchFault, "launch_pdl=False and DEPENDENT=True", replaced(rms_norm, "launch_options", starts_no_kernel_early)),
+    (LaunchFault, "launch_pdl=True and DEPENDENT=False", starts_every_kernel_early),
     (LaunchFault, "what there is", replaced(DeviceRows, "allocate", half_the_tables)),
     (LaunchFault, "have the same row", replaced(step_sampling, "to_device", samples_one_row_for_all)),
     (LaunchFault, "past a multiple of 16", replaced(step_sampling, "to_device", odd_alignment)),

@@ -2,19 +2,24 @@
 
 import random
 from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.worker.engine_rig import DEMO_MODEL, drive, make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineOutput
-from trunkline_kernels.gpu import ragged_attention
+from trunkline_kernels.gpu import ragged_attention, tuned_tilings
 from trunkline_kernels.gpu.quantized_linear import dequantize
+from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
 from trunkline_worker.engine_process import build_engine
+from trunkline_worker.model import gpu_decoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
 from trunkline_worker.model.loading import load_model
+from trunkline_worker.model.spec import read_spec
 from trunkline_worker.settings import EngineSettings
 
 DRAW = random.Random(3)
@@ -51,6 +56,27 @@ def test_tokens_are_those_of_the_twins(expected: dict[int, list[int]], options: 
     prompts = PROMPTS[:3] if options.keys() & {"max_step_tokens", "deterministic"} else PROMPTS
     found = tokens(prompts, kernels="triton", **{"kv_blocks": 64, **options})
     assert found == {handle: expected[handle] for handle in range(len(prompts))}
+
+
+def test_tokens_are_those_of_the_twins_through_an_own_product(
+    expected: dict[int, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_spec(DEMO_MODEL)
+    tiling = {"rows": 16, "columns": 64, "inner": 64, "warps": 4, "stages": 1}
+    key = ProductKey(GATED, "", 64, spec.intermediate_size, spec.hidden_size, "float32")
+    tuned_tilings.write(tmp_path / "tuned.json", {key: (tiling, {})})
+    monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
+    rows: list[int] = []
+
+    def counted(x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        rows.append(len(x))
+        return real(x, *others, **options)
+
+    real = gpu_decoder.gated_linear
+    monkeypatch.setattr(gpu_decoder, "gated_linear", counted)
+    found = tokens(PROMPTS[:3], kernels="triton", kv_blocks=64)
+    assert found == {handle: expected[handle] for handle in range(3)}
+    assert max(rows) > 8
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 9, "max_running_requests": 3}], ids=str)

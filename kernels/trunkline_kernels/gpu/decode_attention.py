@@ -1,11 +1,11 @@
 """Attention of sequences with one new token each: the tiles of all contexts are divided evenly among programs, and the
-results of contexts that are cut are merged.
+results of contexts that are cut are merged by the program that is the last to finish a part of them.
 
 One decode reads its whole context and computes little, so the device is only busy when many programs read at once: see
 decode_plan. A prefix that several sequences share is read for all of them by shared_prefix, and merged here.
 
 Twin: trunkline_kernels.paged_attention. Source: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023); the merge is that of
-online softmax (Milakov and Gimelshein, 2018).
+online softmax (Milakov and Gimelshein, 2018); that the last to arrive merges is stream-K's fix-up (Osama et al., 2023).
 """
 
 import triton
@@ -14,8 +14,93 @@ from torch import Tensor
 
 from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, blocks_at
 from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
 from trunkline_kernels.gpu.shared_prefix import SharedPrefixes
 from trunkline_kernels.ragged_batch import KVLayer
+
+MERGED_AT_ONCE = 16  # results of one head that a program takes in at a time: for more the registers do not suffice
+
+
+@triton.jit
+def _taken_in(
+    acc, peak, total,  # [HEADS, PADDED_DIM], [HEADS], [HEADS]
+    partial_out, partial_stats,
+    place,  # of the first result, in rows of partial_out
+    stride,  # rows from one result to the next
+    count,
+    head, known,  # [HEADS]
+    dim,
+    HEAD_DIM: tl.constexpr,
+    TILE_PIECES: tl.constexpr,
+):  # fmt: skip
+    """A running result with `count` others taken in, several of them at a time: none waits for the one before."""
+    number = tl.arange(0, TILE_PIECES)
+    for start in tl.range(0, count, TILE_PIECES):
+        there = (start + number < count)[:, None] & known[None, :]
+        rows = place + (start + number)[:, None] * stride + head[None, :]
+        peaks = tl.load(partial_stats + rows * 2, mask=there, other=float("-inf"))
+        totals = tl.load(partial_stats + rows * 2 + 1, mask=there, other=0.0)
+        values = tl.load(
+            partial_out + rows[:, :, None] * HEAD_DIM + dim[None, None, :],
+            mask=there[:, :, None] & (dim < HEAD_DIM)[None, None, :],
+            other=0.0,
+        )
+        raised = tl.maximum(peak, tl.max(peaks, axis=0))
+        # What lies before a window, or before anything was seen, has no anchor: -inf minus -inf is no number.
+        anchor = tl.where(raised == float("-inf"), 0.0, raised)
+        decay = tl.exp2(peak - anchor)
+        weights = tl.exp2(peaks - anchor[None, :])
+        acc = acc * decay[:, None] + tl.sum(values * weights[:, :, None], axis=0)
+        total = total * decay + tl.sum(totals * weights, axis=0)
+        peak = raised
+    return acc, peak, total
+
+
+@triton.jit
+def _merge(
+    out, partial_out, partial_stats,
+    prefixes, prefix_tiles, prefix_out, prefix_stats,
+    value_scale,
+    sequence, first_range, num_pieces,
+    kv_head, num_heads,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    TILE_PIECES: tl.constexpr,
+    PREFIX_ROWS: tl.constexpr,
+    SCALED: tl.constexpr,
+    SHARED: tl.constexpr,
+):  # fmt: skip
+    """Writes the result of one sequence and one KV head from all of its pieces, its shared prefix's first. The order of
+    the pieces is fixed: which program merges makes no difference."""
+    dim = tl.arange(0, PADDED_DIM)
+    head = tl.arange(0, HEADS)
+    known = head < GROUP
+    head += kv_head * GROUP
+    acc = tl.zeros([HEADS, PADDED_DIM], tl.float32)
+    peak = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    if SHARED:
+        slot = tl.load(prefixes + sequence * 3 + 1).to(tl.int64)
+        parts = tl.load(prefixes + sequence * 3 + 2)
+        member = slot * PREFIX_ROWS
+        if parts > 0:
+            member += sequence - tl.load(prefix_tiles + slot * 5 + 1)
+        acc, peak, total = _taken_in(
+            acc, peak, total, prefix_out, prefix_stats, member * num_heads, PREFIX_ROWS * num_heads, parts, head,
+            known, dim, HEAD_DIM, TILE_PIECES,
+        )  # fmt: skip
+    acc, peak, total = _taken_in(
+        acc, peak, total, partial_out, partial_stats, (sequence + first_range) * num_heads, num_heads, num_pieces,
+        head, known, dim, HEAD_DIM, TILE_PIECES,
+    )  # fmt: skip
+    result = acc / tl.where(known, total, 1.0)[:, None]
+    if SCALED:
+        result = result * tl.load(value_scale)
+    place = (sequence * num_heads + head) * HEAD_DIM
+    inside = known[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(out + place[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -25,10 +110,12 @@ def _attend_ranges(
     out,  # like q ← of sequences that are not cut
     partial_out,  # [num_pieces, num_heads, HEAD_DIM] float32 ← of the others, not yet divided by the total
     partial_stats,  # [num_pieces, num_heads, 2] float32 ← peak (base 2), total
+    arrivals,  # [num_seqs, num_kv_heads] int32: zero before and after; pieces that are done
     context_lens,  # [num_seqs] int32
     rows_of,  # [num_seqs] int32: each sequence's row of block_tables
     block_tables,  # [.., max_blocks] int32
     prefixes,  # [num_seqs, 3] int32: tokens that shared_prefix has seen to, their first slot, their number of pieces
+    prefix_tiles, prefix_out, prefix_stats,  # of SharedPrefixes; not read unless SHARED
     tile_starts, pieces, ranges,  # of DecodePlan, for this window
     key_scale, value_scale,  # [1] float32; not read unless SCALED
     scale,
@@ -43,11 +130,17 @@ def _attend_ranges(
     BLOCK_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,  # GROUP, up to what a matrix product needs
     TILE_KEYS: tl.constexpr,
+    HEADS: tl.constexpr,  # GROUP, up to a power of two
+    TILE_PIECES: tl.constexpr,  # pieces merged at a time
+    PREFIX_ROWS: tl.constexpr,  # sequences of a tile of a shared prefix
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
+    SHARED: tl.constexpr,  # there may be shared prefixes
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid: (num_kv_heads, num_ranges). Programs of neighbouring heads read neighbouring memory at the same time."""
+    wait_for_inputs(DEPENDENT)
     kv_head = tl.program_id(0)
     number = tl.program_id(1)
     first_sequence = tl.load(ranges + number * 4)
@@ -100,110 +193,39 @@ def _attend_ranges(
                 slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
             blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
-        if (num_pieces > 1) | (prefix_len > 0):
+        if (num_pieces > 1) | ((num_pieces == 1) & (prefix_len > 0)):
             piece = (sequence + number) * num_heads + head
-            # A sequence without tiles is between others, and has no piece.
-            some = known & (num_pieces > 0)
-            tl.store(
-                partial_out + piece[:, None] * HEAD_DIM + dim[None, :],
-                acc,
-                mask=some[:, None] & (dim < HEAD_DIM)[None, :],
-            )
-            tl.store(partial_stats + piece * 2, peak, mask=some)
-            tl.store(partial_stats + piece * 2 + 1, total, mask=some)
+            tl.store(partial_out + piece[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
+            tl.store(partial_stats + piece * 2, peak, mask=known)
+            tl.store(partial_stats + piece * 2 + 1, total, mask=known)
         elif num_pieces == 1:
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows that are nobody's have seen nothing
             if SCALED:
                 result = result * tl.load(value_scale)
             tl.store(out + place[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
 
-
-@triton.jit
-def _merged(
-    acc, peak, total,
-    partial_out, partial_stats,
-    place,  # of the first result, in rows of partial_out
-    stride,  # rows from one result to the next
-    count,
-    dim, inside,
-    HEAD_DIM: tl.constexpr,
-    TILE_PIECES: tl.constexpr,
-):  # fmt: skip
-    """A running result with `count` others taken in, several of them at a time: none waits for the one before."""
-    number = tl.arange(0, TILE_PIECES)
-    for start in tl.range(0, count, TILE_PIECES):
-        there = start + number < count
-        rows = place + (start + number) * stride
-        values = tl.load(
-            partial_out + rows[:, None] * HEAD_DIM + dim[None, :], mask=there[:, None] & inside[None, :], other=0.0
-        )
-        peaks = tl.load(partial_stats + rows * 2, mask=there, other=float("-inf"))
-        totals = tl.load(partial_stats + rows * 2 + 1, mask=there, other=0.0)
-        raised = tl.maximum(peak, tl.max(peaks, axis=0))
-        # What lies before a window, or before anything was seen, has no anchor: -inf minus -inf is no number.
-        anchor = tl.where(raised == float("-inf"), 0.0, raised)
-        decay = tl.exp2(peak - anchor)
-        weights = tl.exp2(peaks - anchor)
-        acc = acc * decay + tl.sum(values * weights[:, None], axis=0)
-        total = total * decay + tl.sum(totals * weights, axis=0)
-        peak = raised
-    return acc, peak, total
-
-
-@triton.jit
-def _merge_pieces(
-    out,  # [num_seqs, num_heads, HEAD_DIM] ← of sequences with several pieces, or with a shared prefix
-    partial_out, partial_stats, pieces, ranges,  # as above
-    prefixes, prefix_tiles, prefix_out, prefix_stats,  # of SharedPrefixes
-    value_scale,  # [1] float32; not read unless SCALED
-    num_heads,
-    PREFIX_ROWS: tl.constexpr,  # sequences of a tile of a shared prefix
-    SHARED: tl.constexpr,  # there may be shared prefixes
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    SCALED: tl.constexpr,
-    TILE_PIECES: tl.constexpr,
-):  # fmt: skip
-    """Grid: (num_heads, num_seqs) if SHARED, else (num_heads, num_ranges - 1): the ends of ranges cut fewer sequences
-    than there may be."""
-    head = tl.program_id(0)
-    number = tl.program_id(1)
-    if SHARED:
-        sequence = number
-        shared = tl.load(prefixes + sequence * 3 + 2)
-    else:
-        sequence = tl.load(ranges + (number + 1) * 4)
-        shared = 0
-    first_range = tl.load(pieces + sequence * 2)
-    num_pieces = tl.load(pieces + sequence * 2 + 1)
-    if SHARED:
-        if (num_pieces <= 1) & (shared == 0):
-            return
-    else:
-        # A sequence may go on over several ranges: the program of the first end that cuts it merges it.
-        if (num_pieces <= 1) | (first_range != number):
-            return
-    dim = tl.arange(0, PADDED_DIM)
-    inside = dim < HEAD_DIM
-    acc = tl.zeros([PADDED_DIM], tl.float32)
-    peak = tl.full([], float("-inf"), tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    if SHARED and shared > 0:
-        slot = tl.load(prefixes + sequence * 3 + 1).to(tl.int64)
-        member = slot * PREFIX_ROWS + sequence - tl.load(prefix_tiles + slot * 5 + 1)
-        acc, peak, total = _merged(
-            acc, peak, total, prefix_out, prefix_stats, member * num_heads + head, PREFIX_ROWS * num_heads, shared,
-            dim, inside, HEAD_DIM, TILE_PIECES,
-        )  # fmt: skip
-    acc, peak, total = _merged(
-        acc, peak, total, partial_out, partial_stats, (sequence + first_range).to(tl.int64) * num_heads + head,
-        num_heads, num_pieces, dim, inside, HEAD_DIM, TILE_PIECES,
-    )  # fmt: skip
-    result = acc / total
-    if SCALED:
-        result = result * tl.load(value_scale)
-    place = (sequence.to(tl.int64) * num_heads + head) * HEAD_DIM
-    tl.store(out + place + dim, result.to(out.dtype.element_ty), mask=inside)
+    # All threads have stored before one of them counts the pieces: the last program sees every piece. Without prefixes
+    # only the first and the last sequence of a range go on in other ranges. The merge stands here, and reads the range
+    # again, so that it takes no registers from the loop above.
+    tl.debug_barrier()
+    first_sequence = tl.load(ranges + number * 4)
+    last_sequence = tl.load(ranges + number * 4 + 1)
+    stride = 1 if SHARED else tl.maximum(last_sequence - first_sequence, 1)
+    for sequence_number in tl.range(first_sequence, last_sequence + 1, stride):
+        sequence = tl.full([], 0, tl.int64) + sequence_number
+        num_pieces = tl.load(pieces + sequence * 2 + 1)
+        is_cut = num_pieces > 1
+        if SHARED:
+            is_cut |= (num_pieces == 1) & (tl.load(prefixes + sequence * 3) > 0)
+        if is_cut:
+            meeting = arrivals + sequence * tl.num_programs(0) + kv_head
+            if tl.atomic_add(meeting, 1, sem="acq_rel") == num_pieces - 1:
+                tl.store(meeting, 0)  # for the next layer
+                _merge(
+                    out, partial_out, partial_stats, prefixes, prefix_tiles, prefix_out, prefix_stats, value_scale,
+                    sequence, tl.load(pieces + sequence * 2), num_pieces, kv_head, num_heads, GROUP, HEAD_DIM,
+                    PADDED_DIM, HEADS, TILE_PIECES, PREFIX_ROWS, SCALED, SHARED,
+                )  # fmt: skip
 
 
 def decode_attention(
@@ -219,6 +241,7 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    dependent: bool = False,
 ) -> None:
     """Attention of one new token of each sequence. Its key and value must be in the pool already, and `plan` updated.
 
@@ -226,6 +249,7 @@ def decode_attention(
     context_lens: [num_seqs] int32; rows: [num_seqs] int32, of block_tables: [.., max_blocks] int32
     prefixes: what shared_prefix has seen to; with a window, nothing
     window, soft_cap: as in ragged_attention
+    dependent: see dependent_launch
     """
     num_seqs, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = kv.keys.shape
@@ -236,19 +260,14 @@ def decode_attention(
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     value_scale = kv.value_scale if scaled else q
     tiling, division = plan.tiling, plan.divisions[window]
+    heads = triton.next_power_of_2(group)
     _attend_ranges[(num_kv_heads, plan.num_ranges)](
-        q, kv.keys, kv.values, out, plan.partial_out, plan.partial_stats, context_lens, rows, block_tables,
-        prefixes.of_sequence, division.tile_starts, division.pieces, division.ranges,
+        q, kv.keys, kv.values, out, plan.partial_out, plan.partial_stats, plan.arrivals, context_lens, rows,
+        block_tables, prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats,
+        division.tile_starts, division.pieces, division.ranges,
         kv.key_scale if scaled else q, value_scale, scale * LOG2_E.value, soft_cap or 0.0, window or 0,
         block_tables.stride(0), num_kv_heads * head_dim, num_heads,
-        group, head_dim, padded_dim, block_size, max(16, triton.next_power_of_2(group)), tiling.keys,
-        window is not None, soft_cap is not None, scaled,
-        num_warps=tiling.warps, num_stages=tiling.stages,
+        group, head_dim, padded_dim, block_size, max(16, heads), tiling.keys, heads, max(1, MERGED_AT_ONCE // heads),
+        prefixes.room.partial_out.shape[1], window is not None, soft_cap is not None, scaled, len(prefixes.tiles) > 0,
+        dependent, **tiling.options(), **launch_options(dependent),
     )  # fmt: skip
-    shared = len(prefixes.tiles) > 0
-    if shared or plan.num_ranges > 1:
-        _merge_pieces[(num_heads, num_seqs if shared else plan.num_ranges - 1)](
-            out, plan.partial_out, plan.partial_stats, division.pieces, division.ranges,
-            prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats, value_scale,
-            num_heads, prefixes.room.partial_out.shape[1], shared, head_dim, padded_dim, scaled, 8, num_warps=1,
-        )  # fmt: skip

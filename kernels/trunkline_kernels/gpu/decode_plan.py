@@ -2,7 +2,7 @@
 
 The tiles of keys of all contexts stand in one row, and each of a fixed number of ranges takes an equal part of it. Each
 program reads as much as any other, and all of them run at once, whatever the contexts are: a captured graph serves any
-of them. A context that the end of a range cuts is merged from its pieces afterwards.
+of them. A context that the end of a range cuts is merged by whichever of its programs is done last.
 
 Sources of the even division: stream-K (Osama et al., 2023); FlashInfer's plan for decodes (Ye et al., 2024).
 """
@@ -87,6 +87,7 @@ class DecodePlan:
     divisions: dict[int | None, Division]  # by window; None: layers without one
     partial_out: Tensor  # [max_seqs + num_ranges, num_heads, head_dim] float32
     partial_stats: Tensor  # [max_seqs + num_ranges, num_heads, 2] float32
+    arrivals: Tensor  # [max_seqs, num_kv_heads] int32: zero, except while decode_attention runs
 
     @classmethod
     def allocate(
@@ -118,7 +119,8 @@ class DecodePlan:
             window: Division(numbers(max_seqs), numbers(max_seqs, 2), numbers(num_ranges, 4))
             for window in dict.fromkeys(windows)
         }
-        return cls(tiling, num_ranges, divisions, partial(head_dim), partial(2))
+        arrivals = torch.zeros(max_seqs, num_kv_heads, dtype=torch.int32, device=device)
+        return cls(tiling, num_ranges, divisions, partial(head_dim), partial(2), arrivals)
 
     def update(self, context_lens: Tensor, prefixes: Tensor) -> None:
         """Divides the contexts of a step, on the device.

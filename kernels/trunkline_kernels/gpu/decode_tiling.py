@@ -15,6 +15,8 @@ OWN_SHARED = (
     7 << 10
 )  # bytes of shared memory of a program beside its tiles of keys and values; compiled programs need 6
 HOPPER_SHARED_MEMORY = 227 << 10  # bytes that one program may use
+REGISTERS = 65_536  # of an NVIDIA multiprocessor
+MOST_REGISTERS = 255  # of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,14 @@ class DecodeTiling:
     # since all take equally long, most of the device may then wait for few programs.
     programs: int = 3
     shortest: int = SHORTEST_PIECE  # tokens of a piece, unless its context has fewer
+
+    def options(self) -> dict[str, int]:
+        """What a launch says to Triton. The compiler is told how many registers there are for a thread: left alone, it
+        may keep too many for `programs` to run at once, or spill some to make room for more."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        if torch.version.hip is None and self.programs <= MOST_PROGRAMS:
+            options["maxnreg"] = min(REGISTERS // (32 * self.warps * self.programs) // 8 * 8, MOST_REGISTERS)
+        return options
 
 
 def decode_tiling_for(

@@ -1,8 +1,8 @@
 """The first half of a SwiGLU feed-forward layer as one kernel: both products and the gate.
 
 Against a library's product and silu_and_mul, the products' results are neither written nor read again, and a launch is
-saved; but the library's product may be the faster one. The product sweep of `make bench-gpu` says which it is on a
-device: no engine uses this kernel until it has won somewhere.
+saved; and the first weights are on their way before the activations are there. But the library's product may be the
+faster one: gated_choice says which is taken for how many rows.
 
 Twin: silu_and_mul(linear(x, weight)) of trunkline_kernels and torch. Source: Shazeer (2020).
 """
@@ -13,7 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP_ROWS = 8  # tiles of rows that share a tile of the weight while it is in cache
+from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
+from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
+
+AHEAD = 8  # cache lines of each row of the weight that are asked for before the activations are there
+LINE = 128  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,15 @@ class GatedTiling:
     stages: int
 
 
+@triton.jit
+def _ask_for(place):
+    """Has lines of memory brought into the device's cache, and waits for none."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64, bitcast=True)], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_matmul(
     x,  # [num_rows, INNER]
@@ -40,43 +53,58 @@ def _gated_matmul(
     TILE_COLUMNS: tl.constexpr,
     TILE_INNER: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,  # elements
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (row tiles * column tiles), GROUP_ROWS tiles of rows together."""
+    """Grid: (row tiles * column tiles), in the order of tile_at().
+
+    Columns of gate and up take turns in the tile that is multiplied: both of a pair are in the same thread afterwards.
+    """
     row_tiles = tl.cdiv(num_rows, TILE_ROWS)
     column_tiles = tl.cdiv(num_columns, TILE_COLUMNS)
-    program = tl.program_id(0)
-    first = program // (GROUP_ROWS * column_tiles) * GROUP_ROWS
-    height = tl.minimum(row_tiles - first, GROUP_ROWS)
-    within = program % (GROUP_ROWS * column_tiles)
-    row = ((first + within % height) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
-    column = ((within // height) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)).to(tl.int64)
+    row_tile, column_tile = tile_at(tl.program_id(0), row_tiles, column_tiles, GROUP_ROWS)
+    first_row, first_column = row_tile * TILE_ROWS, column_tile * TILE_COLUMNS
+    turn = tl.arange(0, 2 * TILE_COLUMNS)
+    # Past the edge, the last row or column is computed again, and not stored: loads need no mask.
+    of_gate = tl.minimum(first_column + turn // 2, num_columns - 1).to(tl.int64)
+    right_row = weight + (of_gate + (turn % 2).to(tl.int64) * num_columns) * INNER
+    if DEPENDENT:
+        # Nothing before this kernel writes weights.
+        for line in tl.static_range(AHEAD):
+            if line * LINE < INNER:
+                _ask_for(right_row + line * LINE)
+    wait_for_inputs(DEPENDENT)
+
+    row = first_row + tl.arange(0, TILE_ROWS)
     inner = tl.arange(0, TILE_INNER)
-    some_rows, some_columns = (row < num_rows)[:, None], (column < num_columns)[None, :]
-    gate = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
-    up = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
-    left_place = x + row[:, None] * INNER + inner[None, :]
-    right_place = weight + column[None, :] * INNER + inner[:, None]
-    up_offset = tl.full([], INNER, tl.int64) * num_columns
+    left_place = x + tl.minimum(row, num_rows - 1).to(tl.int64)[:, None] * INNER + inner[None, :]
+    right_place = right_row[None, :] + inner[:, None]
+    acc = tl.zeros([TILE_ROWS, 2 * TILE_COLUMNS], tl.float32)
     for start in tl.range(0, INNER, TILE_INNER):
-        known = start + inner < INNER
-        left = tl.load(left_place + start, mask=some_rows & known[None, :], other=0.0)
-        of_gate = tl.load(right_place + start, mask=some_columns & known[:, None], other=0.0)
-        of_up = tl.load(right_place + start + up_offset, mask=some_columns & known[:, None], other=0.0)
-        gate = tl.dot(left, of_gate, gate, input_precision="ieee")
-        up = tl.dot(left, of_up, up, input_precision="ieee")
+        if INNER % TILE_INNER == 0:
+            left = tl.load(left_place + start)
+            right = tl.load(right_place + start)
+        else:
+            known = start + inner < INNER
+            left = tl.load(left_place + start, mask=known[None, :], other=0.0)
+            right = tl.load(right_place + start, mask=known[:, None], other=0.0)
+        acc = tl.dot(left, right, acc, input_precision="ieee")
+    gate, up = tl.split(tl.reshape(acc, [TILE_ROWS, TILE_COLUMNS, 2]))
     # Rounded where two kernels would round.
     dtype: tl.constexpr = out.dtype.element_ty
     gate = gate.to(dtype).to(tl.float32)
     activated = (gate / (1 + tl.exp(-gate))).to(dtype)
-    tl.store(
-        out + row[:, None] * num_columns + column[None, :], activated * up.to(dtype), mask=some_rows & some_columns
-    )
+    column = first_column + tl.arange(0, TILE_COLUMNS)
+    place = out + row.to(tl.int64)[:, None] * num_columns + column[None, :]
+    tl.store(place, activated * up.to(dtype), mask=(row < num_rows)[:, None] & (column < num_columns)[None, :])
 
 
-def gated_linear(x: Tensor, weight: Tensor, tiling: GatedTiling) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, tiling: GatedTiling, *, dependent: bool = False) -> Tensor:
     """silu(x @ gate.T) * (x @ up.T), accumulated in float32.
 
     x: [num_rows, inner] contiguous, weight: [2 * num_columns, inner] contiguous, gate first
+    dependent: see dependent_launch
     → [num_rows, num_columns] in x's dtype
     """
     rows, inner = x.shape
@@ -84,7 +112,8 @@ def gated_linear(x: Tensor, weight: Tensor, tiling: GatedTiling) -> Tensor:
     out = x.new_empty(rows, columns)
     if rows:
         _gated_matmul[(triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns),)](
-            x, weight, out, rows, columns, inner, tiling.rows, tiling.columns, tiling.inner, GROUP_ROWS,
-            num_warps=tiling.warps, num_stages=tiling.stages,
+            x, weight, out, rows, columns, inner, tiling.rows, tiling.columns, tiling.inner, GROUP_ROWS, AHEAD,
+            LINE // x.itemsize, dependent, num_warps=tiling.warps, num_stages=tiling.stages,
+            **launch_options(dependent),
         )  # fmt: skip
     return out

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
+
 
 @triton.jit
 def _rms_norm(
@@ -19,8 +21,10 @@ def _rms_norm(
     DIM: tl.constexpr,
     PADDED: tl.constexpr,  # DIM, up to a power of two
     ADD: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * DIM
     at = tl.arange(0, PADDED)
     inside = at < DIM
@@ -37,31 +41,37 @@ def _rms_norm(
     tl.store(out + row + at, scaled * tl.load(weight + at, mask=inside, other=0.0), mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) -> Tensor:
     """x / rms(x) * weight over the last dimension, computed in float32.
 
     x: [num_rows, dim] contiguous, weight: [dim] → [num_rows, dim] in x's dtype
+    dependent: see dependent_launch
     """
     out = torch.empty_like(x)
-    _launch(x, x, weight, out, eps, add=False)
+    _launch(x, x, weight, out, eps, add=False, dependent=dependent)
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) -> Tensor:
     """Adds x to the residual stream, in place, and normalises the sum.
 
     x, residual: [num_rows, dim] contiguous, weight: [dim] → [num_rows, dim]
     """
     out = torch.empty_like(x)
-    _launch(x, residual, weight, out, eps, add=True)
+    _launch(x, residual, weight, out, eps, add=True, dependent=dependent)
     return out
 
 
-def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, *, add: bool) -> None:
+def _launch(
+    x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, *, add: bool, dependent: bool
+) -> None:
     rows, dim = x.shape
     padded = triton.next_power_of_2(dim)
     if rows:
-        _rms_norm[(rows,)](x, residual, weight, out, eps, dim, padded, add, num_warps=warps_for(padded))
+        _rms_norm[(rows,)](
+            x, residual, weight, out, eps, dim, padded, add, dependent, num_warps=warps_for(padded),
+            **launch_options(dependent),
+        )  # fmt: skip
 
 
 def warps_for(elements: int) -> int:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
 from trunkline_kernels.ragged_batch import KVLayer
 
 HEADS_PER_PROGRAM = 8
@@ -42,8 +43,10 @@ def _rotary_kv(
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
     HEADS: tl.constexpr,  # of a program
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per token and HEADS heads of the query or key part, then of the value part."""
+    wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -107,6 +110,7 @@ def rotary_kv(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    dependent: bool = False,
 ) -> Tensor:
     """Rotated queries; rotated keys, and values, are in the pool afterwards.
 
@@ -114,6 +118,7 @@ def rotary_kv(
     positions, slots: [num_tokens] int64; a negative slot is one of padding and not written
     cos, sin: [context_length, head_dim / 2] float32
     query_norm, key_norm: [head_dim], both or neither
+    dependent: see dependent_launch
     → [num_tokens, num_heads, head_dim]
     """
     num_tokens = qkv.shape[0]
@@ -128,6 +133,6 @@ def rotary_kv(
             query_norm if normed else qkv, key_norm if normed else qkv, eps,
             kv.key_scale if scaled else cos, kv.value_scale if scaled else cos,
             num_heads, num_kv_heads, head_dim, triton.next_power_of_2(head_dim // 2), normed, scaled,
-            HEADS_PER_PROGRAM, num_warps=2,
+            HEADS_PER_PROGRAM, dependent, num_warps=2, **launch_options(dependent),
         )  # fmt: skip
     return q

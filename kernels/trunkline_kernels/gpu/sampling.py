@@ -230,10 +230,11 @@ def _pick(
     tl.store(tokens + place, token, mask=position < token_width)
 
 
-def sample(logits: Tensor, samples: Tensor, rows: DeviceRows) -> Tensor:
+def sample(logits: Tensor, samples: Tensor, rows: DeviceRows, *, draws: bool = True) -> Tensor:
     """The next token of each sample, which is then in its row too.
 
     logits: [num_samples, vocab] float32; samples: [num_samples, 2] int32, (row, position of the new token)
+    draws: False says that every row's temperature is 0
     → [num_samples] int64; -1: the logits are not finite
     """
     num_samples, vocab = logits.shape
@@ -249,6 +250,8 @@ def sample(logits: Tensor, samples: Tensor, rows: DeviceRows) -> Tensor:
         vocab, num_tiles, width, columns, room.tile, padded, CUT_TILES, DRAW_TILES, NUCLEUS_TILES, NUCLEUS_FACTOR,
         num_warps=4,
     )  # fmt: skip
+    if not draws:
+        return chosen
     num_runs = triton.cdiv(num_tiles, RUN)
     won = torch.empty(num_samples, num_runs, dtype=torch.float32, device=logits.device)
     best = torch.empty(num_samples, num_runs, dtype=torch.int32, device=logits.device)

@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
+from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
+
+BLOCK = 2048  # columns of a program: those of 256 rows of 12288 run all at once on 132 multiprocessors
 
 
 @triton.jit
@@ -13,8 +15,10 @@ def _silu_and_mul(
     out,  # [num_rows, dim]
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per row and BLOCK columns."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < DIM
@@ -25,12 +29,14 @@ def _silu_and_mul(
     tl.store(out + row * DIM + at, activated * up, mask=inside)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up.  gate_up: [num_rows, 2 * dim] contiguous → [num_rows, dim]"""
+def silu_and_mul(gate_up: Tensor, *, dependent: bool = False) -> Tensor:
+    """silu(gate) * up.  gate_up: [num_rows, 2 * dim] contiguous → [num_rows, dim].  dependent: see dependent_launch"""
     rows, both = gate_up.shape
     dim = both // 2
     out = gate_up.new_empty(rows, dim)
     if rows:
         block = min(BLOCK, triton.next_power_of_2(dim))
-        _silu_and_mul[(rows, triton.cdiv(dim, block))](gate_up, out, dim, block, num_warps=max(1, block // 256))
+        _silu_and_mul[(rows, triton.cdiv(dim, block))](
+            gate_up, out, dim, block, dependent, num_warps=max(1, block // 512), **launch_options(dependent)
+        )
     return out

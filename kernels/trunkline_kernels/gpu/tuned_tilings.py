@@ -1,7 +1,8 @@
-"""Tilings that a sweep on a device has found to be the fastest, by device, kernel and shape.
+"""Tilings that the sweeps on a device have found to be the fastest, by device, kernel and shape.
 
 They stand in tuned.json beside this file; TRUNKLINE_TUNED_TILINGS names another file instead, such as one that the
-sweep of `make bench-gpu` has just written. What has no entry gets the tiling that is chosen without measuring.
+sweeps of `make bench-gpu` have just written. What has no entry gets the tiling that is chosen without measuring. An
+entry of a product without numbers says that the library's own kernel was faster.
 """
 
 import functools
@@ -17,11 +18,12 @@ import torch
 SHIPPED = Path(__file__).with_name("tuned.json")
 VARIABLE = "TRUNKLINE_TUNED_TILINGS"
 LARGEST = 1 << 16  # of any number of a tiling: what is larger is a mistake
+GATED = "gated_linear"
 
 
 @dataclass(frozen=True, slots=True)
 class TilingKey:
-    """What a tiling is for."""
+    """What a tiling of an attention kernel is for."""
 
     kernel: str  # name of the launcher
     device: str  # as torch names it
@@ -34,7 +36,22 @@ class TilingKey:
     def of(
         cls, kernel: str, *, device: str, head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype
     ) -> "TilingKey":
-        return cls(kernel, device, head_dim, group, _name(dtype), _name(kv_dtype))
+        return cls(kernel, device, head_dim, group, name_of(dtype), name_of(kv_dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class ProductKey:
+    """What a tiling of a matrix product is for."""
+
+    kernel: str  # name of the launcher
+    device: str  # as torch names it
+    rows: int  # of the activations: the most that it is for
+    columns: int  # of the result
+    inner: int
+    dtype: str
+
+
+Key = TilingKey | ProductKey
 
 
 def tuned(key: TilingKey) -> dict[str, int] | None:
@@ -43,19 +60,19 @@ def tuned(key: TilingKey) -> dict[str, int] | None:
     return chosen_table().get(key)
 
 
-def chosen_table() -> dict[TilingKey, dict[str, int]]:
+def chosen_table() -> dict[Key, dict[str, int]]:
     """The table that the engine uses. Raises ValueError where the file is not one."""
     return table(Path(os.environ.get(VARIABLE) or SHIPPED))
 
 
 @functools.cache
-def table(path: Path) -> dict[TilingKey, dict[str, int]]:
+def table(path: Path) -> dict[Key, dict[str, int]]:
     """What a file holds. Raises ValueError, one line."""
     try:
         entries = json.loads(path.read_text())
         if not isinstance(entries, list):
             raise ValueError("it holds no list")
-        found = {TilingKey(**entry["for"]): _tiling(entry["tiling"]) for entry in entries}
+        found = {_key(entry["for"]): _tiling(entry["tiling"]) for entry in entries}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not a table of tilings: {type(error).__name__}: {error}") from None
     if len(found) != len(entries):
@@ -63,14 +80,23 @@ def table(path: Path) -> dict[TilingKey, dict[str, int]]:
     return found
 
 
-def write(path: Path, tilings: Mapping[TilingKey, tuple[Mapping[str, int], Mapping[str, object]]]) -> None:
-    """A table of tilings and what was measured of each."""
-    entries = [
+def write(path: Path, tilings: Mapping[Key, tuple[Mapping[str, int], Mapping[str, object]]]) -> None:
+    """Tilings and what was measured of each. What the file holds for other things stays. Raises ValueError where the
+    file is not a table."""
+    entries: list[dict[str, Any]] = []
+    if path.exists():
+        table(path)
+        entries = [entry for entry in json.loads(path.read_text()) if _key(entry["for"]) not in tilings]
+    entries += [
         {"for": asdict(key), "tiling": dict(tiling), "measured": dict(measured)}
         for key, (tiling, measured) in tilings.items()
     ]
     path.write_text(json.dumps(entries, indent=1) + "\n")
     table.cache_clear()
+
+
+def _key(fields: dict[str, Any]) -> Key:
+    return ProductKey(**fields) if "inner" in fields else TilingKey(**fields)
 
 
 def _tiling(fields: dict[str, Any]) -> dict[str, int]:
@@ -80,5 +106,6 @@ def _tiling(fields: dict[str, Any]) -> dict[str, int]:
     return fields
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """As the table has it."""
     return str(dtype).removeprefix("torch.")

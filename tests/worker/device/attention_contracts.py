@@ -92,7 +92,9 @@ def _plan_ranges(at: Launch) -> None:
     at.powers_of_two("PADDED_SEQS", "TILE_KEYS")
     contexts, prefixes = at.contents("context_lens"), at.contents("prefixes")
     if contexts is not None and prefixes is not None:
-        at.require(bool((prefixes[:, 0] <= contexts).all()), "a prefix is longer than its context")
+        # Without a tile of its own, a sequence would have no program that merges its prefix.
+        fits = (prefixes[:, 0] < contexts) | (prefixes[:, 0] == 0)
+        at.require(bool(fits.all()), "a prefix is not shorter than its context")
 
 
 def _attend_ranges(at: Launch) -> None:
@@ -108,6 +110,10 @@ def _attend_ranges(at: Launch) -> None:
     at.holds("tile_starts", INT32, seqs)
     at.holds("pieces", INT32, 2 * seqs)
     at.holds("ranges", INT32, 4 * ranges)
+    at.holds("arrivals", INT32, seqs * at.grid[0])
+    at.require(at.number("HEADS") >= at.number("GROUP"), "HEADS")
+    at.powers_of_two("HEADS", "TILE_PIECES")
+    _check_prefixes(at, seqs, width)
     contexts, rows = at.contents("context_lens"), at.contents("rows_of")
     if contexts is not None:
         at.within("context_lens", 0, at.number("table_stride") * at.number("BLOCK_SIZE") + 1, contexts)
@@ -115,31 +121,22 @@ def _attend_ranges(at: Launch) -> None:
         at.within("rows_of", 0, at["block_tables"].shape[0], rows)
 
 
-def _merge_pieces(at: Launch) -> None:
-    heads, seqs, dim = at.grid[0], len(at["prefixes"]), at.number("HEAD_DIM")
-    ranges = len(at["ranges"])
-    programs = seqs if at["SHARED"] else ranges - 1
-    at.require(at.grid[1] == programs, f"{programs} sequences that may be cut")
-    at.require(at.number("num_heads") == heads, "one program for each head")
-    at.holds("out", WIDE, seqs * heads * dim)
-    at.holds("pieces", INT32, 2 * seqs)
-    at.holds("ranges", INT32, 4 * ranges)
-    at.holds("partial_out", FLOAT32, (seqs + ranges) * heads * dim)
-    at.holds("partial_stats", FLOAT32, (seqs + ranges) * heads * 2)
-    at.holds("prefixes", INT32, 3 * seqs)
-    tiles = len(at["prefix_tiles"])
+def _check_prefixes(at: Launch, seqs: int, width: int) -> None:
+    """Where shared_prefix has left its results."""
+    heads, tiles, rows = at.number("num_heads"), len(at["prefix_tiles"]), at.number("PREFIX_ROWS")
+    at.require(bool(at["SHARED"]) == (tiles > 0), f"SHARED with {tiles} tiles of prefixes")
     at.holds("prefix_tiles", INT32, 5 * tiles)
-    at.holds("prefix_out", FLOAT32, tiles * at.number("PREFIX_ROWS") * heads * dim)
-    at.holds("prefix_stats", FLOAT32, tiles * at.number("PREFIX_ROWS") * heads * 2)
-    at.powers_of_two("PADDED_DIM", "TILE_PIECES")
-    check_scales(at, "value_scale")
+    at.holds("prefix_out", FLOAT32, tiles * rows * width)
+    at.holds("prefix_stats", FLOAT32, tiles * rows * heads * 2)
     prefixes, known = at.contents("prefixes"), at.contents("prefix_tiles")
-    if prefixes is not None:
-        sharing = prefixes[prefixes[:, 2] > 0]
-        at.within("prefixes (tiles)", 0, tiles + 1, np.concatenate([sharing[:, 1], sharing[:, 1] + sharing[:, 2]]))
-        if known is not None:
-            member = np.flatnonzero(prefixes[:, 2] > 0) - known[sharing[:, 1], 1]
-            at.within("prefix_tiles (first sequence)", 0, at.number("PREFIX_ROWS"), member)
+    if prefixes is None:
+        return
+    sharing = prefixes[prefixes[:, 2] > 0]
+    at.require(bool((prefixes[prefixes[:, 0] > 0, 2] > 0).all()), "a shared prefix without a result")
+    at.within("prefixes (tiles)", 0, tiles + 1, np.concatenate([sharing[:, 1], sharing[:, 1] + sharing[:, 2]]))
+    if known is not None:
+        member = np.flatnonzero(prefixes[:, 2] > 0) - known[sharing[:, 1], 1]
+        at.within("prefix_tiles (first sequence)", 0, rows, member)
 
 
 def _attend_prefix(at: Launch) -> None:
@@ -167,6 +164,5 @@ CONTRACTS = (
     _merge_split,
     _plan_ranges,
     _attend_ranges,
-    _merge_pieces,
     _attend_prefix,
 )

@@ -17,7 +17,7 @@ from tests.worker.device.tensor import DeviceTensor
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid: CUDA's limits
 WARPS = (1, 2, 4, 8, 16, 32)
 ALIGNMENT = 16  # bytes: a pointer that has less of it is another kernel to Triton, compiled when it is first seen
-FLAGS = ("num_warps", "num_stages", "enable_fp_fusion")
+FLAGS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 
 # Types of tensors.
 INT32, INT64, FLOAT32 = (torch.int32,), (torch.int64,), (torch.float32,)
@@ -135,6 +135,8 @@ class Launch:
         unknown = self.options.keys() - set(FLAGS)
         self.require(not unknown, f"options {unknown}")
         self.require(self.options.get("num_warps", 4) in WARPS, f"num_warps={self.options.get('num_warps')}")
+        early, waits = self.options.get("launch_pdl", False), self.arguments.get("DEPENDENT", False)
+        self.require(early == waits, f"launched with launch_pdl={early} and DEPENDENT={waits}")
 
     def _check_tensor(self, name: str, tensor: Tensor) -> None:
         if not isinstance(tensor, DeviceTensor):

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from tests.worker.device.cards import H200, Card
 from tests.worker.device.device import FakeDevice
 from tests.worker.device.faults import GraphFault
@@ -39,7 +41,7 @@ class Session:
 
         return wait
 
-    def _run(self, layout: StepLayout, shape: StepShape) -> object:
+    def _run(self, layout: StepLayout, shape: StepShape, rows: Tensor | None = None) -> object:
         graphs = self._programs._graphs
         known = shape in self._programs.shapes
         before = sum(graph.replays for graph in self.device.graphs)
@@ -55,7 +57,7 @@ class Session:
             captured.check_alive()
             captured.check_covers(wanted)
             self.replays += 1
-        hidden = self._replay(layout, shape)
+        hidden = self._replay(layout, shape, rows)
         replayed = sum(graph.replays for graph in self.device.graphs) - before
         if replayed != int(known and bool(self.device.graphs)):
             raise GraphFault(f"{replayed} graphs were replayed for a step of {shape}")

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.logprobs import logprobs
@@ -16,7 +17,7 @@ from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
 from trunkline_worker.gpu.row_table import RowTable, TableRow
-from trunkline_worker.gpu.step_inputs import StepInputs, StepLayouts, StepShape
+from trunkline_worker.gpu.step_inputs import StepInputs, StepLayout, StepLayouts, StepShape
 from trunkline_worker.gpu.step_programs import StepPrograms
 from trunkline_worker.gpu.step_sampling import StepSamples, sample_step, told_logprobs
 from trunkline_worker.gpu.to_device import to_device
@@ -115,18 +116,19 @@ class GpuRunner:
         shape = self._programs.send(layout, plan.num_padding)
         num_padding = shape.num_tokens - layout.num_tokens - plan.num_padding  # what the shape adds
         start = self._home.event()
-        hidden = self._programs.run(layout, shape)
         last = layout.last_tokens()
+        sampling = [index for index, step in enumerate(plan.steps) if step.samples]
+        # Prompt log-probabilities need the states of every token; else only those that are sampled from are computed.
+        whole = any(row.sampling.prompt_logprobs is not None and row.num_output == 0 for row in rows)
+        hidden, sampled = self._hidden(layout, shape, last[sampling], whole)
         prompts = {
             index: self._prompt_logprobs(hidden, step, row, int(last[index]) - step.num_new + 1)
             for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True))
             if row.sampling.prompt_logprobs is not None and row.num_output == 0
         }
-        sampling = [index for index, step in enumerate(plan.steps) if step.samples]
         samples: StepSamples | None = None
         if sampling:
-            (where,) = to_device([last[sampling]], self._device)
-            logits = self._decoder.logits(gather_rows(hidden, where))
+            logits = self._decoder.logits(sampled)
             samples = sample_step(logits, [rows[index] for index in sampling], self._table.device_rows)
         tensors = [samples.tokens, *samples.logprobs] if samples else []
         arriving = self._home.send([*tensors, *(column for columns in prompts.values() for column in columns)])
@@ -140,6 +142,20 @@ class GpuRunner:
         if start is None:
             return lambda: result(arriving, time.perf_counter() - started_s)
         return lambda: result(arriving, None, start)
+
+    def _hidden(
+        self, layout: StepLayout, shape: StepShape, wanted: NDArray[np.int32], whole: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of all tokens, if the whole step is asked for, and of those that are wanted."""
+        if np.array_equal(wanted, np.arange(len(wanted))) and (whole or layout.num_tokens == len(wanted)):
+            hidden = self._programs.run(layout, shape)
+            return hidden, hidden[: len(wanted)]
+        (where,) = to_device([wanted], self._device)
+        if whole:
+            hidden = self._programs.run(layout, shape)
+            return hidden, gather_rows(hidden, where)
+        hidden = self._programs.run(layout, shape, where)
+        return hidden, hidden
 
     def _prompt_logprobs(
         self, hidden: torch.Tensor, step: SequenceStep, row: TableRow, first_row: int

@@ -131,6 +131,7 @@ class StepInputs:
         nothing = torch.zeros(0, 3, dtype=torch.int32, device=device)
         self._pieces = Pieces.allocate(max_pieces if self._split else 0, spec.num_heads, spec.head_dim, nothing)
         self._buffer = torch.zeros(0, dtype=torch.int32, device=device)
+        self.first_row = torch.zeros(1, dtype=torch.int32, device=device)
 
     def reserve(self, shape: StepShape) -> None:
         """Makes room for what is said about steps of this shape. Before any batch(): it moves their tensors."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.gpu.prefix_groups import PrefixTiles
 from trunkline_worker.gpu.step_inputs import StepInputs, StepLayout, StepShape
@@ -72,16 +73,19 @@ class StepPrograms:
         self._inputs.send(layout, shape)
         return shape
 
-    def run(self, layout: StepLayout, shape: StepShape) -> Tensor:
-        """Hidden states of the tokens of the step that was sent."""
+    def run(self, layout: StepLayout, shape: StepShape, rows: Tensor | None = None) -> Tensor:
+        """Hidden states of the step that was sent.
+
+        rows: [num_rows] int32, the tokens whose states are asked for; None: all of them
+        """
         graph = self._graphs.get(shape)
         if graph is not None:
             graph[0].replay()
-            return graph[1]
+            return graph[1] if rows is None else gather_rows(graph[1], rows)
         batch = self._inputs.batch(shape, layout.num_slots)
         longest = max(int(layout.query_lens.max(initial=0)), shape.num_tokens - layout.num_tokens)
         self._inputs.build(batch, longest)
-        return self._decoder.forward(batch, self._kv)
+        return self._decoder.forward(batch, self._kv, rows)
 
     def shape_of(self, layout: StepLayout, num_padding: int) -> StepShape:
         """The smallest one of the ladder that holds the step, or its own."""
@@ -119,6 +123,8 @@ class StepPrograms:
                 hidden = self._decoder.forward(batch, self._kv)
             self._pool = self._pool or graph.pool()
             self._graphs[shape] = (graph, hidden)
+        # Steps without a graph compute the last layer for some tokens alone.
+        self._decoder.forward(self._inputs.batch(self.shapes[0]), self._kv, self._inputs.first_row)
 
     def _ladder(self) -> list[StepShape]:
         """Every size without and, where there is such a thing, with contexts that come in several parts: programs for

@@ -42,7 +42,7 @@ def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -
     )
     raw = logits[indices[0]] if asking else None
     _adjust(logits, rows, device_rows)
-    tokens = sample(logits, samples, device_rows)
+    tokens = sample(logits, samples, device_rows, draws=any(row.sampling.temperature > 0 for row in rows))
     columns: list[Tensor] = []
     if raw is not None:
         chosen = tokens[indices[0]]

@@ -20,6 +20,8 @@ from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.gated_choice import GatedChoice, gated_choice
+from trunkline_kernels.gpu.gated_linear import gated_linear
 from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantize, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import (
     RaggedTiling,
@@ -168,10 +170,16 @@ class GpuDecoder:
             for layer in weights.layers
         ]
         self._weights = weights
+        dtype = weights.embedding.dtype
+        # Under --deterministic every product goes one way, whatever was timed.
+        self._gated_choice = GatedChoice()
+        if not deterministic:
+            self._gated_choice = gated_choice(
+                device=self.chip.name, columns=spec.intermediate_size, inner=spec.hidden_size, dtype=dtype
+            )
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.to(self._device), sin.to(self._device)
         self._group = spec.num_heads // spec.num_kv_heads
-        dtype = weights.embedding.dtype
         self._tiling: RaggedTiling = tiling_for(
             head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=kv_dtype or dtype,
             shared_memory=self.chip.shared_memory, split=deterministic, device=self.chip.name,
@@ -221,7 +229,7 @@ class GpuDecoder:
                 x, residual = gather_rows(x, rows), gather_rows(residual, rows)
             delta = self._added(x, products.output, w.output_bias, residual)
             x = self._norm(delta, residual, w.post_norm)
-            x = silu_and_mul(self._linear(x, products.gate_up, w.gate_up_bias), dependent=self._dependent)
+            x = self._gated(x, products.gate_up, w.gate_up_bias)
             delta = self._added(x, products.down, w.down_bias, residual)
         return residual if delta is None else residual + delta
 
@@ -239,6 +247,13 @@ class GpuDecoder:
         if isinstance(weight, QuantizedWeight):
             return quantized_linear(x, weight, bias)
         return fixed_linear(x, weight, bias) if self._deterministic else linear(x, weight, bias)
+
+    def _gated(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
+        """The first half of a feed-forward layer.  → [num_tokens, intermediate]"""
+        tiling = self._gated_choice.tiling(len(x))
+        if tiling is None or bias is not None or isinstance(weight, QuantizedWeight):
+            return silu_and_mul(self._linear(x, weight, bias), dependent=self._dependent)
+        return gated_linear(x, weight, tiling, dependent=self._dependent)
 
     def _added(
         self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, residual: Tensor

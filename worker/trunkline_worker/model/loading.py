@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
 
 # Part of the fingerprint: raised when a change of kernels or model code changes bits.
-KERNEL_BUILD = "4"
+KERNEL_BUILD = "5"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 DUMMY_SEED = 0
