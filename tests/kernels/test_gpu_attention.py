@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,19 @@ from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.ragged_attention import Pieces, RaggedTiling, ragged_attention, split_tiles_of, tiles_of
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
-from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
+from trunkline_kernels.ragged_batch import KVLayer, allocate_kv, RaggedBatch
 
 TILING = RaggedTiling(rows=32, keys=32, warps=4, stages=1)
 HEADS = [(2, 2), (6, 2), (7, 1), (16, 1)]
+
+
+def heads_and_windows(*windows: int | None) -> list[Any]:
+    """All pairs. The interpreter takes its time: the quick ones are every other pair, in which each of both stands."""
+    pairs = itertools.product(HEADS, windows)
+    return [
+        pytest.param(*heads, window, marks=pytest.mark.slow if number % 2 else ())
+        for number, (heads, window) in enumerate(pairs)
+    ]
 
 
 def attend(
@@ -134,6 +144,7 @@ def decode(
         scale=q.shape[2] ** -0.5, window=window, soft_cap=soft_cap,
     )  # fmt: skip
     assert out[len(q) :].isnan().all()
+    assert not plan.arrivals.any(), "the next layer counts from zero"
     return out[: len(q)]
 
 
@@ -150,8 +161,7 @@ def truth_of(
     return torch.cat(parts).float()
 
 
-@pytest.mark.parametrize("window", [None, 1, 50])
-@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize(("heads", "kv_heads", "window"), heads_and_windows(None, 1, 50))
 @pytest.mark.parametrize("name", SHAPES)
 def test_ragged_attention_equals_the_naive_truth(name: str, heads: int, kv_heads: int, window: int | None) -> None:
     # Of the many decodes a part: the interpreter takes a second for a few of them.
@@ -162,8 +172,7 @@ def test_ragged_attention_equals_the_naive_truth(name: str, heads: int, kv_heads
         torch.testing.assert_close(attend(q, kv, batch, window=window, split=32), expected)
 
 
-@pytest.mark.parametrize("window", [None, 5, 300])
-@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize(("heads", "kv_heads", "window"), heads_and_windows(None, 5, 300))
 @pytest.mark.parametrize("contexts", [[1], [15, 16, 17, 31, 32, 33], [700], [600, 3, 1, 290, 64]])
 def test_decode_attention_equals_the_naive_truth(
     contexts: list[int], heads: int, kv_heads: int, window: int | None
@@ -226,9 +235,7 @@ def test_a_tokens_bits_do_not_depend_on_how_its_prompt_is_cut(window: int | None
     context = 133
     q, kv, batch, _ = make_case([(context, context)], 6, 2)
     whole = attend(q, kv, batch, split=64, window=window)
-    draw = random.Random(0)
-    for _ in range(3):
-        cut = sorted({*draw.sample(range(1, context), 4), 100, 101, 132})
+    for cut in ([100, 101, 132], [7, 64, 71]):
         for first, last in itertools.pairwise([0, *cut, context]):
             part = RaggedBatch(batch.positions, batch.slots, [last - first], [last], batch.block_tables, BLOCK)
             found = attend(q[first:last].contiguous(), kv, part, split=64, window=window)
@@ -322,3 +329,21 @@ def test_keys_and_values_of_8_bits() -> None:
     eight = KVLayer(narrow[0], narrow[1], *scales)
     torch.testing.assert_close(decode(q, eight, batch), expected)
     torch.testing.assert_close(attend(q, eight, batch), expected)
+
+
+def test_blocks_may_lie_together_over_all_layers() -> None:
+    q, kv, batch, truth = make_case([(7, 30), (1, 200), (33, 33), (1, 64), (1, 1)], 4, 2)
+    num_blocks, block_size, kv_heads, head_dim = kv.keys.shape
+    layers = allocate_kv(
+        num_layers=3, num_blocks=num_blocks - 1, block_size=block_size, num_kv_heads=kv_heads, head_dim=head_dim,
+        dtype=kv.keys.dtype, device=kv.keys.device, whole_blocks=True,
+    )  # fmt: skip
+    assert layers[0].block_stride == 3 * 2 * block_size * kv_heads * head_dim
+    for layer in layers:
+        layer.keys.fill_(torch.nan), layer.values.fill_(torch.nan)
+    layers[1].keys.copy_(kv.keys), layers[1].values.copy_(kv.values)
+    torch.testing.assert_close(attend(q, layers[1], batch), truth_of(q, batch, truth))
+    q, decodes, batch, truth = make_case([(1, 70), (1, 33), (1, 130)], 4, 2)
+    strided = layers[2].keys[: len(decodes.keys)], layers[2].values[: len(decodes.values)]
+    strided[0].copy_(decodes.keys), strided[1].copy_(decodes.values)
+    torch.testing.assert_close(decode(q, KVLayer(*strided), batch), truth_of(q, batch, truth))

@@ -397,7 +397,7 @@ def limits() -> Iterator[None]:
 
 
 TestFollowedCaches = FollowedCaches.TestCase
-TestFollowedCaches.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestFollowedCaches.settings = settings(max_examples=70, stateful_step_count=50, deadline=None)
 
 
 class FollowedForLong(FollowedCaches):

@@ -49,7 +49,11 @@ def bits(collected: Collected, index: int) -> list[tuple[int, float, int]]:
 PICKED = (0, 1, 3, 4, 8, 19)  # requests that are also run alone: every kind of length, with and without shared prefix
 
 
-@pytest.fixture(scope="module", params=[GREEDY, SEEDED], ids=["greedy", "seeded"])
+# What is drawn shows the bits of the logits too, and of the sampling besides: greedy requests take as long again.
+HOW = [pytest.param(GREEDY, marks=pytest.mark.slow, id="greedy"), pytest.param(SEEDED, id="seeded")]
+
+
+@pytest.fixture(scope="module", params=HOW)
 def how(request: pytest.FixtureRequest) -> dict[str, object]:
     param: dict[str, object] = request.param
     return param
