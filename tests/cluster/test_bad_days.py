@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +226,6 @@ def test_a_setting_that_makes_no_sense_is_named(arguments: list[str], said: str)
 
 def test_a_taken_port_is_one_line_before_the_model_is_loaded(cluster: Cluster) -> None:
     worker = cluster.workers[0]
-    started = time.monotonic()
     for command in (
         [script("trunkline-worker"), f"--model={DEMO_MODEL}", f"--port={worker.port}"],
         [script("trunkline-router"), "--workers=127.0.0.1:1", f"--port={worker.port}"],
@@ -235,8 +233,8 @@ def test_a_taken_port_is_one_line_before_the_model_is_loaded(cluster: Cluster) -
         process = Process(*command)
         assert process.wait(30) == 2
         assert f"port {worker.port} on 127.0.0.1 is in use" in process.lines[-1]
+        assert not any("engine starting" in line for line in process.lines)
         process.stop()
-    assert time.monotonic() - started < 20
 
 
 async def test_without_a_worker_requests_are_told_when_to_come_back() -> None:
