@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bench.commands import status_of
 from trunkline_bench.simulation import main as simulate
 from trunkline_bench.simulation.fleet import main as simulate_fleet
 from trunkline_bench.simulation.trace_lines import NAMED_LINES, InvalidLineError, SkippedLines, TraceError
@@ -153,15 +154,6 @@ def test_a_file_without_a_request_or_whose_rest_is_lost_is_refused_all_the_same(
     assert problem in str(caught.value)
 
 
-def command(module: ModuleType, *arguments: object) -> int:
-    """Its status."""
-    try:
-        status: int = module.main(list(map(str, arguments)))
-    except SystemExit as exit:
-        return int(exit.code or 0)
-    return status
-
-
 @pytest.mark.parametrize(
     ("module", "prog", "needed"),
     [
@@ -180,17 +172,17 @@ def test_a_command_refuses_a_damaged_trace_or_says_below_its_table_what_it_skipp
     path = written(tmp_path / "trace.jsonl", "text", [empty, *fine[:4], b"[", *fine[4:], empty])
     output = tmp_path / "out"
     arguments = ("--trace", path, *needed, "--output", output)
-    assert command(module, *arguments) == 2
+    assert status_of(module.main, *arguments) == 2
     told = capsys.readouterr()
     flag = "--skip-invalid leaves such lines out"
     assert told.err == f"trunkline bench {prog}: {path}:1: input is empty; {flag}\n"
     assert not told.out
-    assert command(module, *arguments, "--skip-invalid") == 0
+    assert status_of(module.main, *arguments, "--skip-invalid") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"{path}: skipped 3 invalid lines: 1, 6, 15 (line 1: input is empty)"
     if module is simulate_fleet:
         assert [run["skipped_lines"] for run in json.loads((output / "fleet.json").read_text())] == [3]
-    assert command(module, *arguments[:-2], "--skip-invalid") == 0
+    assert status_of(module.main, *arguments[:-2], "--skip-invalid") == 0
     written(path, "text", fine)
-    assert command(module, *arguments[:-2], "--skip-invalid") == 0
+    assert status_of(module.main, *arguments[:-2], "--skip-invalid") == 0
     assert "skipped" not in capsys.readouterr().out.splitlines()[-1]

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.bench.commands import status_of
 from trunkline_bench.simulation.fleet import main
 from trunkline_bench.simulation.fleet.sweep import Point, highest_load
 
@@ -22,12 +24,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def command(*arguments: object) -> int:
-    """Its status."""
-    try:
-        return main.main(list(map(str, arguments)))
-    except SystemExit as exit:
-        return int(exit.code or 0)
+command = partial(status_of, main.main)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import grpc
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
@@ -92,20 +92,25 @@ def share_with_nobody(pools: Pools, rng: Random) -> SharedState:
     return SharedState(EmbeddedStore(lambda: time.monotonic() * 1e3), "router", PoolFleet(pools), rng)
 
 
+class Options(TypedDict, total=False):
+    """Of a router before fake workers; router_before() has their defaults."""
+
+    max_choices: int
+    seed: int
+    expected: tuple[bool, ...] | None
+    tenants: Tenants | None
+    render_limit_s: float
+    link_limits: LinkLimits | None
+    failover: FailoverLimits | None
+    clock_s: Callable[[], float]
+    policy: PolicyName
+    grant_key: bytes
+    share: Callable[[Pools, Random], SharedState]
+    backlog: Backlog | None
+
+
 @asynccontextmanager
-async def cluster(
-    *workers: FakeWorker,
-    max_choices: int = 4,
-    seed: int = 0,
-    expected: tuple[bool, ...] | None = None,
-    tenants: Tenants | None = None,
-    render_limit_s: float = TIME_LIMIT_S,
-    link_limits: LinkLimits | None = None,
-    failover: FailoverLimits | None = None,
-    clock_s: Callable[[], float] = time.monotonic,
-    policy: PolicyName = PolicyName.PREDICTED_TTFT,
-    grant_key: bytes = b"",
-) -> AsyncIterator[Cluster]:
+async def cluster(*workers: FakeWorker, **options: Unpack[Options]) -> AsyncIterator[Cluster]:
     """Starts everything, waits until all workers (or the `expected` ones) are ready, and ends everything.
 
     Checks that no trace of a request is left over.
@@ -114,21 +119,7 @@ async def cluster(
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.die)
-        yield await stack.enter_async_context(
-            router_before(
-                *workers,
-                max_choices=max_choices,
-                seed=seed,
-                expected=expected,
-                tenants=tenants,
-                render_limit_s=render_limit_s,
-                link_limits=link_limits,
-                failover=failover,
-                clock_s=clock_s,
-                policy=policy,
-                grant_key=grant_key,
-            )
-        )
+        yield await stack.enter_async_context(router_before(*workers, **options))
 
 
 class Addressed(Protocol):
