@@ -23,6 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from trunkline_kernels.gpu.dependent_launch import is_offered
+
 META = torch.device("meta")
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8e4nv",
@@ -42,6 +44,11 @@ class Chip:
     capability: tuple[int, int]
     shared_memory: int  # bytes that one program may use
     fp8: bool  # whether it has the 8-bit numbers of the KV pool (float8_e4m3fn)
+
+    @property
+    def dependent(self) -> bool:
+        """Whether kernels are launched while those before them end."""
+        return is_offered(self.capability, is_nvidia=self.target.backend == "cuda")
 
 
 CHIPS = {
@@ -71,6 +78,7 @@ class Resources:
     spills: int
     shared: int
     tensor_cores: bool
+    waits_late: bool  # launched before its inputs are there, it touches memory before it waits for them
 
 
 @contextmanager
@@ -131,7 +139,14 @@ def resources(launch: Launch, chip: Chip) -> Resources:
         registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
         spills = stack if re.search(r"\b(STL|LDL)\b", text) else 0
     found = bool(TENSOR_CORE[chip.target.backend].search(text))
-    return Resources(name, registers, spills, built.metadata.shared, found)
+    late = bool(launch.options.get("launch_pdl")) and _waits_late(built.asm["ptx"])
+    return Resources(name, registers, spills, built.metadata.shared, found, late)
+
+
+def _waits_late(ptx: str) -> bool:
+    """Whether anything is read, written or left before the wait."""
+    wait = ptx.find("griddepcontrol.wait")
+    return wait < 0 or bool(re.search(r"\b(ld|st|atom|red|cp)\.[\w.:]*(global|async)|\b(bra|ret)\b", ptx[:wait]))
 
 
 def _cuobjdump(*arguments: str) -> str:

@@ -29,12 +29,14 @@ from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
 from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer
 
+SMALLEST_FOR_FOUR_STAGES = 99 << 10  # bytes of shared memory
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288, 151936
 
 
@@ -101,7 +103,7 @@ def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | 
     for some in (prefixes, SharedPrefixes(ints(0, 5), ints(64, 3), room)):
         decode_attention(
             q, pool(kv_dtype), q, context_lens=ints(64), rows=ints(64), block_tables=ints(64, 128), plan=plan,
-            prefixes=some, scale=0.1, window=window,
+            prefixes=some, scale=0.1, window=window, dependent=chip.dependent,
         )  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     norm = empty(HEAD_DIM)
     rotary_kv(
         empty(64, (HEADS + 2 * KV_HEADS) * HEAD_DIM), pool(kv_dtype), index, index, angles, angles,
-        num_heads=HEADS, query_norm=norm, key_norm=norm, eps=1e-6,
+        num_heads=HEADS, query_norm=norm, key_norm=norm, eps=1e-6, dependent=chip.dependent,
     )  # fmt: skip
 
 
@@ -157,6 +159,12 @@ def sampled(chip: Chip) -> None:
     logprobs.logprobs(logits, ints(64, dtype=torch.int64), 20)
 
 
+def gated(chip: Chip) -> None:
+    stages = 4 if chip.shared_memory >= SMALLEST_FOR_FOUR_STAGES else 2
+    weight = empty(2 * INTERMEDIATE, HIDDEN)
+    gated_linear(empty(256, HIDDEN), weight, GatedTiling(64, 64, 64, 4, stages), dependent=chip.dependent)
+
+
 CASES = (
     Case("prefill attention", ragged, products=True),
     Case("prefill attention, window", lambda chip: ragged(chip, window=4096), products=True),
@@ -168,24 +176,30 @@ CASES = (
     Case("inputs of a step", inputs),
     Case("norms, rotary, KV write", rotary),
     Case("norms, rotary, KV write, fp8 KV", lambda chip: rotary(chip, kv_dtype=torch.float8_e4m3fn), fp8=True),
-    Case("RMS norm", lambda chip: rms_norm.rms_norm(empty(64, HIDDEN), empty(HIDDEN), 1e-6)),
+    Case("RMS norm", lambda chip: rms_norm.rms_norm(empty(64, HIDDEN), empty(HIDDEN), 1e-6, dependent=chip.dependent)),
     Case(
         "residual, RMS norm",
-        lambda chip: rms_norm.add_rms_norm(empty(64, HIDDEN), empty(64, HIDDEN), empty(HIDDEN), 1e-6),
+        lambda chip: rms_norm.add_rms_norm(
+            empty(64, HIDDEN), empty(64, HIDDEN), empty(HIDDEN), 1e-6, dependent=chip.dependent
+        ),
     ),
     Case(
         "matrix product, deterministic",
         lambda chip: fixed_linear(empty(64, HIDDEN), empty(6144, HIDDEN)),
         products=True,
     ),
+    Case("SwiGLU products and gate", gated, products=True),
     Case("int8 weights", lambda chip: quantized("int8"), products=True),
     Case("int4 weights", lambda chip: quantized("int4"), products=True),
     Case("fp8 product", lambda chip: quantized("fp8"), products=True, fp8=True),
     Case("sampling", sampled),
-    Case("SwiGLU gate", lambda chip: silu_and_mul.silu_and_mul(empty(64, 2 * INTERMEDIATE))),
+    Case(
+        "SwiGLU gate",
+        lambda chip: silu_and_mul.silu_and_mul(empty(64, 2 * INTERMEDIATE), dependent=chip.dependent),
+    ),
 )
 # Kernels that only plan, or whose products are not the point.
-HELPERS = ("_plan_ranges", "_merge_pieces", "_merge_split", "_quantize_rows")
+HELPERS = ("_plan_ranges", "_merge_split", "_quantize_rows")
 
 
 def problems(case: Case, found: Resources, chip: Chip) -> list[str]:
@@ -196,6 +210,8 @@ def problems(case: Case, found: Resources, chip: Chip) -> list[str]:
         lines.append(f"{where} spills {found.spills} bytes of registers")
     if case.products and found.kernel not in HELPERS and not found.tensor_cores:
         lines.append(f"{where} does not use tensor cores")
+    if found.waits_late:
+        lines.append(f"{where} is launched before its inputs are there, and does not wait for them first")
     if found.shared > chip.shared_memory:
         lines.append(f"{where} needs {found.shared} bytes of shared memory; there are {chip.shared_memory}")
     if found.kernel == "_attend_ranges" and chip.target.backend == "cuda":

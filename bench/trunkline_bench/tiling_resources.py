@@ -23,56 +23,65 @@ from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
-from trunkline_kernels.gpu.tuned_tilings import SHIPPED, TilingKey, table
+from trunkline_kernels.gpu.tuned_tilings import GATED, SHIPPED, Key, ProductKey, TilingKey, table
 from trunkline_kernels.ragged_batch import KVLayer
 
 CHIP = CHIPS["sm_90"]
 KV_HEADS, SEQUENCES, BLOCK_SIZE = 8, 64, 16
 Tiling = DecodeTiling | RaggedTiling | GatedTiling
+KINDS: dict[str, type[Tiling]] = {
+    "decode_attention": DecodeTiling, "ragged_attention": RaggedTiling, GATED: GatedTiling
+}  # fmt: skip
 
 
-def tilings(file: Path) -> Iterator[tuple[TilingKey, Tiling]]:
+def tilings(file: Path) -> Iterator[tuple[Key, Tiling]]:
     """Of a table, and of the sweeps."""
     for key, fields in table(file).items():
-        yield key, DecodeTiling(**fields) if key.kernel == "decode_attention" else RaggedTiling(**fields)
+        if fields:  # else the library's own kernel was faster
+            yield key, KINDS[key.kernel](**fields)
     for candidate in (*DECODE_CANDIDATES, *RAGGED_CANDIDATES):
         kernel = "decode_attention" if isinstance(candidate, DecodeTiling) else "ragged_attention"
         yield TilingKey(kernel, "", 128, 4, "bfloat16", "bfloat16"), candidate
     for gated in GATED_CANDIDATES:
-        yield TilingKey("gated_linear", "", 128, 4, "bfloat16", "bfloat16"), gated
+        yield ProductKey(GATED, "", 256, 12_288, 4096, "bfloat16"), gated
 
 
-def launch(key: TilingKey, tiling: Tiling) -> Launch:
+def launch(key: Key, tiling: Tiling) -> Launch:
     """The kernel as its launcher launches it with this tiling."""
+    with recorded() as launches:
+        if isinstance(key, ProductKey):
+            assert isinstance(tiling, GatedTiling), key
+            kind = getattr(torch, key.dtype)
+            x, weight = (torch.empty(rows, key.inner, dtype=kind, device=META) for rows in (key.rows, 2 * key.columns))
+            gated_linear(x, weight, tiling, dependent=CHIP.dependent)
+        else:
+            assert not isinstance(tiling, GatedTiling), key
+            _attend(key, tiling)
+    return launches[0]
+
+
+def _attend(key: TilingKey, tiling: DecodeTiling | RaggedTiling) -> None:
     dtype, kv_dtype = (getattr(torch, name) for name in (key.dtype, key.kv_dtype))
     q = torch.empty(SEQUENCES, key.group * KV_HEADS, key.head_dim, dtype=dtype, device=META)
     pool = torch.empty(1024, BLOCK_SIZE, KV_HEADS, key.head_dim, dtype=kv_dtype, device=META)
     scale = None if kv_dtype == dtype else torch.empty(1, device=META)
     kv = KVLayer(pool, pool, scale, scale)
     lens, tables = _ints(SEQUENCES), _ints(SEQUENCES, 128)
-    with recorded() as launches:
-        if isinstance(tiling, DecodeTiling):
-            plan = DecodePlan.allocate(
-                max_seqs=SEQUENCES, num_heads=q.shape[1], num_kv_heads=KV_HEADS, head_dim=key.head_dim,
-                num_multiprocessors=H200.multiprocessors, tiling=tiling, device=META,
-            )  # fmt: skip
-            room = PrefixRoom.allocate(
-                num_tiles=1, tile_seqs=1, num_heads=q.shape[1], head_dim=key.head_dim, device=META
-            )
-            decode_attention(
-                q, kv, q, context_lens=lens, rows=lens, block_tables=tables, plan=plan,
-                prefixes=SharedPrefixes(_ints(0, 5), _ints(SEQUENCES, 3), room), scale=0.1,
-            )  # fmt: skip
-        elif isinstance(tiling, GatedTiling):
-            hidden = key.group * KV_HEADS * key.head_dim
-            x, weight = (torch.empty(rows, hidden, dtype=dtype, device=META) for rows in (SEQUENCES, 6 * hidden))
-            gated_linear(x, weight, tiling)
-        else:
-            ragged_attention(
-                q, kv, q, tiles=_ints(16, 4), query_starts=_ints(SEQUENCES + 1), context_lens=lens, rows=lens,
-                block_tables=tables, tiling=tiling, scale=0.1,
-            )  # fmt: skip
-    return launches[0]
+    if isinstance(tiling, DecodeTiling):
+        plan = DecodePlan.allocate(
+            max_seqs=SEQUENCES, num_heads=q.shape[1], num_kv_heads=KV_HEADS, head_dim=key.head_dim,
+            num_multiprocessors=H200.multiprocessors, tiling=tiling, device=META,
+        )  # fmt: skip
+        room = PrefixRoom.allocate(num_tiles=1, tile_seqs=1, num_heads=q.shape[1], head_dim=key.head_dim, device=META)
+        decode_attention(
+            q, kv, q, context_lens=lens, rows=lens, block_tables=tables, plan=plan,
+            prefixes=SharedPrefixes(_ints(0, 5), _ints(SEQUENCES, 3), room), scale=0.1, dependent=CHIP.dependent,
+        )  # fmt: skip
+    else:
+        ragged_attention(
+            q, kv, q, tiles=_ints(16, 4), query_starts=_ints(SEQUENCES + 1), context_lens=lens, rows=lens,
+            block_tables=tables, tiling=tiling, scale=0.1,
+        )  # fmt: skip
 
 
 def _ints(*shape: int) -> torch.Tensor:
@@ -97,6 +106,7 @@ def main() -> None:
                 (f"spills {found.spills} bytes", found.spills > 0),
                 ("does without tensor cores", not found.tensor_cores),
                 ("does not fit the shared memory", found.shared > CHIP.shared_memory),
+                ("does not wait for its inputs first", found.waits_late),
             )
             if is_so
         ]

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_bench.gpu.headline import with_tuned_table
 from trunkline_bench.gpu.main import main, run
+from trunkline_bench.gpu.shapes import Shapes
 from trunkline_bench.gpu.stages import CALL_S, STAGES, Stage
 from trunkline_bench.simulation.fitted_cost import FittedCost
-from trunkline_kernels.gpu.tuned_tilings import table
+from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey, TilingKey, table
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -52,15 +55,25 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
 
 
-def test_the_sweep_writes_a_table_that_the_kernels_take(tmp_path: Path) -> None:
-    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "tiling sweep")
+def test_the_sweeps_write_a_table_that_the_kernels_take(tmp_path: Path) -> None:
+    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "tiling sweep,product sweep")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = stages_in(tmp_path)["tiling sweep"]["rows"]
     assert {row["what"] for row in rows} == {"decode_attention", "ragged_attention"}
     found = table(tmp_path / "tuned.json")
-    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention"}
+    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention", GATED}
     best = {row["what"]: row for row in rows if row["best_so_far"]}
-    assert all(fields.items() <= best[key.kernel].items() for key, fields in found.items())
+    assert all(
+        fields.items() <= best[key.kernel].items() for key, fields in found.items() if isinstance(key, TilingKey)
+    )
+    chosen = [row for row in stages_in(tmp_path)["product sweep"]["rows"] if row["what"] == "gated, chosen"]
+    products = {key.rows: bool(fields) for key, fields in found.items() if isinstance(key, ProductKey)}
+    assert products == {row["rows"]: row["own"] for row in chosen}
+
+
+def test_a_headline_with_a_tuned_table_needs_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="the tiling sweep and the product sweep come first"):
+        next(iter(with_tuned_table(Shapes.of(torch.device("cpu"), tmp_path, DEMO_MODEL))))
 
 
 def test_the_first_stage_runs(tmp_path: Path) -> None:

@@ -50,6 +50,17 @@ def test_programs_of_a_multiprocessor(warps: int, registers: int, shared: int, e
     assert programs_per_multiprocessor(H200, warps=warps, registers=registers, shared=shared) == expected
 
 
+def test_a_merge_at_the_end_is_not_hidden_behind_loads() -> None:
+    work = Work("attention", programs=10, slots=10, bytes=1e6)
+    assert replace(work, tail_s=3e-6).seconds(DEVICE) == pytest.approx(work.seconds(DEVICE) + 3e-6)
+
+
+def test_a_launch_that_starts_early_costs_a_smaller_gap() -> None:
+    device = replace(DEVICE, node_s=1e-6, dependent_s=4e-7)
+    works = [Work("norm", 10, 10, 1e6), Work("product", 10, 10, 1e6, early=True)]
+    assert report.step_s(works, device) == pytest.approx(2e-6 + 1e-6 + 4e-7)
+
+
 def test_products_choose_the_tiles_that_take_least() -> None:
     gate_up = product("gate and up", 256, 24_576, 4096, 2, 2, H200)
     # 192 tiles of 128 x 256 are one and a half waves; fewer, wider tiles or more, smaller ones are whole ones.
@@ -110,7 +121,9 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
     layers, hidden, intermediate, packed, vocab = 28, 1024, 3072, 4096, 151_936
     layer = hidden * packed + 2048 * hidden + 3 * hidden * intermediate
     decode = 2 * 8 * (layers * layer + vocab * hidden)
-    prompt = 2 * 64 * layers * layer + 2 * 2 * vocab * hidden  # logits of the last token of each alone
+    # After the last layer's attention, the last token of each prompt alone.
+    after_attention = 2048 * hidden + 3 * hidden * intermediate
+    prompt = 2 * (64 * layers * layer - 62 * after_attention) + 2 * 2 * vocab * hidden
     # The head writes float32 itself: no launch converts logits.
     assert done.stdout.splitlines() == [f"28 28 0 0 {decode}", f"28 0 28 0 {prompt}"]
 

@@ -1,14 +1,18 @@
 """The whole engine on real shapes with random weights: output tokens per second of many requests at once."""
 
+import os
 import time
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.engine_run import EngineUnderTest, running
 from trunkline_bench.gpu.shapes import Shapes
+from trunkline_bench.gpu.tiling_sweep import FILE
 from trunkline_bench.simulation.fitted_cost import fit
+from trunkline_kernels.gpu import tuned_tilings
 
 FITTED = "h200-8b-fitted.json"  # for `trunkline bench simulate --profile`
+TUNED_FITTED = "h200-8b-tuned-fitted.json"
 
 
 def measure(shapes: Shapes) -> Rows:
@@ -17,18 +21,40 @@ def measure(shapes: Shapes) -> Rows:
     yield from _measure(shapes, graphs="auto")
 
 
+def with_tuned_table(shapes: Shapes) -> Rows:
+    """The same with the tilings that the sweeps before have found. Raises FileNotFoundError where they have not."""
+    file = shapes.output / FILE
+    found = tuned_tilings.table(file) if file.exists() else None
+    if found is None:
+        raise FileNotFoundError(f"{file}: the tiling sweep and the product sweep come first")
+    yield {"what": "tuned table", "entries": len(found), "own products": sum(map(_is_own_product, found.items()))}
+    before = os.environ.get(tuned_tilings.VARIABLE)
+    os.environ[tuned_tilings.VARIABLE] = str(file)
+    try:
+        yield from _measure(shapes, graphs="auto", fitted=TUNED_FITTED)
+    finally:
+        del os.environ[tuned_tilings.VARIABLE]
+        if before is not None:
+            os.environ[tuned_tilings.VARIABLE] = before
+
+
+def _is_own_product(entry: tuple[tuned_tilings.Key, dict[str, int]]) -> bool:
+    key, tiling = entry
+    return key.kernel == tuned_tilings.GATED and bool(tiling)
+
+
 def without_graphs(shapes: Shapes) -> Rows:
     """The same where graphs cannot be captured: every kernel is launched by itself."""
     yield from _measure(shapes, graphs="off")
 
 
-def _measure(shapes: Shapes, *, graphs: str) -> Rows:
+def _measure(shapes: Shapes, *, graphs: str, fitted: str = FITTED) -> Rows:
     with running(shapes, graphs=graphs) as run:
         yield {"what": "start", "graphs": graphs, "load_s": run.load_s, "warm_up_s": run.warm_up_s}
         samples = run.record()
         yield from saturated(shapes, run)
-        (shapes.output / FITTED).write_text(fit([sample for sample in samples if sample[1] > 0]).to_json())
-        yield {"what": "fitted step cost", "file": FITTED, "steps": len(samples)}
+        (shapes.output / fitted).write_text(fit([sample for sample in samples if sample[1] > 0]).to_json())
+        yield {"what": "fitted step cost", "file": fitted, "steps": len(samples)}
 
 
 def saturated(shapes: Shapes, run: EngineUnderTest) -> Rows:

@@ -7,8 +7,10 @@ from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_kernels.gpu.rms_norm import rms_norm
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
+from trunkline_worker.model.gpu_decoder import Chip
 
 CONTEXTS = (1, 17, 257)
+CHAIN, REPLAYS = 20, 10  # kernels of the captured graph, and how often it is replayed
 
 
 def check(shapes: Shapes) -> Rows:
@@ -28,14 +30,20 @@ def _graph(shapes: Shapes) -> dict[str, object]:
     x = torch.randn(8, 4096, device=shapes.device).to(shapes.dtype)
     weight = torch.randn(4096, device=shapes.device).to(shapes.dtype)
 
-    def compute() -> torch.Tensor:
-        return silu_and_mul(rms_norm(x, weight, 1e-6))
+    def compute(dependent: bool) -> torch.Tensor:
+        y = x
+        for _ in range(CHAIN):  # each reads what the one before has just written
+            y = rms_norm(y, weight, 1e-6, dependent=dependent)
+        return silu_and_mul(y, dependent=dependent)
 
-    compute()  # compiled before it is captured
+    dependent = Chip.of(shapes.device).dependent_launches
+    compute(dependent)  # compiled before it is captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = compute()
-    x.copy_(torch.randn_like(x))
-    graph.replay()
-    assert torch.equal(found, compute()), "a replayed graph computes something else than its kernels"
-    return {"what": "captured graph", "replayed": True}
+        found = compute(dependent)
+    for _ in range(REPLAYS):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        wrong = f"a replayed graph computes something else than its kernels (dependent launches: {dependent})"
+        assert torch.equal(found, compute(False)), wrong
+    return {"what": "captured graph", "replayed": True, "dependent_launches": dependent}

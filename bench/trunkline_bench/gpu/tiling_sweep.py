@@ -1,7 +1,7 @@
 """Which tilings of the attention kernels are the fastest on this device: the best ones are written as a table.
 
-The table (tuned.json in the output folder) holds the best so far after every candidate. TRUNKLINE_TUNED_TILINGS names
-it to an engine, and as trunkline_kernels/gpu/tuned.json it ships with the package.
+The table (tuned.json in the output folder) holds the best so far after every candidate; the product sweep adds to it.
+TRUNKLINE_TUNED_TILINGS names it to an engine, and as trunkline_kernels/gpu/tuned.json it ships with the package.
 """
 
 import math
@@ -19,7 +19,7 @@ from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling
-from trunkline_kernels.gpu.tuned_tilings import TilingKey
+from trunkline_kernels.gpu.tuned_tilings import Key, TilingKey
 from trunkline_worker.model.gpu_decoder import Chip
 
 FILE = "tuned.json"
@@ -44,7 +44,7 @@ def measure(shapes: Shapes) -> Rows:
     """A row per candidate; the best has the least product of its cases' times."""
     chip = Chip.of(shapes.device)
     group = shapes.num_heads // shapes.num_kv_heads
-    best: dict[TilingKey, tuple[dict[str, int], dict[str, object]]] = {}
+    best: dict[Key, tuple[dict[str, int], dict[str, object]]] = {}
     sweeps = (("decode_attention", _decodes(shapes)), ("ragged_attention", _prompts(shapes)))
     for kernel, candidates in sweeps:
         key = TilingKey.of(

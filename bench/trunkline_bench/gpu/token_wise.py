@@ -12,6 +12,7 @@ from trunkline_kernels.gpu import sampling
 from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
 from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
 from trunkline_kernels.gpu.quantized_linear import dequantize, quantize, quantize_rows, quantized_linear
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.ragged_batch import KVLayer
@@ -101,6 +102,9 @@ def _products(shapes: Shapes) -> Rows:
     yield _compared("fixed_linear", fixed_linear(x, weight), truth, shapes)
     one = fixed_linear(x[:1].contiguous(), weight)
     assert torch.equal(one, fixed_linear(x, weight)[:1]), "fixed_linear: a row's bits depend on the batch"
+    tiling = GatedTiling(16, 16, 16, 4, 1) if shapes.tiny else GatedTiling(64, 64, 64, 4, 4)
+    gated = gated_linear(x, weight, tiling, dependent=Chip.of(shapes.device).dependent_launches)
+    yield _compared("gated_linear", gated, silu_and_mul.silu_and_mul(linear(x, weight)), shapes)
     for kind in ("int8", "int4"):
         narrow = quantize(weight, kind)
         expected = linear(x.float(), dequantize(narrow).float())

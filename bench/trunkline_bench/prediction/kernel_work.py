@@ -4,6 +4,7 @@ contexts say how much of a tensor is read.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -37,7 +38,12 @@ def works(step: RecordedStep, device: Device) -> list[Work]:
                 _RESOURCES[key] = resources(launch, CHIP)
             found[key] = _of_triton(launch, step, device, _RESOURCES[key])
         works.append(found[key])
-    return works
+    # A kernel of the library neither lets the next one start early, nor starts early itself.
+    dependent = [isinstance(launch, Launch) and "launch_pdl" in launch.options for launch in step.launches]
+    return [
+        replace(work, early=is_dependent and after_one)
+        for work, is_dependent, after_one in zip(works, dependent, [False, *dependent], strict=False)
+    ]
 
 
 def _key(launch: Launch | Operation) -> str:
@@ -125,28 +131,12 @@ def _decodes(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
         "idle_programs": launch.programs - programs,
         "bytes": sum(step.context_lens) * _token_bytes(launch, step)
         + 2 * _size(arguments["q"])
-        + _cut_bytes(step, ranges) / 2,
+        + _cut_bytes(step, ranges),
         "bytes_share": device.paged_share,
         "flops": 4.0 * spec.num_heads * spec.head_dim * sum(step.context_lens),
         "flops_per_s": device.peak_flops * device.attention_share,
         "least_s": begun * device.least_s + math.ceil(tiles / ranges) * device.attention_tile_s,
-    }
-
-
-def _merges(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
-    """Every end of a range cuts a sequence, unless it is that sequence's end too."""
-    attention = next(
-        item
-        for item in step.launches
-        if isinstance(item, Launch) and "tile_starts" in item.arguments and "q" in item.arguments
-    )
-    _, ranges = _ranges(attention, step)
-    working = (ranges - 1) * step.spec.num_heads
-    return {
-        "programs": working,
-        "idle_programs": launch.programs - working,
-        "bytes": _cut_bytes(step, ranges) / 2,
-        "least_s": 2 * device.least_s,
+        "tail_s": device.meet_s if ranges > 1 else 0.0,
     }
 
 
@@ -168,10 +158,16 @@ def _token_bytes(launch: Launch, step: RecordedStep) -> int:
     return 2 * step.spec.num_kv_heads * step.spec.head_dim * keys.dtype.itemsize
 
 
-def _greedy(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+def _peaks(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
     arguments = launch.arguments
-    turns = math.ceil(arguments["vocab"] / arguments["WIDE"])
-    return {"bytes": _size(arguments["logits"]), "least_s": device.least_s + turns * device.loop_s}
+    return {"bytes": _size(arguments["logits"]) + _size(arguments["peaks"]) + _size(arguments["masses"])}
+
+
+def _greedy(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    """The peaks of a row, then the one tile with the highest."""
+    arguments = launch.arguments
+    tile = len(arguments["chosen"]) * arguments["TILE"] * 4.0
+    return {"bytes": _size(arguments["peaks"]) + tile, "least_s": 2 * device.least_s}
 
 
 SPECIAL: dict[str, Special] = {
@@ -181,6 +177,6 @@ SPECIAL: dict[str, Special] = {
     "_rms_norm": _norm,
     "_ragged_attention": _prompts,
     "_attend_ranges": _decodes,
-    "_merge_pieces": _merges,
-    "_sample": _greedy,
+    "_tile_peaks": _peaks,
+    "_choose": _greedy,
 }

@@ -21,7 +21,7 @@ PROMPT_STEP_TOKENS = 8192  # of a step that computes prompts: what the headline 
 
 def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
     """Markdown. The job has `batch` requests and this mean context: prompts and outputs of two thirds of it."""
-    chip = Chip(device.multiprocessors, PROGRAM_SHARED_MEMORY, (9, 0))
+    chip = Chip(device.multiprocessors, PROGRAM_SHARED_MEMORY, (9, 0), dependent_launches=True)
     spec = read_spec(CONFIGS / model)
     length = context * 2 // 3
     decode = decode_step(spec, chip, batch=batch, context=context)

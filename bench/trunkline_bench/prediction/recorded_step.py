@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trunkline_bench.kernel_launches import META, Launch, recorded
 from trunkline_kernels.gpu import sampling
 from trunkline_kernels.gpu.device_batch import DeviceBatch
-from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
 from trunkline_worker.gpu.row_table import RowTable
 from trunkline_worker.gpu.step_inputs import StepInputs, StepShape
@@ -35,7 +34,7 @@ class Operation:
     bytes: int  # of its tensors, each once
     product: tuple[int, int, int] | None  # rows, columns, inner
     itemsize: int  # of its first tensor
-    out_itemsize: int
+    out_itemsize: int  # read and written, if it is a product
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +63,14 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             in_place = any(out is tensor for tensor in tensors)
             moved = sum(tensor.nbytes for tensor in tensors if name != "zero_") + out.nbytes
             moved -= out.nbytes if in_place and name != "zero_" else 0
-            factors = tensors[-2:] if name in ("mm", "addmm") else None
+            factors = tensors[-2:] if name in ("mm", "addmm", "addmm_") else None
             shape = (factors[0].shape[0], factors[1].shape[1], factors[1].shape[0]) if factors else None
             if name.startswith("new_"):
                 moved = out.nbytes
             itemsize = (tensors or [out])[0].dtype.itemsize
-            self._launches.append(Operation(name, moved, shape, itemsize, out.dtype.itemsize))
+            # A product that is added to what is there reads it first.
+            out_itemsize = out.dtype.itemsize * (2 if name == "addmm_" else 1)
+            self._launches.append(Operation(name, moved, shape, itemsize, out_itemsize))
         return out
 
 
@@ -116,10 +117,11 @@ def _recorded(decoder: GpuDecoder, shape: StepShape, query_lens: list[int], cont
     samples = torch.empty(shape.num_seqs, 2, dtype=torch.int32, device=META)
     with torch.no_grad(), _recording() as launches:
         inputs.build(batch, max(query_lens))
-        hidden = decoder.forward(batch, kv)
+        # A step of decodes samples from all tokens; else the last layer is for those that are sampled from.
+        hidden = decoder.forward(batch, kv, None if shape.num_decodes else last)
         graphed = len(launches)
-        logits = decoder.logits(gather_rows(hidden, last))
-        sampling.sample(logits, samples, table.device_rows)
+        logits = decoder.logits(hidden)
+        sampling.sample(logits, samples, table.device_rows, draws=False)
     return RecordedStep(launches, graphed, spec, query_lens, context_lens)
 
 

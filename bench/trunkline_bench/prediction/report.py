@@ -36,7 +36,7 @@ class JobPrediction:
 
 def step_s(works: Sequence[Work], device: Device) -> float:
     """Of a whole step, gaps included."""
-    return sum(work.seconds(device) + device.node_s for work in works) + device.step_s
+    return sum(work.seconds(device) + work.gap_s(device) for work in works) + device.step_s
 
 
 def job(job: Job, *, decode_step_s: float, prompt_step_s: float, prompt_step_tokens: int) -> JobPrediction:
@@ -66,7 +66,7 @@ def table(works: Sequence[Work], device: Device) -> str:
             f"{work.flops / 1e9:,.1f}", f"{seconds * 1e6:,.1f}", f"{count * seconds * 1e3:.3f}",
             f"{work.roofline_s(device) / seconds:.0%}",
         ]  # fmt: skip
-    gaps = len(works) * device.node_s
+    gaps = sum(work.gap_s(device) for work in works)
     blank = [""] * 5
     rows["gaps between launches"] = [str(len(works)), *blank, "", f"{gaps * 1e3:.3f}", ""]
     rows["between steps"] = ["1", *blank, "", f"{device.step_s * 1e3:.3f}", ""]

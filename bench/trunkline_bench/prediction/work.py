@@ -26,8 +26,10 @@ class Work:
     flops: float = 0.0
     flops_per_s: float = 0.0  # that the arithmetic reaches; not read without flops
     least_s: float = 0.0  # of one program alone
+    tail_s: float = 0.0  # after the last loads, while memory is idle
     idle_programs: int = 0  # that find nothing to do
     bytes_share: float = 1.0  # of the device's bytes per second that are reached
+    early: bool = False  # its programs are there before the launch before it ends
 
     @property
     def waves(self) -> float:
@@ -41,7 +43,11 @@ class Work:
             total += self._wave_s(rest, device)
         if self.idle_programs:
             total += -(-self.idle_programs // self.slots) * device.exit_s
-        return total + (device.fill_s if self.programs else 0.0)
+        return total + self.tail_s + (device.fill_s if self.programs else 0.0)
+
+    def gap_s(self, device: Device) -> float:
+        """From the end of the launch before."""
+        return device.dependent_s if self.early else device.node_s
 
     def roofline_s(self, device: Device) -> float:
         """The least that the device's data sheet allows."""
