@@ -3,24 +3,30 @@
 Reads frames from standard input and answers on standard output, see frames.py. TOKENIZER makes the tokenizer known that
 the frame names (tokenizer.json), instead of the one before, and is answered with LOADED. WITH_SPECIAL and PLAIN encode
 a text with it (UTF-8), with and without special tokens, and are answered with IDS (int32, as the machine has them).
-KEEPING and SKIPPING decode such ids, with and without the text of special tokens, and are answered with TEXT. REFUSED
+KEEPING and SKIPPING decode such ids, with and without the text of special tokens, and are answered with TEXT. SURVEY
+brings all tokenizer files of a worker (packed) and is answered with FACTS (TokenizerFacts, as JSON). REFUSED
 (RequestError) answers any. Started with the CPU seconds that a frame may take: past them the process is gone.
 """
 
 import contextlib
 import ctypes
+import json
 import os
 import resource
 import signal
 import sys
 from array import array
+from collections.abc import Mapping
 
 from tokenizers import Tokenizer
 
 from trunkline.status import invalid
 from trunkline_router.frames import HEADER, READY, REFUSED, write_frame
+from trunkline_router.tokenizer_facts import described
 
 TOKENIZER, WITH_SPECIAL, PLAIN, KEEPING, SKIPPING, IDS, TEXT, LOADED = 1, 2, 6, 7, 8, 4, 9, 10
+SURVEY, FACTS = 11, 12
+TOKENIZER_FIELD = "tokenizer"  # of a refusal of files
 MAX_MEMORY_BYTES = 4 << 30  # the largest text takes up to 1.2 GiB
 NICENESS = 10  # the router's event loop goes first
 
@@ -41,6 +47,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends the process
         if kind == TOKENIZER:
             tokenizer, answer = _loaded(body)
+        elif kind == SURVEY:
+            answer = _surveyed(body)
         else:
             answer = _answer(tokenizer, kind, body)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -55,8 +63,32 @@ def _loaded(file: bytes) -> tuple[Tokenizer | None, tuple[int, bytes]]:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer, (LOADED, b"")
-    except Exception as error:
+    except BaseException as error:  # the library's panics are no Exception
         return None, _refused("model", f"its tokenizer cannot be loaded: {' '.join(str(error).split())}")
+
+
+def _surveyed(body: bytes) -> tuple[int, bytes]:
+    try:
+        _, facts = described(unpacked(body))
+        return FACTS, facts.to_json()
+    except BaseException as error:
+        return _refused(TOKENIZER_FIELD, " ".join(str(error).split()))
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    """Files as a SURVEY brings them: a line with their names and sizes, and their bytes."""
+    sizes = json.dumps({name: len(data) for name, data in files.items()})
+    return b"".join((sizes.encode(), b"\n", *files.values()))
+
+
+def unpacked(body: bytes) -> dict[str, bytes]:
+    """The files of packed()."""
+    at = body.index(b"\n") + 1
+    files = {}
+    for name, size in json.loads(body[:at]).items():
+        files[name] = body[at : at + size]
+        at += size
+    return files
 
 
 def _answer(tokenizer: Tokenizer | None, kind: int, body: bytes) -> tuple[int, bytes]:
@@ -68,7 +100,7 @@ def _answer(tokenizer: Tokenizer | None, kind: int, body: bytes) -> tuple[int, b
         ids = array("i")
         ids.frombytes(body)
         return TEXT, tokenizer.decode(ids.tolist(), skip_special_tokens=kind == SKIPPING).encode()
-    except Exception as error:
+    except BaseException as error:
         field, verb = ("text", "encode it") if kind in (WITH_SPECIAL, PLAIN) else ("token_ids", "decode them")
         return _refused(field, f"the model's tokenizer cannot {verb}: {' '.join(str(error).split())}")
 

@@ -16,7 +16,7 @@ from hashlib import sha256
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline_router.chat_template import FIELD
-from trunkline_router.encode_pool import EncodePool
+from trunkline_router.encode_pool import EncodePool, short_texts
 from trunkline_router.fair_places import FairPlaces
 from trunkline_router.fair_turns import Bounds
 from trunkline_router.frame_process import FrameProcess, ProcessEnded
@@ -55,10 +55,11 @@ class RenderedText:
 
 
 class RenderPool:
-    """Renders in at most PROCESSES processes at once. `encoders` tokenize what is long."""
+    """Renders in at most PROCESSES processes at once. `encoders` tokenize what is long, and `short_encoders`
+    what is short where the tokenizer is not run in this process."""
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
-        self.encoders = EncodePool()
+        self.encoders, self.short_encoders = EncodePool(), short_texts()
         self._time_limit_s = time_limit_s
         self._idle: list[_Renderer] = []
         self._places = FairPlaces(
@@ -80,6 +81,7 @@ class RenderPool:
         while self._idle:
             await self._idle.pop().end()
         await self.encoders.close()
+        await self.short_encoders.close()
 
     async def _rendered(self, template: TemplateSource, chat: bytes, begins: Callable[[], None]) -> RenderedText:
         try:

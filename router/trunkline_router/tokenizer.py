@@ -4,17 +4,16 @@ import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from hashlib import sha256
 
 from tokenizers import Encoding, Tokenizer
 
 from trunkline.status import context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline_router.chat_template import check_conversation, check_syntax
-from trunkline_router.encode_pool import EncoderSource
+from trunkline_router.encode_pool import EncodePool, EncoderSource
 from trunkline_router.render_pool import RenderPool, TemplateSource
-from trunkline_router.text_width import characters_per_token
 from trunkline_router.tokenizer_config import TokenizerConfig, read_tokenizer_config
+from trunkline_router.tokenizer_facts import FILE, TokenizerFacts, described
 
 # Encoding this much text takes about a millisecond, and so does decoding so many tokens. More goes to a thread. Text
 # that would hold others up from there goes to a process.
@@ -32,28 +31,26 @@ class TokenizerError(Exception):
 
 
 class PromptTokenizer:
-    """A model's tokenizer and chat template. Raises TokenizerError.
+    """A model's tokenizer and chat template. With `facts`, which a process has found, the tokenizer is run in processes
+    alone; else it is read and run here. Raises TokenizerError.
 
     encoding: identifies how text becomes tokens; rendering: how a conversation becomes text; largest_id: of its tokens
     """
 
-    def __init__(self, files: Mapping[str, bytes], renderers: RenderPool) -> None:
+    def __init__(self, files: Mapping[str, bytes], renderers: RenderPool, facts: TokenizerFacts | None = None) -> None:
+        self._tokenizer: Tokenizer | None = None
         try:
-            self._tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
-            self._source = EncoderSource(files["tokenizer.json"])
-            padding = self._tokenizer.padding or {}
-            config = read_tokenizer_config(files, padding_token=padding.get("pad_token"))
-            # A prompt is never cut or filled up in silence, whatever the file was trained with.
-            self._tokenizer.no_truncation()
-            self._tokenizer.no_padding()
-            self._prefix, self._suffix = self._missing_special_ids(config)
-            self._characters_per_token = characters_per_token(self._tokenizer)
-            self.largest_id = max(self._tokenizer.get_vocab().values(), default=-1)
-            self.encoding = self._identity()
+            if facts is None:
+                self._tokenizer, facts = described(files)
+            config = read_tokenizer_config(files, padding_token=facts.padding_token)
         except BaseException as error:  # the library raises bare Exception, or panics
             if not _is_failure(error):
                 raise
-            raise TokenizerError(f"the worker's tokenizer files are damaged: {_one_line(error)}") from None
+            raise damaged(_one_line(error)) from None
+        self._source = EncoderSource(files[FILE])
+        self._prefix, self._suffix = facts.prefix, facts.suffix
+        self._characters_per_token = facts.characters_per_token
+        self.largest_id, self.encoding = facts.largest_id, bytes.fromhex(facts.encoding)
         self._renderers = renderers
         self._template, self.template_problem = _template_of(config)
         # Identifies what becomes of a conversation before it is tokenized.
@@ -69,12 +66,15 @@ class PromptTokenizer:
         """Token ids; with the model's special tokens (BOS, say) unless told otherwise. A tenant's long texts are
         encoded one after the other, by turns of the tenants. Raises RequestRefused.
         """
-        if len(text) > THREAD_CHARACTERS:
+        tokenizer = self._tokenizer
+        if tokenizer is None or len(text) > THREAD_CHARACTERS:
             return await self._encode_in_process(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
         if len(text) <= INLINE_CHARACTERS:
-            ids = self._encode(text, special_tokens)
+            ids = _ids(lambda: tokenizer.encode(text, add_special_tokens=special_tokens))
         else:
-            ids = await asyncio.to_thread(self._encode_long, text, special_tokens)
+            # Of the library's ways to encode this one lets go of the GIL, and keeps no offsets.
+            encode = partial(tokenizer.encode_batch_fast, [text], add_special_tokens=special_tokens)
+            ids = await asyncio.to_thread(_ids, lambda: encode()[0])
         return [*self._prefix, *ids, *self._suffix] if special_tokens else ids
 
     def check_fits(self, text: str, most_tokens: int | None = None) -> None:
@@ -104,23 +104,22 @@ class PromptTokenizer:
         self._check_fits(rendered.num_characters, len(rendered.utf8), most_tokens)
         if rendered.num_characters > THREAD_CHARACTERS:
             return await self._encode_in_process(rendered.utf8, special_tokens=False, tenant=tenant, weight=weight)
-        return await self.encode(rendered.text, special_tokens=False, tenant=tenant)
+        return await self.encode(rendered.text, special_tokens=False, tenant=tenant, weight=weight)
 
     async def decode(
         self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "", weight: float = 1.0
     ) -> bytes:
         """Their text, in UTF-8. Raises RequestRefused."""
-        skip = not keep_special
-        if len(token_ids) > THREAD_TOKENS:
-            encoders = self._renderers.encoders
-            return await encoders.decode(
+        skip, tokenizer = not keep_special, self._tokenizer
+        if tokenizer is None or len(token_ids) > THREAD_TOKENS:
+            return await self._encoders(len(token_ids) > THREAD_TOKENS).decode(
                 self._source, token_ids, keep_special=keep_special, tenant=tenant, weight=weight
             )
         try:
             if len(token_ids) <= INLINE_TOKENS:
-                return self._tokenizer.decode(token_ids, skip_special_tokens=skip).encode()
+                return tokenizer.decode(token_ids, skip_special_tokens=skip).encode()
             # Of the library's two ways this one lets go of the GIL.
-            decode = partial(self._tokenizer.decode_batch, [token_ids], skip_special_tokens=skip)
+            decode = partial(tokenizer.decode_batch, [token_ids], skip_special_tokens=skip)
             return (await asyncio.to_thread(decode))[0].encode()
         except BaseException as error:
             if not _is_failure(error):
@@ -145,42 +144,26 @@ class PromptTokenizer:
     async def _encode_in_process(
         self, text: str | memoryview, *, special_tokens: bool, tenant: str, weight: float
     ) -> "array[int]":
-        encoders = self._renderers.encoders
+        encoders = self._encoders(len(text) > THREAD_CHARACTERS)
         ids = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant, weight=weight)
         return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
 
-    def _encode(self, text: str, special_tokens: bool) -> list[int]:
-        return self._ids(lambda: self._tokenizer.encode(text, add_special_tokens=special_tokens))
+    def _encoders(self, is_long: bool) -> EncodePool:
+        return self._renderers.encoders if is_long else self._renderers.short_encoders
 
-    def _encode_long(self, text: str, special_tokens: bool) -> list[int]:
-        # Of the library's ways to encode this one lets go of the GIL, and keeps no offsets.
-        return self._ids(lambda: self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)[0])
 
-    def _ids(self, encode: Callable[[], Encoding]) -> list[int]:
-        try:
-            return encode().ids
-        except BaseException as error:
-            if not _is_failure(error):
-                raise
-            raise invalid("text", f"the model's tokenizer cannot encode it: {_one_line(error)}") from None
+def _ids(encode: Callable[[], Encoding]) -> list[int]:
+    try:
+        return encode().ids
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
+        raise invalid("text", f"the model's tokenizer cannot encode it: {_one_line(error)}") from None
 
-    def _identity(self) -> bytes:
-        """Equal where text becomes equal tokens, and tokens equal text, however the files are written."""
-        return sha256(f"{self._prefix}{self._suffix}{self._tokenizer.to_str()}".encode()).digest()
 
-    def _missing_special_ids(self, config: TokenizerConfig) -> tuple[list[int], list[int]]:
-        """BOS and EOS where tokenizer_config.json asks for them and tokenizer.json's own processor leaves them out.
-
-        What the processor adds unasked stays. tokenizer.json is taken as it is written throughout, as transformers 5
-        does in PreTrainedTokenizerFast. Where tokenizer_config.json names another class, AutoTokenizer may rebuild
-        parts of it: a LlamaTokenizer with `legacy: false` then cuts text after special tokens differently.
-        """
-        ids = self._encode("a", True)
-        tokens = config.special_tokens
-        bos, eos = (self._tokenizer.token_to_id(tokens.get(name, "")) for name in ("bos_token", "eos_token"))
-        prefix = [bos] if config.add_bos and bos is not None and ids[:1] != [bos] else []
-        suffix = [eos] if config.add_eos and eos is not None and ids[-1:] != [eos] else []
-        return prefix, suffix
+def damaged(problem: str) -> TokenizerError:
+    """Why a worker's files make no tokenizer."""
+    return TokenizerError(f"the worker's tokenizer files are damaged: {problem}")
 
 
 def _template_of(config: TokenizerConfig) -> tuple[TemplateSource | None, str]:

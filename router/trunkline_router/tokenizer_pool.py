@@ -6,11 +6,16 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from trunkline.status import OVERLOADED, RequestRefused
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.worker_pb2 import GetModelResponse, GetTokenizerRequest
+from trunkline_router.encode_pool import EncoderSource
+from trunkline_router.encode_process import TOKENIZER_FIELD
+from trunkline_router.model_check import WorkerUnusable
 from trunkline_router.render_pool import RenderPool
-from trunkline_router.tokenizer import PromptTokenizer, TokenizerError
+from trunkline_router.tokenizer import PromptTokenizer, TokenizerError, damaged
 from trunkline_router.tokenizer_config import CONFIG, NAMED_TEMPLATES, SPECIAL_TOKENS, TEMPLATE
+from trunkline_router.tokenizer_facts import FILE, TokenizerFacts, is_tame
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -54,7 +59,7 @@ class Tokenizers:
                     return known
                 if life in self._problems:
                     raise TokenizerError(self._problems[life])
-                return await self._made(await fetched(stub), digest, model.model)
+                return await self._made(await fetched(stub), digest, model.model, model.worker_id)
             except TokenizerError as error:
                 if len(self._problems) >= MAX_PROBLEMS:
                     self._problems.clear()
@@ -68,19 +73,33 @@ class Tokenizers:
             if wanted > 1:
                 self._turns[digest] = (turn, wanted - 1)
 
-    async def _made(self, files: dict[str, bytes], digest: bytes, model: str) -> PromptTokenizer:
+    async def _made(self, files: dict[str, bytes], digest: bytes, model: str, worker: str) -> PromptTokenizer:
         """From a worker's files; the same for equal ones. Raises TokenizerError."""
-        key, is_true = await asyncio.to_thread(_identify, files, digest)
+        key, is_true, is_read_here = await asyncio.to_thread(_identify, files, digest)
+        facts = None
+        if not is_read_here and key not in self._by_files:
+            facts = await self._surveyed(files, worker)
         async with self._building:
             tokenizer = self._by_files.get(key)
             if tokenizer is None:
-                tokenizer = await asyncio.to_thread(PromptTokenizer, files, self._renderers)
+                tokenizer = await asyncio.to_thread(PromptTokenizer, files, self._renderers, facts)
                 self._by_files[key] = tokenizer
                 if problem := tokenizer.template_problem:
                     get_logger().warning("a model is served without chat", model=model, problem=problem)
         if is_true:
             self._by_digest[digest] = tokenizer
         return tokenizer
+
+    async def _surveyed(self, files: dict[str, bytes], worker: str) -> TokenizerFacts:
+        """Raises TokenizerError; WorkerUnusable where too many wait, so that it is tried again."""
+        try:
+            facts = await self._renderers.encoders.survey(files, worker=worker)
+            await self._renderers.short_encoders.load(EncoderSource(files[FILE]), worker=worker)
+            return facts
+        except RequestRefused as refused:
+            if refused.reason == OVERLOADED:
+                raise WorkerUnusable(refused.message) from None
+            raise damaged(refused.message.removeprefix(f"{TOKENIZER_FIELD}: ")) from None
 
 
 async def fetched(stub: "WorkerServiceAsyncStub") -> dict[str, bytes]:
@@ -116,9 +135,10 @@ async def _acquired(turn: asyncio.Lock) -> bool:
         return False
 
 
-def _identify(files: dict[str, bytes], digest: bytes) -> tuple[bytes, bool]:
-    """What is equal for equal files, and for no others; and whether the worker's digest is theirs."""
+def _identify(files: dict[str, bytes], digest: bytes) -> tuple[bytes, bool, bool]:
+    """What is equal for equal files, and for no others; whether the worker's digest is theirs; and whether the
+    tokenizer may be read and run in this process."""
     key = sha256()
     for name, data in sorted(files.items()):
         key.update(f"{name}:{len(data)}:".encode() + data)
-    return key.digest(), tokenizer_digest(files) == digest
+    return key.digest(), tokenizer_digest(files) == digest, is_tame(files.get(FILE, b""))

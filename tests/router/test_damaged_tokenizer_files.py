@@ -6,6 +6,7 @@ import json
 import os
 import random
 import tempfile
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,10 +124,9 @@ async def check(files: dict[str, bytes], renderers: RenderPool) -> str:
         return "refused"
     assert sent.contents == files
     prompts = PromptTokenizer(sent.contents, renderers)
-    ids, _ = attempt(lambda: prompts._encode("a <s> \n", True), RequestRefused)
-    if ids is not None:
-        with contextlib.suppress(RequestRefused):
-            await prompts.decode([*ids, VOCAB_SIZE + 5], keep_special=True)
+    with contextlib.suppress(RequestRefused):
+        ids = await prompts.encode("a <s> \n")
+        await prompts.decode(array("i", [*ids, VOCAB_SIZE + 5]), keep_special=True)
     assert "\n" not in sent.template_problem
     return "text alone" if sent.template_problem or prompts.template_problem else "served"
 
