@@ -72,7 +72,7 @@ async def watch_name(
         problem = ""
         try:
             addresses = await resolve(name, port)
-        except OSError as error:  # a name that nobody has, too: a headless service without a ready worker is one
+        except OSError as error:  # or the name is unknown: that of a headless service without a ready worker is
             problem = error.strerror or str(error)
         else:
             if addresses != known:
@@ -88,7 +88,7 @@ class Membership:
     """Keeps `links` equal to what the sources name together, and to leased workers that have been connected, and the
     links running.
 
-    A worker that nobody names any more may have streams to finish: its link ends with its connection, not before.
+    A worker that no source names any more may have streams to finish: its link ends with its connection, not before.
 
     A lease is no more than a hint. The workers that are known by leases alone are tried a few at a time, MOST_TRIED of
     them at once and one in a turn of the event loop. A link is kept for those that could be connected, MOST_FOLLOWED at

@@ -203,7 +203,7 @@ async def prompt_tokens(
 
 def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
     """The client's parameters with the model's defaults in the places it left open, and a seed. Fields that this
-    version does not know were checked by nobody: no worker gets them."""
+    version does not know have not been checked: no worker gets them."""
     resolved = SamplingParams()
     resolved.CopyFrom(params)
     resolved.DiscardUnknownFields()

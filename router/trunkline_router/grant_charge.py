@@ -89,7 +89,7 @@ class GrantCharge:
         self._expiry = self._later(LIFETIME_S + CLOCK_MARGIN_S, self._expire)
 
     def revoke(self) -> None:
-        """What was granted last was given to nobody."""
+        """The last grant did not reach the client."""
         self._forget(list(self._open))
 
     async def is_excused(self, within_s: float, *, hangs: bool) -> bool:

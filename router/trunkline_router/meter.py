@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class OutputMeter:
-    """Of all choices. Tells once when there are more than it was asked about: nobody has to look."""
+    """Of all choices. Tells once when there are more than it was asked about: nothing has to poll it."""
 
     __slots__ = ("_bound_tokens", "_on_past", "tokens")
 

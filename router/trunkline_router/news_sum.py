@@ -24,7 +24,7 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
         ("error", 4, "bytes"),
         ("granted", 7, "bytes"),
     ),
-    # Fields that nobody asks about are named too: to keep unknown ones takes longer.
+    # All fields are named, those that are not read here too: the library takes longer to keep unknown ones.
     "Chunks": (
         ("index", 1, "numbers"),
         ("first_token_index", 2, "number"),

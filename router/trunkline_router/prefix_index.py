@@ -218,7 +218,7 @@ class PrefixIndex:
         return found
 
     def check_integrity(self) -> None:
-        """Asserts that counts agree with bits, and that nobody is referred to who is not there."""
+        """Asserts that counts agree with bits, and that every worker that is referred to is there."""
         known = 0
         for slot in (*self.num_held, *self._retired):
             known |= 1 << slot
@@ -226,7 +226,7 @@ class PrefixIndex:
         for number, shard in enumerate(self._shards):
             for key, mask in shard.items():
                 assert key % SHARDS == number, "a block is in another's shard"
-                assert mask, "a block that nobody holds is kept"
+                assert mask, "a block that no worker holds is kept"
                 assert not mask & ~known, "a block is held by a worker that is not there"
                 for slot in held:
                     held[slot] += mask >> slot & 1
@@ -236,6 +236,6 @@ class PrefixIndex:
         assert set(self._expecting) == set(self.num_held), "blocks are expected of a worker that is not there"
         for slot, counts in self._expecting.items():
             for key, count in counts.items():
-                assert count > 0, "a block is expected by nobody"
+                assert count > 0, "a block is expected by no request"
                 expected[key] = expected.get(key, 0) | 1 << slot
         assert expected == self._expected, "expected blocks miscounted"

@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel end this process when its parent does (Linux): nobody would start it again, or stop it."""
+    """Has the kernel end this process when its parent ends (Linux): nothing else would stop it then."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -3,7 +3,7 @@
 Reads frames from standard input and answers on standard output, see frames.py. TEMPLATE makes the template that the
 frame names known (JSON: source, special_tokens), CHAT renders with it (ChatMessages). Answers are READY, once, then
 TEXT (NUM_CHARACTERS, then as many in UTF-8) or REFUSED (RequestError) to each CHAT. Started with the CPU seconds that a
-frame may take: past them the process is gone, whether somebody waits for it or not.
+frame may take: past them the system ends the process.
 """
 
 import contextlib

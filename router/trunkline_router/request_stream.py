@@ -203,7 +203,7 @@ class RequestStream:
     def _announce(self) -> None:
         if self._prompt_sent and self.answer.num_unfinished:
             self._fanout.has_news(self._due)
-        else:  # somebody waits for the first response, and nothing more merges with the last
+        else:  # the client waits for the first response, and nothing more merges with the last
             self._due.set()
 
     def _take_prompt(self, report: PromptReport) -> None:
@@ -225,5 +225,5 @@ class RequestStream:
         self._announce()
 
     def close(self) -> None:
-        """Nobody takes anything any more."""
+        """The client reads no more: what is kept for it is dropped."""
         self._unread.clear()

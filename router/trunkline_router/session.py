@@ -88,11 +88,11 @@ class WorkerSession:
         return handles
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Nobody wants to hear of these grants any more."""
+        """Drops these grants: reports on them are no longer passed on."""
         self.news.forget(handles)
 
     def abort(self, handles: Iterable[int]) -> None:
-        """Nobody waits for these any more; those that have ended are left alone."""
+        """Has the worker end these choices. Those that have ended are left alone."""
         for handle in handles:
             if self.news.drop(handle):
                 self._pending.abort_handles.append(handle)

@@ -190,7 +190,7 @@ class SessionNews:
         return True
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Nobody wants to hear of these grants any more."""
+        """Drops these grants: reports on them are no longer passed on."""
         for handle in handles:
             self.granted.pop(handle, None)
 

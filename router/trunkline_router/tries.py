@@ -32,7 +32,7 @@ class Tries:
         self._news = asyncio.Event()  # of the present try
 
     def answered(self, model: str) -> None:
-        """Somebody is there, and will serve this model."""
+        """A worker has answered, and will serve this model."""
         self.model, self._since_s = model, self._clock_s()
         self._news.set()
 

@@ -106,7 +106,7 @@ class Unread:
             self._backlog.shrink(self, leaving_bytes)
 
     def clear(self) -> None:
-        """Nobody takes anything any more."""
+        """The client reads no more: what is kept for it is dropped."""
         self._chunks = {}
         self._full.clear()
         self.holds_any = False
