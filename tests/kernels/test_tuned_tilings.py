@@ -119,3 +119,18 @@ def test_tilings_compile_without_spills(which: list[str]) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "programs at once" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("tiling", "registers"),
+    [
+        (DecodeTiling(64, 4, 3, 3), 168),  # 65,536 / (3 * 128), a multiple of 8
+        (DecodeTiling(64, 8, 3, 2), 128),
+        (DecodeTiling(64, 4, 2, 1), 255),  # a thread has no more
+        (DecodeTiling(64, 4, 3, 6), None),  # more programs than ever run at once
+    ],
+)
+def test_the_compiler_is_told_how_many_registers_the_programs_leave_each_other(
+    tiling: DecodeTiling, registers: int | None
+) -> None:
+    assert tiling.options().get("maxnreg") == registers
