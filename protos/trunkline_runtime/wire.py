@@ -22,11 +22,18 @@ def fields(raw: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[in
         end = len(raw)
     while at < end:
         begin = at
-        tag, at = varint(raw, at)
+        # Most tags and sizes are of one byte: without a call for each, this takes two thirds of the time.
+        tag = raw[at]
+        at += 1
+        if tag > 127:
+            tag, at = varint(raw, begin)
         wire = tag & 7
         value_at = at
         if wire == LENGTH:
-            size, value_at = varint(raw, at)
+            if at < end and (size := raw[at]) < 128:
+                value_at = at + 1
+            else:
+                size, value_at = varint(raw, at)
             at = value_at + size
         elif wire == VARINT:
             _, at = varint(raw, at)

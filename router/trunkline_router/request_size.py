@@ -72,23 +72,29 @@ class Shape:
     names: dict[int, str] = field(default_factory=dict)  # full ones
     inside: "dict[int, Shape]" = field(default_factory=dict)
     strings: set[int] = field(default_factory=set)
+    chat_texts: set[int] = field(default_factory=set)  # of `strings`, what counts as its conversation
 
 
 def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> Iterator[None]:
     """Yields after every FIELDS_PER_STEP. Raises RequestRefused; NotAMessage where a field ends after its message."""
     num_fields = unknown_bytes = name_bytes = 0
     num_bytes: Counter[str] = Counter()  # of texts, conversations and packed token ids, by field
+    next_stop = FIELDS_PER_STEP
     waiting = [(shape, 0, len(raw))]
     while waiting:
         shape, at, end = waiting.pop()
-        names, inside, strings = shape.names, shape.inside, shape.strings
+        names, inside, strings, chat_texts = shape.names, shape.inside, shape.strings, shape.chat_texts
         for number, begin, value_at, field_end in fields(raw, at, end):
             num_fields += 1
-            if not num_fields % FIELDS_PER_STEP:
+            if num_fields == next_stop:
+                if num_fields > MAX_FIELDS:
+                    name = _last(names.get(number, "")) or "request"
+                    raise invalid(name, f"a request has at most {MAX_FIELDS} fields and entries")
+                next_stop = min(next_stop + FIELDS_PER_STEP, MAX_FIELDS + 1)
                 yield
+            if number in chat_texts:  # most fields of a long conversation
+                continue
             name = names.get(number, "")
-            if num_fields > MAX_FIELDS:
-                raise invalid(_last(name) or "request", f"a request has at most {MAX_FIELDS} fields and entries")
             if not name:
                 unknown_bytes += field_end - begin
                 if unknown_bytes > MAX_UNKNOWN_BYTES:
@@ -106,7 +112,7 @@ def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> Iter
                 num_bytes[name] += size
                 if num_bytes[name] > max(UNSEEN_BYTES, ID_BYTES * most_ids[name]):
                     raise _too_many(name, num_bytes[name], most_ids[name])
-            elif number in strings and name not in CHAT_TEXTS:
+            elif number in strings:
                 name_bytes += size
                 if name_bytes > MAX_NAME_BYTES:
                     raise invalid(_last(name), f"names and stop strings have at most {MAX_NAME_BYTES} bytes together")
@@ -135,6 +141,8 @@ def _shape(message: Descriptor | None) -> Shape:
             shape.inside[described.number] = _shape(described.message_type)
         elif described.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
             shape.strings.add(described.number)
+            if described.full_name in CHAT_TEXTS:
+                shape.chat_texts.add(described.number)
     return shape
 
 
