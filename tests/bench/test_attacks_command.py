@@ -31,6 +31,7 @@ from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.row import Bounds, Row, bound_beside_others
 from trunkline_bench.attacks.watched import LoopLag, lag_between, watching
 from trunkline_bench.attacks.window import ENOUGH, HOLD_S, MOST_S, fixed, until_enough
+from trunkline_runtime.wire import varint_bytes
 
 BOUNDS = Bounds(p99_ms=250.0, rss_mib=1024.0, kept_mib=256.0, own_lag_ms=100.0)
 GOOD = {"p99": 20.0, "peak": 200.0, "after": 100.0, "own": 5.0}
@@ -99,9 +100,9 @@ def test_the_bound_beside_others_is_the_larger_one_of_four_times_and_200_ms_more
 
 @given(st.integers(1, 1 << 28), st.integers(0, 1 << 63), st.binary(max_size=300))
 def test_a_message_by_hand_is_read_as_what_was_meant(field: int, value: int, payload: bytes) -> None:
-    assert wire.varint(value) == wire.number(1, value)[1:]
-    assert wire.nested(field, payload).endswith(wire.varint(len(payload)) + payload)
-    request = GenerateRequest.FromString(wire.nested(3, wire.nested(1, b"".join(map(wire.varint, payload)))))
+    assert varint_bytes(value) == wire.number(1, value)[1:]
+    assert wire.nested(field, payload).endswith(varint_bytes(len(payload)) + payload)
+    request = GenerateRequest.FromString(wire.nested(3, wire.nested(1, b"".join(map(varint_bytes, payload)))))
     assert list(request.token_ids.ids) == list(payload)
     assert len(SessionRequest.FromString(wire.empty_entries(2, 2 * len(payload))).submits) == len(payload)
 

@@ -3,25 +3,16 @@
 The wire format: https://protobuf.dev/programming-guides/encoding
 """
 
-VARINT, LENGTH = 0, 2
-
-
-def varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 127:
-        data.append(value & 127 | 128)
-        value >>= 7
-    data.append(value)
-    return bytes(data)
+from trunkline_runtime.wire import LENGTH, VARINT, varint_bytes
 
 
 def number(field: int, value: int) -> bytes:
-    return varint(field << 3 | VARINT) + varint(value)
+    return varint_bytes(field << 3 | VARINT) + varint_bytes(value)
 
 
 def nested(field: int, payload: bytes) -> bytes:
     """A string, bytes, a message or packed numbers."""
-    return varint(field << 3 | LENGTH) + varint(len(payload)) + payload
+    return varint_bytes(field << 3 | LENGTH) + varint_bytes(len(payload)) + payload
 
 
 def empty_entries(field: int, num_bytes: int) -> bytes:
