@@ -19,7 +19,8 @@ from trunkline_bench.attacks.window import fixed
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECONDS = 1.0
-PREPARED_S = 4.0  # an attacker whose messages come to 400 MiB makes them first, and has a low priority
+# An attacker whose messages come to 400 MiB makes them first, and has a low priority.
+PREPARED_S, PREPARED_ON_A_BUSY_MACHINE_S = 4.0, 30.0
 STARVED_S = 3.0  # of a noisy tenant: longer than its neighbour may wait on the busiest machine
 BUSY = 8.0  # times the bounds in time: tests run side by side on the cores of the victims
 IDLE_MS = 25.0  # a request takes no longer on two cores that do nothing else: where it does, so may all others
@@ -52,7 +53,10 @@ def one_worker(stage: Stage, section: Section) -> Stage:
 
 
 async def test_a_client_neither_stops_a_router_nor_fills_its_memory(stage: Stage) -> None:
-    assert await nobody_notices(one_worker(stage, Section.CLIENT), ALL_OF_1_TO_5, PREPARED_S)
+    attacked = one_worker(stage, Section.CLIENT)
+    assert await nobody_notices(attacked, ALL_OF_1_TO_5, PREPARED_S) or await nobody_notices(
+        attacked, ALL_OF_1_TO_5, PREPARED_ON_A_BUSY_MACHINE_S
+    ), "the attacker did nothing"
 
 
 @pytest.mark.parametrize("attack", ["64 requests of 16 choices of 900 tokens", "600 chats of 1 MiB at once"])
