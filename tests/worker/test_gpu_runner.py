@@ -5,13 +5,14 @@ import itertools
 import random
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.worker.engine_rig import DEMO_MODEL, drive, make_engine, make_submit
+from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows, step_inputs, write_segments
 from trunkline_worker.gpu import prefix_groups
 from trunkline_worker.gpu.prefix_groups import PrefixGroup, PrefixGroups, prefix_tiles
@@ -157,13 +158,15 @@ def test_the_ladder_wastes_little() -> None:
     assert all(b - a <= max(a, 32) for a, b in itertools.pairwise(sizes))
 
 
-def outputs(prompts: list[list[int]], **options: Any) -> dict[int, list[int]]:
-    engine = make_engine(kv_blocks=96, block_size=4, **options)
+def outputs(model: Path, prompts: list[list[int]], **options: Any) -> dict[int, list[int]]:
+    engine = make_engine(model, kv_blocks=96, block_size=4, **options)
     submits = [make_submit(n, prompt, max_tokens=5, ignore_eos=True) for n, prompt in enumerate(prompts)]
     return drive(engine, submits).tokens
 
 
-def test_decodes_that_share_a_prefix_get_what_they_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodes_that_share_a_prefix_get_what_they_would_alone(
+    shallow_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefix_groups, "LEAST_SAVED", 1)
     monkeypatch.setattr(prefix_groups, "SHORTEST_PREFIX", 4)
     shared = [DRAW.randrange(5, 400) for _ in range(21)]
@@ -177,7 +180,7 @@ def test_decodes_that_share_a_prefix_get_what_they_would_alone(monkeypatch: pyte
     real = gpu_decoder.shared_prefix
     monkeypatch.setattr(gpu_decoder, "shared_prefix", counted)
     # The first one computes the prefix, the others find it.
-    assert outputs(prompts, kernels="triton") == outputs(prompts, kernels="torch")
+    assert outputs(shallow_model, prompts, kernels="triton") == outputs(shallow_model, prompts, kernels="torch")
     assert max(seen) == 5
 
 
@@ -186,10 +189,10 @@ def test_decodes_that_share_a_prefix_get_what_they_would_alone(monkeypatch: pyte
     [{}, {"max_step_tokens": 9}, pytest.param({"deterministic": True}, marks=pytest.mark.slow)],
     ids=str,
 )
-def test_a_step_may_begin_before_the_one_before_is_known(options: dict[str, Any]) -> None:
+def test_a_step_may_begin_before_the_one_before_is_known(options: dict[str, Any], shallow_model: Path) -> None:
     prompts = [[DRAW.randrange(5, 400) for _ in range(length)] for length in (3, 17, 30)]
-    expected = outputs(prompts, kernels="torch")
-    engine = make_engine(kv_blocks=96, block_size=4, kernels="triton", run_ahead=1, **options)
+    expected = outputs(shallow_model, prompts, kernels="torch")
+    engine = make_engine(shallow_model, kv_blocks=96, block_size=4, kernels="triton", run_ahead=1, **options)
     # As on a GPU: launched by the engine's thread, waited for by another.
     runner = engine.executor._runner  # type: ignore[attr-defined]
     engine.executor = queueing = QueueingExecutor(runner, 1)
@@ -232,19 +235,19 @@ def test_a_closed_executor_lets_go_of_its_runner() -> None:
     assert forgotten() is None
 
 
-def test_padding_of_shapes_is_counted() -> None:
-    engine = make_engine(kv_blocks=96, block_size=4, kernels="triton")
+def test_padding_of_shapes_is_counted(shallow_model: Path) -> None:
+    engine = make_engine(shallow_model, kv_blocks=96, block_size=4, kernels="triton")
     drive(engine, [make_submit(n, [60 + n] * 3, max_tokens=4, ignore_eos=True) for n in range(3)])
     # Nine tokens of prompts in a shape of 32, then three decodes of 3 in a shape of 4.
     assert engine.scheduler.stats.total.padding_tokens == 23 + 3
     assert engine.scheduler.stats.total.decode_tokens == 9
 
 
-def test_warming_up_reports_and_changes_nothing() -> None:
+def test_warming_up_reports_and_changes_nothing(shallow_model: Path) -> None:
     settings = EngineSettings(
-        str(DEMO_MODEL), dtype="float32", max_step_tokens=4, max_running_requests=2, kernels="triton"
+        str(shallow_model), dtype="float32", max_step_tokens=4, max_running_requests=2, kernels="triton"
     )
-    model = load_model(DEMO_MODEL, dtype="float32", device=CPU, kernels="triton")
+    model = load_model(shallow_model, dtype="float32", device=CPU, kernels="triton")
     stages: list[str] = []
 
     def tokens(warm: bool) -> list[int | None]:
