@@ -75,7 +75,7 @@ def check(collected: Collected, alone: dict[int, list[tuple[int, float, int]]]) 
         assert bits(collected, index) == expected, f"request {index} differs"
 
 
-@pytest.mark.parametrize("chunk", [16, 512])
+@pytest.mark.parametrize("chunk", [16, pytest.param(512, marks=pytest.mark.slow)])
 def test_in_a_batch_of_64_with_the_cache_cold_then_warm(how, alone, chunk) -> None:  # type: ignore[no-untyped-def]
     engine = make_engine(deterministic=True, kv_blocks=1024, max_step_tokens=max(chunk, 64))
     everything = [submit(index, how) for index in range(NUM_REQUESTS)]
