@@ -80,8 +80,9 @@ def _too_many_tokens(submit: Submit) -> list[SequenceOutput]:
 
 
 def _large_snapshot(epoch: int, sequence: int) -> Iterator[WatchCacheResponse]:
+    hashes = os.urandom(MIB) * 60  # 60 MiB of random bytes would hold up this worker's answers, and not the router
     for part in range(3):
-        snapshot = CacheSnapshot(block_hashes=os.urandom(60 * MIB), first=part == 0, last=part == 2)
+        snapshot = CacheSnapshot(block_hashes=hashes, first=part == 0, last=part == 2)
         yield WatchCacheResponse(epoch=epoch, sequence=sequence, snapshot=snapshot)
 
 
