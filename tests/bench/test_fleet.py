@@ -124,7 +124,9 @@ def told_and_alone(fleet: Fleet, requests: list[TraceRequest]) -> tuple[Summary,
 
 
 def test_routers_that_tell_one_another_what_they_sent_do_not_herd_in_a_burst() -> None:
-    burst = [TraceRequest(1.0 + number * 2e-3, 400, 4, partial(same_token, number + 3, 400)) for number in range(120)]
+    # The first ones, half a second before, find out what steps may hold.
+    sent_s = [0.02 * number for number in range(24)] + [1.0 + number * 2e-3 for number in range(120)]
+    burst = [TraceRequest(at_s, 400, 4, partial(same_token, n + 3, 400)) for n, at_s in enumerate(sent_s)]
     told, alone = told_and_alone(Fleet(4, SPEC, "predicted-ttft", routers=6), burst)
     assert told.prefill_cv < 0.5 * alone.prefill_cv
     assert told.ttft_s[2] < 0.8 * alone.ttft_s[2]
@@ -190,7 +192,8 @@ def test_the_ideal_counts_every_block_that_came_before_and_the_bounded_one_forge
 
 
 def test_an_idle_worker_needs_for_a_prompt_what_the_simulated_engine_takes() -> None:
-    prompt = list(range(3, 1203))
-    run = replay([TraceRequest(0.0, len(prompt), 1, prompt.copy)], SPEC)
-    expected_s = idle_prefill_s(SPEC.cost, len(prompt), 0, SPEC.limits.max_step_tokens)
-    assert run.outcomes[0].first_token_s == pytest.approx(expected_s)
+    # The first ones find out what its steps may hold.
+    prompts = [[number, *range(3, 1202)] for number in (3, 4, 5)]
+    run = replay([TraceRequest(float(n), 1200, 1, prompt.copy) for n, prompt in enumerate(prompts)], SPEC)
+    expected_s = idle_prefill_s(SPEC.cost, 1200, 0, SPEC.limits.max_step_tokens)
+    assert run.outcomes[-1].first_token_s - 2.0 == pytest.approx(expected_s)

@@ -1,8 +1,11 @@
 """A queue of long prompts under a target time: nobody takes a place before there is time to compute for it."""
 
+from math import inf
+
 import pytest
 
 from tests.worker.rig import Rig
+from trunkline_worker.experience import Experience, Size
 from trunkline_worker.step_cost import STEPS_PER_FIT
 
 PROMPT_TOKENS = 1000
@@ -16,6 +19,7 @@ def rig_with(token_s: float) -> Rig:
     )  # fmt: skip
     cost = rig.scheduler.cost
     cost._seen, cost.fixed_s, cost.token_s = STEPS_PER_FIT, 0.010, token_s
+    cost.experience = Experience(trusted=Size(inf, inf, inf))
     return rig
 
 

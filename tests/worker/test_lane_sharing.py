@@ -1,10 +1,13 @@
 """The tenants of one lane share places, KV blocks and the time of a step: docs/fairness.md."""
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rig import Rig
+from trunkline_worker.experience import Experience, Size
 from trunkline_worker.fair_share import NEWCOMERS_FIRST, Accounts
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule
@@ -20,6 +23,7 @@ def with_cost(rig: Rig, *, fixed_s: float, token_s: float) -> Rig:
     """A rig whose scheduler knows what steps cost."""
     cost = rig.scheduler.cost
     cost.fixed_s, cost.token_s, cost._seen = fixed_s, token_s, STEPS_PER_FIT
+    cost.experience = Experience(trusted=Size(inf, inf, inf))
     cost.observe = lambda load, time_s: None  # type: ignore[method-assign]
     return rig
 
@@ -340,3 +344,18 @@ def test_tenants_that_wait_for_much_do_not_hide_a_newcomer(tenants: int, rule: A
         rig.step()
     newcomer = rig.submit([49, 48, 47], 1, tenant="newcomer")
     assert steps_to_first_token(rig, newcomer) <= 2
+
+
+def test_a_request_of_one_token_does_not_wait_for_a_pool_that_others_are_foreseen_to_fill() -> None:
+    rig = Rig(max_running=64, num_blocks=400, max_step_tokens=1024)
+    for _ in range(100):
+        rig.scheduler.admission.output_lengths[STANDARD].observe(4)
+    for n in range(60):  # they turn out ten times as long
+        rig.submit([n, *range(7)], 40, tenant="flood")
+    for _ in range(16):
+        rig.step()
+    assert rig.blocks.num_available > len(rig.scheduler.running) + 2, "there is room now"
+    preemptions = rig.stats.preemptions
+    newcomer = rig.submit([1, 2, 3, 4, 5], 1, tenant="newcomer")
+    assert steps_to_first_token(rig, newcomer) <= 2
+    assert rig.stats.preemptions == preemptions

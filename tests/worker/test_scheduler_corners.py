@@ -1,8 +1,11 @@
 """Rare turns of the scheduler: within one step somebody is let in, promised, preempted or waited for, in any order."""
 
+from math import inf
+
 import pytest
 
 from tests.worker.rig import Rig
+from trunkline_worker.experience import Experience, Size
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import AdmissionRule, Batching
 from trunkline_worker.news import SequenceNews
@@ -16,6 +19,7 @@ def with_cost(rig: Rig, *, fixed_s: float, token_s: float) -> Rig:
     """A rig whose scheduler knows what steps cost."""
     cost = rig.scheduler.cost
     cost.fixed_s, cost.token_s, cost._seen = fixed_s, token_s, STEPS_PER_FIT
+    cost.experience = Experience(trusted=Size(inf, inf, inf))
     cost.observe = lambda load, time_s: None  # type: ignore[method-assign]
     return rig
 

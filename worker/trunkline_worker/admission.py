@@ -32,6 +32,9 @@ class Admission:
         self._blocks = blocks
         self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
         self.output_lengths = [OutputLengths() for _ in LANES]
+        # Whether somebody was kept out, since this was last cleared, only because too little is known of larger steps:
+        # the next step may show that there is time.
+        self.is_cautious = False
 
     def fits(self, sequence: Sequence, running: list[Sequence], *, hurries: bool) -> bool:
         """Whether it may join now. match() must just have been called.  hurries: its lane has waited for long enough"""
@@ -124,7 +127,7 @@ class Admission:
         interactive one: nothing is preempted for it, only to come back.
         """
         target_s, lane = self._limits.itl_target_s, sequence.lane
-        if not target_s or not running or not self._cost.is_known or sequence.promised_len:
+        if not target_s or not running or sequence.promised_len:
             return True
         if not sequence.will_decode:
             return True
@@ -136,9 +139,12 @@ class Admission:
         tokens = len(sequence.token_ids)
         alone_s = self._cost.time_s(StepLoad(1, tokens, 0.0))
         kv_tokens = tokens + sum(len(other.token_ids) for other in others)
-        added_s = self._cost.time_s(StepLoad(len(others) + 1, kv_tokens, 0.0)) - alone_s
-        if added_s <= self._time_to_add_s(lane, alone_s):
+        fitted_s = self._cost.time_s(StepLoad(len(others) + 1, kv_tokens, 0.0)) - alone_s
+        added_s = self._cost.cautious_s(len(others) + 1, kv_tokens) - alone_s
+        most_s = self._time_to_add_s(lane, alone_s)
+        if added_s <= most_s:
             return True
+        self.is_cautious |= fitted_s <= most_s
         if not hurries or lane is Lane.BATCH or any(other.lane < lane for other in running):
             return False
         return alone_s + added_s <= STRETCHED_TARGETS * max(target_s, alone_s)
@@ -199,6 +205,8 @@ class Admission:
     def _has_room_later(self, sequence: Sequence, running: list[Sequence], given_up: int = 0) -> bool:
         if sequence.promised_len or self._limits.admission is AdmissionRule.OPTIMISTIC:
             return True
+        if self._ends_before_growth(sequence, running, given_up):
+            return True
         # What ranks lower can be preempted, if it comes to that.
         lane = sequence.lane
         rivals = [other for other in running if other.account.lane <= lane]
@@ -209,6 +217,12 @@ class Admission:
         shared += self._blocks.num_revived(sequence)
         reserve = self.reserve_for(sequence, running)
         return self._peak_with(sequence, rivals, shared) + reserve <= self._blocks.num_blocks
+
+    def _ends_before_growth(self, sequence: Sequence, running: list[Sequence], given_up: int) -> bool:
+        """Whether it ends with its first token after few steps, in which there is room for it and for what the others
+        grow by: however full the pool is foreseen to be later, it is not there then."""
+        few = len(sequence.token_ids) <= self._limits.max_step_tokens
+        return few and not sequence.will_decode and self.has_room_now(sequence, running, given_up - len(running))
 
     def _is_alone(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether no other sequence of the lower lanes runs."""

@@ -78,10 +78,10 @@ class Repeats:
         load = running_set.loads[plan.step_id]
         for j, time_s in enumerate(times_s):
             kv_tokens = load.decode_kv_tokens + j * len(plan.steps)
-            running_set.cost.observe(StepLoad(load.num_tokens, kv_tokens, 0.0), time_s)
+            running_set.cost.observe(StepLoad(load.num_tokens, kv_tokens, 0.0, load.num_sequences), time_s)
         running_set.running_kv_tokens += len(times_s) * len(plan.steps)
         running_set.loads[plan.step_id] = StepLoad(
-            load.num_tokens, load.decode_kv_tokens + len(times_s) * len(plan.steps), 0.0
+            load.num_tokens, load.decode_kv_tokens + len(times_s) * len(plan.steps), 0.0, load.num_sequences
         )
         news = StepNews()
         last_commit_s = running_set.last_commit_s

@@ -182,6 +182,7 @@ class Scheduler(RunningSet):
         may_admit = may_admit and not self.is_blocked and len(self.waiting) > 0
         # Whether everybody who waits was found not to fit, and nothing is on its way that could change that.
         blocked = may_admit and not guest_waits and self.gate.is_open_always
+        self.admission.is_cautious = False
         for lane in LANES:
             self.waiting.lanes[lane].begun = NOBODY
             if not (chunks or may_admit):
@@ -191,7 +192,8 @@ class Scheduler(RunningSet):
             if may_admit:
                 blocked &= stopped is not Stopped.STEP_FULL
                 may_admit = stopped is not Stopped.BY_ROOM_NOW and not guest_waits
-        if blocked and len(self.waiting) and not (self._retiring or self._preemption.has_happened):
+        coming = self._retiring or self._preemption.has_happened or self.admission.is_cautious
+        if blocked and len(self.waiting) and not coming:
             self.is_blocked = True
         self._count_backlog(budget, has_prompts=bool(chunks or self.starts))
 

@@ -3,7 +3,14 @@
 from trunkline_worker.lanes import Lane
 from trunkline_worker.limits import SchedulerLimits
 from trunkline_worker.sequence import Sequence
-from trunkline_worker.step_cost import LEAST_ADDED_SHARE, StepCost, StepLoad, chunk_pairs
+from trunkline_worker.step_cost import (
+    LEAST_ADDED_SHARE,
+    MOST_PAIR_SHARE,
+    StepCost,
+    StepLoad,
+    chunk_pairs,
+    longest_chunk,
+)
 
 # A prompt gets on by at least this many tokens in a step, or by all it lacks, however slow the device is: work that is
 # never done would stall everything behind it. One prompt only: the first in order.
@@ -22,15 +29,22 @@ class StepBudget:
         self.decode_kv_tokens = 0
         self.num_prefill = 0
         self._pairs = 0.0
+        self._num_chunks = 0
+        self._most_prefill = self._most_pairs = float("inf")  # that are known not to take too long
         self._time_left_s: float | None = None
         self._has_urgent = False
 
     def decodes_are_in(self) -> None:
         """The rest of the step's time is for chunks."""
         target_s = self._limits.itl_target_s
-        if target_s and self._cost.is_known:
-            decodes_s = self._cost.time_s(StepLoad(self.num_decode, self.decode_kv_tokens, 0.0))
-            self._time_left_s = max(target_s - decodes_s, LEAST_ADDED_SHARE * decodes_s)
+        if not target_s:
+            return
+        decodes_s = self._cost.time_s(StepLoad(self.num_decode, self.decode_kv_tokens, 0.0))
+        cautious_s = self._cost.cautious_s(self.num_decode, self.decode_kv_tokens)
+        decodes_s = max(decodes_s, min(cautious_s, target_s))
+        self._time_left_s = max(target_s - decodes_s, LEAST_ADDED_SHARE * decodes_s)
+        room = self._cost.experience.room(self._time_left_s, 1 / MOST_PAIR_SHARE)
+        self._most_prefill, self._most_pairs = room
 
     def room(self, lane: Lane) -> int:
         """Tokens that a lane may still have."""
@@ -60,6 +74,8 @@ class StepBudget:
         if self._time_left_s is None:
             return num_left
         longest = self._cost.longest_chunk(self._time_left_s, num_before)
+        known = longest_chunk(self._most_pairs - self._pairs, num_before)
+        longest = int(min(longest, known, self._most_prefill - self.num_prefill))
         if longest < min(LEAST_CHUNK, num_left):
             return 0 if self.num_prefill else LEAST_CHUNK
         return longest
@@ -76,6 +92,7 @@ class StepBudget:
         if sequence.lane:
             self.lower_left -= num_new
         self.num_prefill += num_new
+        self._num_chunks += 1
         # Where steps have a target time, one with an interactive prompt is not filled up with others' prompts: somebody
         # waits for it.
         self._has_urgent |= sequence.lane is Lane.INTERACTIVE
@@ -84,4 +101,9 @@ class StepBudget:
 
     def load(self, num_padding: int) -> StepLoad:
         """What the step will cost, in terms of the cost model."""
-        return StepLoad(self.num_decode + self.num_prefill + num_padding, self.decode_kv_tokens, self._pairs)
+        return StepLoad(
+            self.num_decode + self.num_prefill + num_padding,
+            self.decode_kv_tokens,
+            self._pairs,
+            self.num_decode + self._num_chunks,
+        )

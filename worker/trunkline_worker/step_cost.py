@@ -6,7 +6,8 @@ the steps must be told clearly better with it than without. Where they do not te
 all alike, it is a fixed share of a step.
 
 A cost that is too low corrects itself, since prompts come and their steps are learned from; one that is too high sends
-prompts elsewhere, and nothing is learned any more. So what is not known is taken to be cheap.
+prompts elsewhere, and nothing is learned any more. So to routers what is not known is cheap. A step must not be filled
+by that: how much it may hold beyond what steps have told is bounded by experience.py.
 """
 
 from collections import deque
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trunkline_worker.experience import Experience, Size
 
 KEPT_STEPS = 96  # of each kind: with chunks, and without
 STEPS_PER_FIT = 32
@@ -54,14 +57,20 @@ class StepLoad(NamedTuple):
     num_tokens: int  # padding included
     decode_kv_tokens: int  # context lengths of one-token sequences, summed
     chunk_pairs: float  # (query, key) pairs of longer chunks
+    num_sequences: int = 0  # not part of the fit
+
+    @property
+    def size(self) -> Size:
+        return Size(self.num_tokens, self.chunk_pairs, self.num_sequences)
 
 
 class StepCost:
     """The model and the steps that it was fitted to."""
 
     def __init__(self) -> None:
-        self._decodes: deque[tuple[NDArray[np.float64], float]] = deque(maxlen=KEPT_STEPS)
-        self._chunks: deque[tuple[NDArray[np.float64], float]] = deque(maxlen=KEPT_STEPS)
+        self._decodes: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
+        self._chunks: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
+        self.experience = Experience()
         self._observed = 0
         self._seen = 0
         self._steps_since_sample = 0
@@ -75,6 +84,7 @@ class StepCost:
 
     def observe(self, load: StepLoad, time_s: float) -> None:
         """A step took this long on the device."""
+        self.experience.observe(load.size, time_s)
         self._observed += 1
         if time_s <= 0:
             return
@@ -88,7 +98,7 @@ class StepCost:
             self._steps_since_sample, self._since_sample_s = 0, 0.0
             kept = self._decodes
         if self._observed > FIRST_STEPS:
-            kept.append((np.array([1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs]), time_s))
+            kept.append((load, time_s))
         self._seen += 1
         if self._seen % STEPS_PER_FIT == 0:
             self._fit()
@@ -102,26 +112,27 @@ class StepCost:
             + self.pair_s * load.chunk_pairs
         )
 
+    def cautious_s(self, num_decodes: int, kv_tokens: int) -> float:
+        """What a step of decodes takes at most, as far as is known."""
+        fitted_s = self.time_s(StepLoad(num_decodes, kv_tokens, 0.0))
+        return max(fitted_s, self.experience.longest_s(num_decodes, num_decodes))
+
     def chunk_s(self, num_tokens: int, num_before: int) -> float:
         """What a chunk of `num_tokens` after `num_before` computed ones adds to a step."""
         return self.token_s * num_tokens + self.pair_s * chunk_pairs(num_tokens, num_before)
 
     def longest_chunk(self, time_s: float, num_before: int) -> int:
         """Most tokens of a prompt, after `num_before` computed ones, that add no more than `time_s` to a step."""
-        if time_s <= 0:
-            return 0
-        a, b = self.pair_s / 2, self.token_s + self.pair_s * num_before
-        if a > 1e-18:
-            return int((-b + (b * b + 4 * a * time_s) ** 0.5) / (2 * a))
-        return int(time_s / b) if b > 1e-15 else 1 << 30
+        return _longest(time_s, self.token_s + self.pair_s * num_before, self.pair_s)
 
     def _fit(self) -> None:
         self.num_fits += 1
         samples = [*self._decodes, *self._chunks]
+        features = np.array([(1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs) for load, _ in samples])
         times = np.array([time_s for _, time_s in samples])
         # Each row divided by its time: a relative error of a short step counts as much as one of a long step.
         # The middle of the ratios is what counts, so that a step which was held up by something else does not.
-        rows = np.stack([features for features, _ in samples]) @ PARTS / times[:, None]
+        rows = features @ PARTS / times[:, None]
         scale = np.maximum(rows.max(axis=0), 1e-12)
         matrix = rows / scale
         weights = np.ones(len(samples))
@@ -132,6 +143,24 @@ class StepCost:
             if np.array_equal(weights, before):
                 break  # all that follows would be equal
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s = (PARTS @ (solution / scale)).tolist()
+        self.experience.fitted((load.size, time_s, self.time_s(load)) for load, time_s in samples)
+
+
+def longest_chunk(num_pairs: float, num_before: int) -> int:
+    """Most tokens of a prompt, after `num_before` computed ones, that have no more (query, key) pairs than these."""
+    return _longest(num_pairs, num_before, 1.0)
+
+
+def _longest(amount: float, linear: float, square: float) -> int:
+    """The largest whole n of which linear * n + square / 2 * n² is no more than an amount."""
+    if amount <= 0:
+        return 0
+    if amount == float("inf"):
+        return 1 << 30
+    a = square / 2
+    if a > 1e-18:
+        return int((-linear + (linear * linear + 4 * a * amount) ** 0.5) / (2 * a))
+    return int(amount / linear) if linear > 1e-15 else 1 << 30
 
 
 def chunk_pairs(num_tokens: int, num_before: int) -> float:
