@@ -153,8 +153,8 @@ def test_a_step_that_was_slow_by_accident_makes_no_later_one_smaller() -> None:
 
 def test_a_fit_is_relied_on_only_where_it_explains_a_step_at_least_half_as_large() -> None:
     experience = Experience()
-    experience.fitted([(Size(100, 50, 2), 0.01, 0.01), (Size(1000, 900, 3), 0.3, 0.02)])
-    assert experience.trusted == (200, 100, 4)
+    experience.fitted([(Size(100, 50, 9), 0.01, 0.01), (Size(1000, 900, 3), 0.3, 0.02), (Size(2, 0, 2), 0.01, 0.01)])
+    assert experience.trusted == (200, 100, 4), "of sequences only decodes tell"
 
 
 def test_what_a_device_can_no_longer_do_is_forgotten() -> None:

@@ -51,7 +51,8 @@ class Experience:
         for size, time_s, fitted_s in steps:
             fastest = Size(*map(max, fastest, [part / time_s for part in size]))
             if time_s <= EXPLAINED_TIMES * fitted_s:
-                trusted = Size(*map(max, trusted, size))
+                # Beside chunks, what the sequences of a step cost is hidden: only decodes tell of it.
+                trusted = Size(*map(max, trusted, size._replace(sequences=0) if size.pairs else size))
         self.trusted = Size(*[TRUSTED_TIMES * part for part in trusted])
         self._speeds = Size(*map(max, fastest, [KEPT_SHARE * speed for speed in self._speeds]))
 

@@ -216,6 +216,9 @@ class Scheduler(RunningSet):
         sequence.num_scheduled += num_new
         sequence.num_pending += samples
         sequence.last_step = self.step_id + 1
+        account = sequence.account
+        if samples and account.running == 1 and self.waiting.lanes[account.lane].num_active > 1:
+            budget.hasten()
         # It counts as it is computed, not all at once: nobody pays for the rest of a long prompt that is just begun.
         again = min(num_new, max(0, sequence.num_charged - start))
         sequence.account.recomputed_tokens += again

@@ -15,6 +15,8 @@ from trunkline_worker.step_cost import (
 # A prompt gets on by at least this many tokens in a step, or by all it lacks, however slow the device is: work that is
 # never done would stall everything behind it. One prompt only: the first in order.
 LEAST_CHUNK = 16
+# Of the time that is left for prompts, in a step that brings a tenant the only thing it waits for.
+HASTENED_SHARE = 0.5
 
 
 class StepBudget:
@@ -32,7 +34,7 @@ class StepBudget:
         self._num_chunks = 0
         self._most_prefill = self._most_pairs = float("inf")  # that are known not to take too long
         self._time_left_s: float | None = None
-        self._has_urgent = False
+        self._has_urgent = self._is_hastened = False
 
     def decodes_are_in(self) -> None:
         """The rest of the step's time is for chunks."""
@@ -55,6 +57,13 @@ class StepBudget:
         ):
             return 0
         return min(self.tokens_left, self.lower_left) if lane else self.tokens_left
+
+    def hasten(self) -> None:
+        """Prompts that are still to come share half of the time that is left: a tenant that has nothing else here gets
+        a first token from this step, and has waited for the step before it."""
+        if self._time_left_s is not None and not self._is_hastened:
+            self._is_hastened = True
+            self._time_left_s *= HASTENED_SHARE
 
     def can_begin(self, sequence: Sequence) -> bool:
         """Whether a sequence that waits gets at least one token in this step. One that got none would hold a place and
