@@ -56,7 +56,7 @@ class _LaneEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Lane.ValueType],
     LANE_UNSPECIFIED: _Lane.ValueType  # 0
     """Not said: LANE_STANDARD."""
     LANE_INTERACTIVE: _Lane.ValueType  # 1
-    """Somebody waits for every token, such as in a chat. A router lets those tenants use it to which it was granted."""
+    """For chats and other work in which a person waits for every token. Only tenants that were granted this lane use it."""
     LANE_STANDARD: _Lane.ValueType  # 2
     """Calls of programs."""
     LANE_BATCH: _Lane.ValueType  # 3
@@ -70,7 +70,7 @@ class Lane(_Lane, metaclass=_LaneEnumTypeWrapper):
 LANE_UNSPECIFIED: Lane.ValueType  # 0
 """Not said: LANE_STANDARD."""
 LANE_INTERACTIVE: Lane.ValueType  # 1
-"""Somebody waits for every token, such as in a chat. A router lets those tenants use it to which it was granted."""
+"""For chats and other work in which a person waits for every token. Only tenants that were granted this lane use it."""
 LANE_STANDARD: Lane.ValueType  # 2
 """Calls of programs."""
 LANE_BATCH: Lane.ValueType  # 3
