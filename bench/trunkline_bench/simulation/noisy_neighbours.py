@@ -46,14 +46,19 @@ def flood(concurrency: int, prompt_tokens: int, output_tokens: int, **options: o
     return Tenant("flood", concurrency, prompt_tokens, output_tokens, starts_s=WARM_UP_S, **options)  # type: ignore[arg-type]
 
 
-FLOODS = {
-    "64 requests with n = 16, 900 tokens each": flood(1024, 100, 900),
-    "128 prompts of 1,000 tokens at once": flood(128, 1000, 8),
-    "8 prompts of 100,000 tokens": flood(8, 100_000, 50),
-    "64 prompts of 20,000 tokens, more than the KV pool": flood(64, 20_000, 400),
-    "256 prompts of 2,000 tokens, aborted after 0.7 s": flood(256, 2000, 400, abort_after_s=0.7),
-    "1,000 requests of one token": flood(1000, 20, 1),
-    "200 prompts with one prefix of 4,000 tokens": flood(200, 4000, 100, shares_prefix=True),
+FLOODS: dict[str, list[Tenant]] = {
+    "64 requests with n = 16, 900 tokens each": [flood(1024, 100, 900)],
+    "128 prompts of 1,000 tokens at once": [flood(128, 1000, 8)],
+    "8 prompts of 100,000 tokens": [flood(8, 100_000, 50)],
+    "64 prompts of 20,000 tokens, more than the KV pool": [flood(64, 20_000, 400)],
+    "256 prompts of 2,000 tokens, aborted after 0.7 s": [flood(256, 2000, 400, abort_after_s=0.7)],
+    "256 prompts of 1,000 tokens, 400 tokens each": [flood(256, 1000, 400)],
+    # Half a second before the innocent tenant: each of those that come in one step may take a whole one.
+    "12 tenants, each with a prompt of 100,000 tokens": [
+        Tenant(f"flood {n}", 1, 100_000, 50, starts_s=WARM_UP_S - 0.5) for n in range(12)
+    ],
+    "1,000 requests of one token": [flood(1000, 20, 1)],
+    "200 prompts with one prefix of 4,000 tokens": [flood(200, 4000, 100, shares_prefix=True)],
 }
 INNOCENTS = {
     "1 token": Tenant("innocent", 1, 20, 1, pause_s=0.05, starts_s=WARM_UP_S),
@@ -88,23 +93,28 @@ def observe(spec: WorkerSpec, tenants: Iterable[Tenant], run_s: float) -> Observ
     return Neighbours(spec, [*WARM_UP, *tenants]).run(WARM_UP_S + run_s)
 
 
+def served_tokens(observed: Observed) -> int:
+    """Of the tenants of a flood, prompts and outputs."""
+    return sum(seen.served_tokens for name, seen in observed.tenants.items() if name.startswith("flood"))
+
+
 def measured(run_s: float) -> list[Figures]:
     """Every flood beside every innocent before every worker, in the order of titles()."""
     figures = []
     for spec in WORKERS.values():
-        alone = [observe(spec, [flood], run_s).tenants["flood"].served_tokens for flood in FLOODS.values()]
+        alone = [served_tokens(observe(spec, flood, run_s)) for flood in FLOODS.values()]
         for innocent in INNOCENTS.values():
             unloaded = observe(spec, [innocent], run_s).tenants["innocent"].ttft_s
             bound_s = allowed_s(report.percentile(unloaded, 0.99), spec.limits.itl_target_s)
             for flood, alone_tokens in zip(FLOODS.values(), alone, strict=True):
-                both = observe(spec, [flood, innocent], run_s)
+                both = observe(spec, [*flood, innocent], run_s)
                 times_s = both.tenants["innocent"].latest_s(both.duration_s)
                 figures.append(
                     Figures(
                         report.percentile(times_s, 0.5),
                         report.percentile(times_s, 0.99),
                         bound_s,
-                        both.tenants["flood"].served_tokens / run_s,
+                        served_tokens(both) / run_s,
                         alone_tokens / run_s,
                         both.preemptions,
                     )
