@@ -211,8 +211,9 @@ class GpuDecoder:
         spec = self.spec
         if len(batch.decode_lens):
             batch.decode_plan.update(batch.decode_lens, batch.prefixes.of_sequence)
+        # Zeros come before the embedding: the first norm is launched early, and that needs a kernel right before it.
+        attended = self._weights.embedding.new_zeros(len(batch.token_ids), spec.num_heads, spec.head_dim)
         residual = gather_rows(self._weights.embedding, batch.token_ids)
-        attended = residual.new_zeros(len(residual), spec.num_heads, spec.head_dim)
         delta: Tensor | None = None  # what is still to be added to the residual stream
         layers = zip(kv, self._weights.layers, self._products, spec.windows, strict=True)
         for number, (layer, w, products, window) in enumerate(layers, start=1):
