@@ -133,4 +133,5 @@ def test_tilings_compile_without_spills(which: list[str]) -> None:
 def test_the_compiler_is_told_how_many_registers_the_programs_leave_each_other(
     tiling: DecodeTiling, registers: int | None
 ) -> None:
-    assert tiling.options().get("maxnreg") == registers
+    assert tiling.options(narrow=True).get("maxnreg") == registers
+    assert "maxnreg" not in tiling.options(narrow=False)

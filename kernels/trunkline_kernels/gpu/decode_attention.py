@@ -18,7 +18,7 @@ from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inpu
 from trunkline_kernels.gpu.shared_prefix import SharedPrefixes
 from trunkline_kernels.ragged_batch import KVLayer
 
-MERGED_AT_ONCE = 16  # results of one head that a program takes in at a time: for more the registers do not suffice
+MERGED_AT_ONCE = 16  # pieces, times the heads of each, that a program merges at a time: more need too many registers
 
 
 @triton.jit
@@ -269,5 +269,5 @@ def decode_attention(
         block_tables.stride(0), num_kv_heads * head_dim, num_heads,
         group, head_dim, padded_dim, block_size, max(16, heads), tiling.keys, heads, max(1, MERGED_AT_ONCE // heads),
         prefixes.room.partial_out.shape[1], window is not None, soft_cap is not None, scaled, len(prefixes.tiles) > 0,
-        dependent, **tiling.options(), **launch_options(dependent),
+        dependent, **tiling.options(narrow=scaled), **launch_options(dependent),
     )  # fmt: skip

@@ -31,11 +31,15 @@ class DecodeTiling:
     programs: int = 3
     shortest: int = SHORTEST_PIECE  # tokens of a piece, unless its context has fewer
 
-    def options(self) -> dict[str, int]:
-        """What a launch says to Triton. The compiler is told how many registers there are for a thread: left alone, it
-        may keep too many for `programs` to run at once, or spill some to make room for more."""
+    def options(self, *, narrow: bool) -> dict[str, int]:
+        """What a launch says to Triton.
+
+        narrow: keys and values have 8 bits. The compiler is told then how many registers there are for a thread: left
+        alone, it spills some to make room for a program more. With 16 bits it finds the number by itself; told, it
+        takes all of them, and spills with Triton 3.6.
+        """
         options = {"num_warps": self.warps, "num_stages": self.stages}
-        if torch.version.hip is None and self.programs <= MOST_PROGRAMS:
+        if narrow and torch.version.hip is None and self.programs <= MOST_PROGRAMS:
             options["maxnreg"] = min(REGISTERS // (32 * self.warps * self.programs) // 8 * 8, MOST_REGISTERS)
         return options
 
