@@ -19,7 +19,15 @@ from typing import NoReturn
 
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
-from trunkline_bench.attacks.calls import CALLS, LARGE_CALLS, ROUTER, WORKER, call_again_and_again, side_by_side
+from trunkline_bench.attacks.calls import (
+    CALLS,
+    LARGE_CALLS,
+    ROUTER,
+    WORKER,
+    call_again_and_again,
+    message_of,
+    side_by_side,
+)
 from trunkline_bench.attacks.connections import (
     IDLE_CONNECTIONS,
     cancelled,
@@ -121,6 +129,10 @@ def main() -> None:
         print(json.dumps(dict(outcomes)), flush=True)
         os._exit(0)  # with calls on their way, whose threads would go on until they are answered
 
+    calls = LARGE_CALLS if arguments.name == ALL_OF_1_TO_5 else CALLS
+    for name, call in calls.items():
+        if arguments.name in (name, ALL_OF_1_TO_5):
+            message_of(call)
     give_way()
     signal.signal(signal.SIGTERM, end)
     print(BEGINS, file=sys.stderr, flush=True)

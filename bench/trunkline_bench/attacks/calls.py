@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import grpc
@@ -133,9 +134,15 @@ MALFORMED: Mapping[str, Call] = {
 CALLS: Mapping[str, Call] = {**LARGE_CALLS, **SMALL_CALLS, **MALFORMED}
 
 
+@cache
+def message_of(call: Call) -> bytes:
+    """What the attack sends. It is made once: an attacker makes it before it says that it begins."""
+    return call.message(call.size)
+
+
 def call_again_and_again(call: Call, port: int, duration_s: float, outcomes: Counter[str]) -> None:
     """Counts how often each status came."""
-    message, end_s = call.message(call.size), time.monotonic() + duration_s
+    message, end_s = message_of(call), time.monotonic() + duration_s
 
     def one_after_another() -> None:
         with open_channel(port) as channel:
