@@ -12,9 +12,9 @@ from trunkline_bench.faults.scenarios import recover, undisturbed
 from trunkline_bench.faults.streams import Order, Record, orders
 from trunkline_bench.redis_server import RedisServer
 
-STREAMS, FEW, FEWEST = 50, 20, 8
+STREAMS, MANY, FEW, FEWEST = 50, 30, 20, 8
 TOKENS = (40, 90)
-INTER_TOKEN_TIMEOUT = "--inter-token-timeout-s=1.5"
+INTER_TOKEN_TIMEOUT = "--inter-token-timeout-s=3"  # a worker that waits for a core must not be taken for hung
 DRAIN_S = 0.2  # of workers that are told to stop: shorter than streams are
 SILENCE_S = 1.0  # of a worker, to a direct client
 KEY = "a key for tests, of thirty-two bytes"
@@ -71,7 +71,7 @@ async def sharing_pair(fleet: Fleet) -> AsyncIterator[SharingPair]:
 
 @asynccontextmanager
 async def harmed_fleet() -> AsyncIterator[HarmedFleet]:
-    wanted = orders(STREAMS, tokens=TOKENS)
+    wanted = orders(MANY, tokens=TOKENS)
     async with running_fleet(
         DEMO_MODEL,
         *worker_flags(deterministic=True, drain_timeout_s=DRAIN_S),
