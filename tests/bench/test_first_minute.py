@@ -10,12 +10,12 @@ from trunkline_bench.simulation.noisy_neighbours import WORKERS, allowed_s
 from trunkline_bench.simulation.worker import WorkerSpec
 
 # Until then the worker has seen the innocent tenant's requests of one token, and nothing else.
-FLOODED_S = 5.0
-RUN_S = 2.0
+FLOODED_S = 3.0
+RUN_S = 1.5
 INNOCENT = Tenant("innocent", 1, 5, 1, pause_s=0.01)
 FLOODS = {
     "prompts of 1,000 tokens": Tenant("flood", 128, 1000, 16, starts_s=FLOODED_S),
-    "requests of 32 tokens that decode": Tenant("flood", 300, 32, 64, starts_s=FLOODED_S),
+    "requests of 32 tokens that decode": Tenant("flood", 256, 32, 64, starts_s=FLOODED_S),
     "one prompt of 12,000 tokens": Tenant("flood", 1, 12_000, 16, starts_s=FLOODED_S),
 }
 # 400 µs for a token: what the demo model takes on a core that others use too.
@@ -24,7 +24,7 @@ DEVICES = {**WORKERS, "slow CPU": replace(WORKERS["CPU, small model"], cost=SLOW
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["CPU, small model", "slow CPU"])
 def test_a_flood_that_is_the_first_real_work_of_a_worker_does_not_starve_another_tenant(
     device: str, flood: str
 ) -> None:
