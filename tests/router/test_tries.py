@@ -132,6 +132,7 @@ async def test_a_worker_that_does_not_come_up_wholly_delays_no_refusal_of_anothe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_search, "LOOK_AT_MOST_S", LONG_S)  # who looks for so long has no answer in time
+
     class Half(FakeWorker):
         async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[SessionResponse]:
             await asyncio.Event().wait()
