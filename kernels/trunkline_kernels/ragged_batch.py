@@ -37,6 +37,11 @@ class KVLayer:
     value_scale: Tensor | None = None
 
     @property
+    def block_stride(self) -> int:
+        """Elements from one block of keys to the next, and likewise of values. A block's own elements lie together."""
+        return self.keys.stride(0)
+
+    @property
     def zero_slot(self) -> int:
         """A slot that reads as zero."""
         return (self.keys.shape[0] - 1) * self.keys.shape[1]
@@ -51,17 +56,24 @@ def allocate_kv(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
+    whole_blocks: bool = False,
 ) -> list[KVLayer]:
     """An empty pool. Only the zero block is written: memory that no sequence has used yet stays untouched.
 
     Of 8-bit floats the scales are 1: normed keys, and values, lie well within their range.
+    whole_blocks: keys and values of a block lie together over all layers, so that one copy moves a block. The Triton
+    kernels take such a pool; the others need each layer's keys, and its values, in one piece.
     """
     shape = (num_blocks + 1, block_size, num_kv_heads, head_dim)
+    scale = torch.ones(1, device=device) if dtype.itemsize == 1 else None
+    if whole_blocks:
+        whole = torch.empty(num_blocks + 1, num_layers, 2, *shape[1:], dtype=dtype, device=device)
+        whole[-1] = 0
+        return [KVLayer(whole[:, layer, 0], whole[:, layer, 1], scale, scale) for layer in range(num_layers)]
 
     def pool() -> Tensor:
         tensor = torch.empty(shape, dtype=dtype, device=device)
         tensor[-1] = 0
         return tensor
 
-    scale = torch.ones(1, device=device) if dtype.itemsize == 1 else None
     return [KVLayer(pool(), pool(), scale, scale) for _ in range(num_layers)]

@@ -16,7 +16,7 @@ from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.ragged_attention import Pieces, RaggedTiling, ragged_attention, split_tiles_of, tiles_of
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
-from trunkline_kernels.ragged_batch import KVLayer, allocate_kv, RaggedBatch
+from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch, allocate_kv
 
 TILING = RaggedTiling(rows=32, keys=32, warps=4, stages=1)
 HEADS = [(2, 2), (6, 2), (7, 1), (16, 1)]

@@ -50,7 +50,10 @@ def test_rotary_and_kv_write(heads: int, kv_heads: int, head_dim: int, normed: b
     positions = torch.randint(50, (num_tokens,), generator=torch.Generator().manual_seed(0))
     slots = torch.randperm(blocks * block_size, generator=torch.Generator().manual_seed(0))[:num_tokens]
     shape = (blocks, block_size, kv_heads, head_dim)
-    found, expected = (KVLayer(torch.full(shape, math.nan), torch.full(shape, math.nan)) for _ in range(2))
+    expected = KVLayer(torch.full(shape, math.nan), torch.full(shape, math.nan))
+    # Blocks need not lie one after another: here they lie together over three layers.
+    whole = torch.full((blocks, 3, 2, *shape[1:]), math.nan)
+    found = KVLayer(whole[:, 1, 0], whole[:, 1, 1])
     norms = (random(head_dim), random(head_dim, seed=1)) if normed else (None, None)
 
     q, k, v = qkv.view(num_tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
@@ -66,3 +69,4 @@ def test_rotary_and_kv_write(heads: int, kv_heads: int, head_dim: int, normed: b
     torch.testing.assert_close(rotated, q)
     torch.testing.assert_close(found.keys, expected.keys, equal_nan=True)
     torch.testing.assert_close(found.values, expected.values, equal_nan=True)
+    assert whole[:, [0, 2]].isnan().all()

@@ -34,6 +34,7 @@ def attend_tile(
     scale,  # of the scores, times log2(e)
     soft_cap,  # scores are soft_cap * tanh(score / soft_cap), in base e; not read unless SOFT_CAP
     window,  # a query sees this many last positions, its own included; not read unless WINDOW
+    block_stride,  # elements from one block to the next
     slot_stride,  # elements from one position of a block to the next
     MASKED: tl.constexpr,  # some query may not see some key
     WINDOW: tl.constexpr,
@@ -47,7 +48,7 @@ def attend_tile(
     position = start + tl.arange(0, TILE_KEYS)
     dim = tl.arange(0, PADDED_DIM)
     exists = position < end
-    place = (blocks.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE) * slot_stride
+    place = blocks.to(tl.int64) * block_stride + position % BLOCK_SIZE * slot_stride
     if MASKED:
         known = exists[None, :] & (dim < HEAD_DIM)[:, None]
         k = tl.load(keys + place[None, :] + dim[:, None], mask=known, other=0.0)

@@ -122,6 +122,7 @@ def _attend_ranges(
     soft_cap,
     window,
     table_stride,
+    block_stride,
     slot_stride,
     num_heads,
     GROUP: tl.constexpr,
@@ -182,7 +183,8 @@ def _attend_ranges(
             for start in tl.range(begin, whole, TILE_KEYS):
                 acc, peak, total = attend_tile(
                     queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap,
-                    window, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                    window, block_stride, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM,
+                    TILE_KEYS,
                 )  # fmt: skip
                 blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
             begin = whole
@@ -190,7 +192,7 @@ def _attend_ranges(
         for start in tl.range(begin, end, TILE_KEYS):
             acc, peak, total = attend_tile(
                 queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
-                slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                block_stride, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
             blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
         if (num_pieces > 1) | ((num_pieces == 1) & (prefix_len > 0)):
@@ -266,7 +268,7 @@ def decode_attention(
         block_tables, prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats,
         division.tile_starts, division.pieces, division.ranges,
         kv.key_scale if scaled else q, value_scale, scale * LOG2_E.value, soft_cap or 0.0, window or 0,
-        block_tables.stride(0), num_kv_heads * head_dim, num_heads,
+        block_tables.stride(0), kv.block_stride, num_kv_heads * head_dim, num_heads,
         group, head_dim, padded_dim, block_size, max(16, heads), tiling.keys, heads, max(1, MERGED_AT_ONCE // heads),
         prefixes.room.partial_out.shape[1], window is not None, soft_cap is not None, scaled, len(prefixes.tiles) > 0,
         dependent, **tiling.options(narrow=scaled), **launch_options(dependent),

@@ -48,6 +48,7 @@ def _ragged_attention(
     soft_cap,
     window,
     table_stride,
+    block_stride,
     slot_stride,
     num_heads,
     GROUP: tl.constexpr,  # query heads of a KV head
@@ -115,8 +116,8 @@ def _ragged_attention(
             for start in tl.range(tl.maximum(begin, number * SPLIT), tl.minimum(end, (number + 1) * SPLIT), TILE_KEYS):
                 piece_acc, piece_peak, piece_total = attend_tile(
                     queries, piece_acc, piece_peak, piece_total, keys, values, blocks, start, end, query_positions,
-                    scale, soft_cap, window, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM,
-                    TILE_KEYS,
+                    scale, soft_cap, window, block_stride, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM,
+                    PADDED_DIM, TILE_KEYS,
                 )  # fmt: skip
                 blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
             acc, peak, total = merge(
@@ -132,7 +133,8 @@ def _ragged_attention(
             for start in tl.range(begin, seen, TILE_KEYS):
                 acc, peak, total = attend_tile(
                     queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap,
-                    window, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                    window, block_stride, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM,
+                    TILE_KEYS,
                 )  # fmt: skip
                 blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
             begin = seen
@@ -140,7 +142,7 @@ def _ragged_attention(
         for start in tl.range(begin, end, TILE_KEYS):
             acc, peak, total = attend_tile(
                 queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
-                slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                block_stride, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
             blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     if SPLIT and slot >= 0:
@@ -364,7 +366,7 @@ def ragged_attention(
         pieces.partial_out if pieces else q, pieces.partial_stats if pieces else q,
         kv.key_scale if scaled else q, value_scale,
         scale * LOG2_E.value, soft_cap or 0.0, window or 0,
-        block_tables.stride(0), num_kv_heads * head_dim, num_heads,
+        block_tables.stride(0), kv.block_stride, num_kv_heads * head_dim, num_heads,
         num_heads // num_kv_heads, head_dim, padded_dim, block_size,
         tiling.rows, tiling.keys, window is not None, soft_cap is not None, scaled, split,
         num_warps=tiling.warps, num_stages=tiling.stages, **fused,

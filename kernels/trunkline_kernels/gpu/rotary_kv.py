@@ -29,13 +29,15 @@ def _normed(first, second, norm, at, inside, eps, HEAD_DIM: tl.constexpr, dtype:
 def _rotary_kv(
     qkv,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM]
     q_out,  # [num_tokens, NUM_HEADS, HEAD_DIM]
-    keys, values,  # the pool: [num_slots, NUM_KV_HEADS, HEAD_DIM]
+    keys, values,  # the pool: [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM]
     positions,  # [num_tokens] int64
     slots,  # [num_tokens] int64; negative: a row of padding, nothing is written
     cos, sin,  # [context_length, HEAD_DIM / 2] float32
     query_norm, key_norm,  # [HEAD_DIM]; not read unless NORM
     eps,
     key_scale, value_scale,  # float32 scalars: what is stored is divided by them; not read unless SCALED
+    block_stride,
+    BLOCK_SIZE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -83,7 +85,8 @@ def _rotary_kv(
         tl.store(target, first.to(dtype), mask=known)
         tl.store(target + HALF, second.to(dtype), mask=known)
     elif slot >= 0:
-        place = slot * NUM_KV_HEADS * HEAD_DIM + within[:, None] * HEAD_DIM + at[None, :]
+        place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM)
+        place = place + within[:, None] * HEAD_DIM + at[None, :]
         stored: tl.constexpr = keys.dtype.element_ty
         if SCALED:
             # Past the largest number of an 8-bit type lies nothing but NaN.
@@ -122,7 +125,7 @@ def rotary_kv(
     → [num_tokens, num_heads, head_dim]
     """
     num_tokens = qkv.shape[0]
-    num_kv_heads, head_dim = kv.keys.shape[2:]
+    _, block_size, num_kv_heads, head_dim = kv.keys.shape
     q = qkv.new_empty(num_tokens, num_heads, head_dim)
     groups = triton.cdiv(num_heads, HEADS_PER_PROGRAM) + 2 * triton.cdiv(num_kv_heads, HEADS_PER_PROGRAM)
     normed = query_norm is not None
@@ -131,8 +134,8 @@ def rotary_kv(
         _rotary_kv[(num_tokens, groups)](
             qkv, q, kv.keys, kv.values, positions, slots, cos, sin,
             query_norm if normed else qkv, key_norm if normed else qkv, eps,
-            kv.key_scale if scaled else cos, kv.value_scale if scaled else cos,
-            num_heads, num_kv_heads, head_dim, triton.next_power_of_2(head_dim // 2), normed, scaled,
+            kv.key_scale if scaled else cos, kv.value_scale if scaled else cos, kv.block_stride,
+            block_size, num_heads, num_kv_heads, head_dim, triton.next_power_of_2(head_dim // 2), normed, scaled,
             HEADS_PER_PROGRAM, dependent, num_warps=2, **launch_options(dependent),
         )  # fmt: skip
     return q

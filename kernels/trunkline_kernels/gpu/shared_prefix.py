@@ -31,6 +31,7 @@ def _attend_prefix(
     scale,
     soft_cap,
     table_stride,
+    block_stride,
     slot_stride,
     num_heads,
     GROUP: tl.constexpr,  # query heads of a KV head
@@ -77,14 +78,14 @@ def _attend_prefix(
     for start in tl.range(begin, whole, TILE_KEYS):
         acc, peak, total = attend_tile(
             queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, 0,
-            slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+            block_stride, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
         )  # fmt: skip
         blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     blocks = blocks_at(table, whole, end, BLOCK_SIZE, TILE_KEYS)
     for start in tl.range(whole, end, TILE_KEYS):
         acc, peak, total = attend_tile(
             queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, 0,
-            slot_stride, True, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+            block_stride, slot_stride, True, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
         )  # fmt: skip
         blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     place = (tile * TILE_SEQS + member) * num_heads + head
@@ -149,7 +150,7 @@ def shared_prefix(
     _attend_prefix[(num_kv_heads, len(prefixes.tiles))](
         q, kv.keys, kv.values, prefixes.tiles, block_tables, prefixes.room.partial_out, prefixes.room.partial_stats,
         kv.key_scale if scaled else q, scale * LOG2_E.value, soft_cap or 0.0, block_tables.stride(0),
-        num_kv_heads * head_dim, num_heads,
+        kv.block_stride, num_kv_heads * head_dim, num_heads,
         group, head_dim, max(16, triton.next_power_of_2(head_dim)), block_size, tiling.rows, tiling.keys,
         soft_cap is not None, scaled, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip

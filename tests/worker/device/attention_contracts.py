@@ -10,6 +10,7 @@ def _attention(at: Launch, kv_heads: int, tables: str = "block_tables") -> int:
     dim, heads = at.number("HEAD_DIM"), at.number("num_heads")
     at.require(kv_heads * at.number("GROUP") == heads, f"{heads} heads in groups of {at.number('GROUP')}")
     at.require(at.number("slot_stride") == kv_heads * dim, "slot_stride")
+    at.require(all(at[pool].stride(0) == at.number("block_stride") for pool in ("keys", "values")), "block_stride")
     at.holds("q", WIDE, 0)
     at.holds("keys", POOL, at.number("BLOCK_SIZE") * kv_heads * dim)
     at.holds("values", (at["keys"].dtype,), at["keys"].numel())

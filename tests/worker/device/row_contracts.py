@@ -88,6 +88,8 @@ def _rotary_kv(at: Launch) -> None:
     at.holds("q_out", kind, tokens * heads * dim)
     at.holds("keys", POOL, kv_heads * dim)
     at.holds("values", (at["keys"].dtype,), at["keys"].numel())
+    at.require(all(at[pool].stride(0) == at.number("block_stride") for pool in ("keys", "values")), "block_stride")
+    at.require(at["keys"].shape[1] == at.number("BLOCK_SIZE"), "BLOCK_SIZE")
     at.holds("positions", INT64, tokens)
     at.holds("slots", INT64, tokens)
     for name in ("cos", "sin"):
