@@ -31,7 +31,7 @@ DECODE_CANDIDATES = (
     DecodeTiling(64, 4, 3, 3, shortest=64), DecodeTiling(64, 4, 3, 3, shortest=256), DecodeTiling(64, 4, 3, 6),
 )  # fmt: skip
 RAGGED_CANDIDATES = (
-    RaggedTiling(128, 64, 8, 3), RaggedTiling(128, 64, 8, 2), RaggedTiling(128, 128, 8, 2), RaggedTiling(128, 32, 8, 4),
+    RaggedTiling(128, 64, 8, 3), RaggedTiling(128, 64, 8, 2), RaggedTiling(128, 32, 8, 4),
     RaggedTiling(64, 64, 4, 3), RaggedTiling(64, 64, 4, 2), RaggedTiling(64, 128, 4, 2),
 )  # fmt: skip
 
