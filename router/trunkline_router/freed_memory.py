@@ -18,6 +18,7 @@ TOP_BYTES = 32 << 20  # free at the end of the heap: more goes back at once
 
 LOOK_S = 0.5
 MOST_BYTES = 256 << 20  # more than before the requests came: too much to keep while they come
+LOOKS_APART = 4  # between two returns while large requests come: what goes back is soon needed again
 LEAST_BYTES = 16 << 20  # less is not worth a look through the heap
 QUIET_BYTES = 1 << 20  # of large requests in memory: no more come
 
@@ -36,19 +37,25 @@ class FreedMemory:
     """Says when freed memory should go back. Pure: it is told the sizes, in bytes, every LOOK_S."""
 
     def __init__(self) -> None:
-        self._least = 0  # resident memory after the last return, or less
+        self._settled = 0  # resident memory after the last return while no large requests came, or less
         self._was_quiet = False
+        self._looks = 0  # since the last return
 
     def is_due(self, resident: int, in_requests: int) -> bool:
         """`resident`: memory of the process; `in_requests`: of it, large requests as they came."""
         was_quiet, self._was_quiet = self._was_quiet, in_requests < QUIET_BYTES
-        self._least = min(self._least or resident, resident)
-        more = resident - self._least
-        return more > (LEAST_BYTES if was_quiet and self._was_quiet else MOST_BYTES)
+        self._settled = min(self._settled or resident, resident)
+        self._looks += 1
+        more = resident - self._settled
+        if was_quiet and self._was_quiet:
+            return more > LEAST_BYTES
+        return more > MOST_BYTES and self._looks >= LOOKS_APART
 
     def returned(self, resident: int) -> None:
         """Freed memory has gone back, and the process now has `resident` bytes."""
-        self._least = resident
+        self._looks = 0
+        if self._was_quiet:  # else large requests are part of it, and their memory is free in a moment
+            self._settled = resident
 
 
 async def return_freed_memory(in_requests: Callable[[], int]) -> None:

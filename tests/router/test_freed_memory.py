@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline_router import freed_memory
-from trunkline_router.freed_memory import LEAST_BYTES, MOST_BYTES, QUIET_BYTES, FreedMemory
+from trunkline_router.freed_memory import LEAST_BYTES, LOOKS_APART, MOST_BYTES, QUIET_BYTES, FreedMemory
 
 MIB = 1 << 20
 BEFORE = 80 * MIB
@@ -30,15 +30,31 @@ def test_little_memory_stays() -> None:
     assert looks((BEFORE + LEAST_BYTES, 0), (BEFORE + LEAST_BYTES, 0)) == [False, False]
 
 
-def test_too_much_goes_back_although_requests_come() -> None:
-    assert looks((BEFORE + MOST_BYTES, 99 * MIB), (BEFORE + MOST_BYTES + 1, 99 * MIB)) == [False, True]
+def test_too_much_goes_back_although_requests_come_but_not_at_every_look() -> None:
+    memory, busy = FreedMemory(), 99 * MIB
+    memory.is_due(BEFORE, 0)
+    assert not any(memory.is_due(BEFORE + MOST_BYTES, busy) for _ in range(2 * LOOKS_APART))
+    for _ in range(3):
+        assert memory.is_due(BEFORE + MOST_BYTES + 1, busy)
+        memory.returned(BEFORE + MOST_BYTES + 1)
+        assert not any(memory.is_due(BEFORE + MOST_BYTES + 1, busy) for _ in range(LOOKS_APART - 1))
+
+
+def test_what_was_in_use_at_a_return_goes_back_once_it_is_free() -> None:
+    memory, full = FreedMemory(), BEFORE + 3 * MOST_BYTES
+    memory.is_due(BEFORE, 0)
+    for _ in range(LOOKS_APART):
+        memory.is_due(full, 99 * MIB)
+    memory.returned(full)
+    assert [memory.is_due(BEFORE + 2 * LEAST_BYTES, 0) for _ in range(2)] == [False, True]
 
 
 @given(st.lists(st.tuples(st.integers(MIB, 2000 * MIB), st.integers(0, 200 * MIB)), min_size=1))
-def test_what_stays_in_use_after_a_return_is_not_looked_for_again(seen: list[tuple[int, int]]) -> None:
+def test_what_stays_in_use_after_a_quiet_return_is_not_looked_for_again(seen: list[tuple[int, int]]) -> None:
     memory = FreedMemory()
     for resident, in_requests in seen:
         memory.is_due(resident, in_requests)
+        memory.is_due(resident, 0)
         memory.returned(resident)
         assert not memory.is_due(resident, 0)
         assert not memory.is_due(resident, 0)
