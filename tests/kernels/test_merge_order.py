@@ -8,7 +8,7 @@ import torch
 from triton.runtime import interpreter
 
 from tests.kernels.attention_cases import BLOCK, make_case
-from tests.kernels.test_gpu_attention import decode
+from tests.kernels.attention_rig import decode
 
 
 @pytest.mark.parametrize("shared", [False, True])

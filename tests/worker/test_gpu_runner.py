@@ -159,7 +159,8 @@ def test_the_ladder_wastes_little() -> None:
 
 
 def outputs(model: Path, prompts: list[list[int]], **options: Any) -> dict[int, list[int]]:
-    engine = make_engine(model, kv_blocks=96, block_size=4, **options)
+    # Without a target, so that the first steps are not kept small until it is known what steps take.
+    engine = make_engine(model, kv_blocks=96, block_size=4, itl_target_ms=0.0, **options)
     submits = [make_submit(n, prompt, max_tokens=5, ignore_eos=True) for n, prompt in enumerate(prompts)]
     return drive(engine, submits).tokens
 
@@ -236,7 +237,7 @@ def test_a_closed_executor_lets_go_of_its_runner() -> None:
 
 
 def test_padding_of_shapes_is_counted(shallow_model: Path) -> None:
-    engine = make_engine(shallow_model, kv_blocks=96, block_size=4, kernels="triton")
+    engine = make_engine(shallow_model, kv_blocks=96, block_size=4, itl_target_ms=0.0, kernels="triton")
     drive(engine, [make_submit(n, [60 + n] * 3, max_tokens=4, ignore_eos=True) for n in range(3)])
     # Nine tokens of prompts in a shape of 32, then three decodes of 3 in a shape of 4.
     assert engine.scheduler.stats.total.padding_tokens == 23 + 3

@@ -35,7 +35,6 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, WorkerServiceStub, add_WorkerServiceServicer_to_server
 from trunkline_bench.attacks.lies import LIES, PIECE_BYTES, Files, Lie
-from trunkline_bench.attacks.priority import give_way
 from trunkline_runtime.server import GrpcServer
 
 SERVICE = "trunkline.v1.WorkerService"
@@ -199,7 +198,6 @@ def main() -> None:
     parser.add_argument("--lie", default="", choices=("", *LIES))
     parser.add_argument("--model", default="", help="served name; default: the real worker's, with its weights")
     arguments = parser.parse_args()
-    give_way()
     uvloop.run(run(arguments.port, arguments.of, LIES.get(arguments.lie, Lie()), arguments.model))
 
 
