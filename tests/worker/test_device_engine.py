@@ -55,7 +55,8 @@ class LaunchingExecutor:
 )
 def test_the_schedulers_plans_keep_the_rules(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(7)
-    limits = {"max_step_tokens": 512, "max_running_requests": 16, "kv_blocks": 2000}
+    # Without a target: steps depend on no clock.
+    limits = {"max_step_tokens": 512, "max_running_requests": 16, "kv_blocks": 2000, "itl_target_ms": 0.0}
     settings = EngineSettings("model", **{**limits, **options})
     spec = spec_of("qwen3-0.6b", layers=1)
     device = FakeDevice(H200, inventions(spec, seed=2))
