@@ -2,7 +2,9 @@
 
 Fresh memory costs a page fault for every 4 KiB. If each large block comes from the system and goes back at once, these
 faults are three quarters of the time that the event loop spends on a large request. So freed memory stays with the
-process while large requests come, and goes back once they have stopped, or where it is too much.
+process while large requests come, and goes back once they have stopped, or where it is too much. To give it back, the
+C library walks its heap, and no other thread can allocate meanwhile: up to 0.2 s where small things fill the heap. So it
+is asked only after large requests.
 """
 
 import asyncio
@@ -40,13 +42,18 @@ class FreedMemory:
         self._settled = 0  # resident memory after the last return while no large requests came, or less
         self._was_quiet = False
         self._looks = 0  # since the last return
+        self._come = self._come_before = 0  # bytes of all large requests so far, and at the last return in quiet
 
-    def is_due(self, resident: int, in_requests: int) -> bool:
-        """`resident`: memory of the process; `in_requests`: of it, large requests as they came."""
+    def is_due(self, resident: int, in_requests: int, come: int) -> bool:
+        """`resident`: memory of the process; `in_requests`: of it, large requests as they came; `come`: of all large
+        requests so far."""
+        self._come = come
         was_quiet, self._was_quiet = self._was_quiet, in_requests < QUIET_BYTES
         self._settled = min(self._settled or resident, resident)
         self._looks += 1
         more = resident - self._settled
+        if come - self._come_before < LEAST_BYTES:
+            return False
         if was_quiet and self._was_quiet:
             return more > LEAST_BYTES
         return more > MOST_BYTES and self._looks >= LOOKS_APART
@@ -55,18 +62,18 @@ class FreedMemory:
         """Freed memory has gone back, and the process now has `resident` bytes."""
         self._looks = 0
         if self._was_quiet:  # else large requests are part of it, and their memory is free in a moment
-            self._settled = resident
+            self._settled, self._come_before = resident, self._come
 
 
-async def return_freed_memory(in_requests: Callable[[], int]) -> None:
-    """Looks for ever. `in_requests` tells how many bytes of large requests are in memory. Does nothing where the C
-    library is not glibc, or the system does not tell the size of the process."""
+async def return_freed_memory(requests: Callable[[], tuple[int, int]]) -> None:
+    """Looks for ever. `requests` tells how many bytes of large requests are in memory, and how many have come so far.
+    Does nothing where the C library is not glibc, or the system does not tell the size of the process."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     memory = FreedMemory()
     while True:
         await asyncio.sleep(LOOK_S)
         resident = resident_bytes()
-        if trim is not None and resident is not None and memory.is_due(resident, in_requests()):
+        if trim is not None and resident is not None and memory.is_due(resident, *requests()):
             await asyncio.to_thread(trim, 0)  # a call through ctypes lets go of the GIL
             memory.returned(resident_bytes() or 0)
 

@@ -35,6 +35,7 @@ class HeldBytes:
         self._of_path: Counter[Path] = Counter()  # of hosts, connections, and tenants on them
         self._held: dict[_Held, None] = {}  # the oldest first
         self.num_bytes = 0
+        self.bytes_so_far = 0
 
     @contextmanager
     def holding(self, num_bytes: int, sender: Sender, give_up: Callable[[RequestRefused], object]) -> Iterator[None]:
@@ -50,6 +51,7 @@ class HeldBytes:
         held = _Held(num_bytes, sender, give_up)
         self._held[held] = None
         self._count(held, num_bytes)
+        self.bytes_so_far += num_bytes
         try:
             yield
         finally:

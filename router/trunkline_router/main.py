@@ -177,7 +177,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     pools.search.lookups += lookups
     lag, reader = LoopLag(), metric_reader("trunkline-router")
     metrics = None if reader is None else export_lag(lag, "trunkline-router", reader)
-    background = (shared.run(), members.run(sources, leases), lag.run(), return_freed_memory(gate.held_bytes))
+    background = (shared.run(), members.run(sources, leases), lag.run(), return_freed_memory(gate.large_requests))
     tasks = [asyncio.create_task(running) for running in background]
     stopped = asyncio.create_task(signals.stop.wait())
 

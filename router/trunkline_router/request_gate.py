@@ -51,9 +51,9 @@ class RequestGate:
         self._reading_checks = Reading(ReadBounds(*4 * (CHECK_BOUNDS.in_all,), last=0))
         self.turns = MessageTurns()
 
-    def held_bytes(self) -> int:
-        """Bytes of large requests in memory, as they came."""
-        return self.held.num_bytes
+    def large_requests(self) -> tuple[int, int]:
+        """Bytes of large requests in memory, as they came, and of all so far."""
+        return self.held.num_bytes, self.held.bytes_so_far
 
     def enter(self, method: str, context: Context) -> "Passage":
         """A call that begins. Raises RequestRefused (OVERLOADED, INVALID_REQUEST)."""

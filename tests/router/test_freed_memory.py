@@ -12,13 +12,14 @@ from trunkline_router.freed_memory import LEAST_BYTES, LOOKS_APART, MOST_BYTES, 
 
 MIB = 1 << 20
 BEFORE = 80 * MIB
+COME = LEAST_BYTES  # of large requests, since the last return
 
 
 def looks(*seen: tuple[int, int]) -> list[bool]:
     """Whether memory goes back at each look: (resident, in requests), after a first one without any."""
     memory = FreedMemory()
-    assert not memory.is_due(BEFORE, 0)
-    return [memory.is_due(resident, in_requests) for resident, in_requests in seen]
+    assert not memory.is_due(BEFORE, 0, 0)
+    return [memory.is_due(resident, in_requests, COME) for resident, in_requests in seen]
 
 
 def test_memory_stays_while_large_requests_come_and_goes_back_once_they_have_stopped() -> None:
@@ -32,32 +33,39 @@ def test_little_memory_stays() -> None:
 
 def test_too_much_goes_back_although_requests_come_but_not_at_every_look() -> None:
     memory, busy = FreedMemory(), 99 * MIB
-    memory.is_due(BEFORE, 0)
-    assert not any(memory.is_due(BEFORE + MOST_BYTES, busy) for _ in range(2 * LOOKS_APART))
+    memory.is_due(BEFORE, 0, 0)
+    assert not any(memory.is_due(BEFORE + MOST_BYTES, busy, COME) for _ in range(2 * LOOKS_APART))
     for _ in range(3):
-        assert memory.is_due(BEFORE + MOST_BYTES + 1, busy)
+        assert memory.is_due(BEFORE + MOST_BYTES + 1, busy, COME)
         memory.returned(BEFORE + MOST_BYTES + 1)
-        assert not any(memory.is_due(BEFORE + MOST_BYTES + 1, busy) for _ in range(LOOKS_APART - 1))
+        assert not any(memory.is_due(BEFORE + MOST_BYTES + 1, busy, COME) for _ in range(LOOKS_APART - 1))
 
 
 def test_what_was_in_use_at_a_return_goes_back_once_it_is_free() -> None:
     memory, full = FreedMemory(), BEFORE + 3 * MOST_BYTES
-    memory.is_due(BEFORE, 0)
+    memory.is_due(BEFORE, 0, 0)
     for _ in range(LOOKS_APART):
-        memory.is_due(full, 99 * MIB)
+        memory.is_due(full, 99 * MIB, COME)
     memory.returned(full)
-    assert [memory.is_due(BEFORE + 2 * LEAST_BYTES, 0) for _ in range(2)] == [False, True]
+    assert [memory.is_due(BEFORE + 2 * LEAST_BYTES, 0, COME) for _ in range(2)] == [False, True]
 
 
 @given(st.lists(st.tuples(st.integers(MIB, 2000 * MIB), st.integers(0, 200 * MIB)), min_size=1))
 def test_what_stays_in_use_after_a_quiet_return_is_not_looked_for_again(seen: list[tuple[int, int]]) -> None:
     memory = FreedMemory()
-    for resident, in_requests in seen:
-        memory.is_due(resident, in_requests)
-        memory.is_due(resident, 0)
+    for number, (resident, in_requests) in enumerate(seen, 1):
+        memory.is_due(resident, in_requests, number * COME)
+        memory.is_due(resident, 0, number * COME)
         memory.returned(resident)
-        assert not memory.is_due(resident, 0)
-        assert not memory.is_due(resident, 0)
+        assert not memory.is_due(resident, 0, (number + 1) * COME)
+        assert not memory.is_due(resident, 0, (number + 1) * COME)
+
+
+@given(st.lists(st.integers(MIB, 2000 * MIB), min_size=1))
+def test_without_large_requests_nothing_goes_back(seen: list[int]) -> None:
+    """What fills the memory then is small, and to look for it holds up the event loop."""
+    memory = FreedMemory()
+    assert not any(memory.is_due(resident, 0, COME - 1) for resident in seen)
 
 
 BURST = """
@@ -67,7 +75,7 @@ from trunkline_router import freed_memory as memory
 async def main():
     memory.keep_freed_memory()
     held = []
-    looking = asyncio.create_task(memory.return_freed_memory(lambda: 0))
+    looking = asyncio.create_task(memory.return_freed_memory(lambda: (0, memory.LEAST_BYTES)))
     await asyncio.sleep(3 * memory.LOOK_S)
     before = memory.resident_bytes() or 0
     pairs = [(bytes(1 << 20), bytes(600)) for _ in range(200)]  # the small ones keep the heap from becoming shorter
