@@ -18,8 +18,9 @@ ARGS ?=
 PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
 
-# They compute, interpreted kernels most of all, and start few processes; the others start fleets: the two fit two cores.
-ENGINE_TESTS := tests/kernels tests/worker tests/bench
+# These compute, interpreted kernels most of all, and start few processes. The others start fleets of processes. The two
+# halves run side by side on two cores, and take about as long as each other.
+ENGINE_TESTS := tests/kernels tests/worker tests/bench tests/deploy tests/contract
 ENGINE_LOG := $(VENV)/engine-tests.log
 
 BIN := $(VENV)/bin
@@ -60,7 +61,7 @@ test: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -m 'not slow' $(ENGINE_TESTS) > $(ENGINE_LOG) 2>&1 & engine=$$!; \
 	trap 'kill $$engine 2> /dev/null || true' EXIT; failed=0; \
 	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(ENGINE_TESTS)) || failed=1; \
-	echo 'make: waiting for the tests of engine, kernels and simulation, which run beside the others'; \
+	echo 'make: waiting for the tests of engine, kernels, simulation and chart, which run beside the others'; \
 	wait $$engine || failed=1; cat $(ENGINE_LOG); exit $$failed
 
 test-slow: $(DEV_STAMP)

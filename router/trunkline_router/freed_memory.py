@@ -3,8 +3,8 @@
 Fresh memory costs a page fault for every 4 KiB. If each large block comes from the system and goes back at once, these
 faults are three quarters of the time that the event loop spends on a large request. So freed memory stays with the
 process while large requests come, and goes back once they have stopped, or where it is too much. To give it back, the
-C library walks its heap, and no other thread can allocate meanwhile: up to 0.2 s where small things fill the heap. So it
-is asked only after large requests.
+C library walks its heap, and no other thread can allocate meanwhile: up to 0.2 s where small things fill the heap. So
+it is asked only after large requests.
 """
 
 import asyncio
