@@ -20,7 +20,7 @@ BUF ?= @bufbuild/buf@1.75.0
 
 # These compute, interpreted kernels most of all, and start few processes. The others start fleets of processes. The two
 # halves run side by side on two cores, and take about as long as each other.
-ENGINE_TESTS := tests/kernels tests/worker tests/bench tests/deploy tests/contract
+ENGINE_TESTS := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime
 ENGINE_LOG := $(VENV)/engine-tests.log
 
 BIN := $(VENV)/bin

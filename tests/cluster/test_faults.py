@@ -68,7 +68,13 @@ async def test_a_request_that_kills_engines_costs_two_workers_at_most_and_nobody
     [
         pytest.param((), poison_environment(deadly_step=3), MANY, marks=pytest.mark.slow, id="late"),
         # Longer than a step of these streams takes on a busy machine.
-        (("--step-timeout-s=4",), poison_environment() | {"TRUNKLINE_DEADLY_HANG": "1"}, FEWEST),
+        pytest.param(
+            ("--step-timeout-s=4",),
+            poison_environment() | {"TRUNKLINE_DEADLY_HANG": "1"},
+            FEWEST,
+            marks=pytest.mark.slow,
+            id="hang",
+        ),
     ],
 )
 async def test_a_request_that_kills_engines_late_or_hangs_them_is_found_out_likewise(
