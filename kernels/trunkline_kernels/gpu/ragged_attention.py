@@ -152,7 +152,7 @@ def _ragged_attention(
         tl.store(partial_stats + place * 2, peak, mask=known)
         tl.store(partial_stats + place * 2 + 1, total, mask=known)
     else:
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows that are nobody's have seen nothing
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # rows without a query have a total of 0
         if SCALED:
             result = result * tl.load(value_scale)
         tl.store(out + place[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
