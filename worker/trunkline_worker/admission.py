@@ -32,7 +32,7 @@ class Admission:
         self._blocks = blocks
         self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
         self.output_lengths = [OutputLengths() for _ in LANES]
-        # Whether a sequence was kept out, since this was last cleared, only because too little is known of larger steps:
+        # Whether a sequence was kept out since this was last cleared, only because larger steps are unknown:
         # the next step may show that there is time.
         self.is_cautious = False
 
