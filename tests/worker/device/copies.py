@@ -1,4 +1,4 @@
-"""Copies between host and device: which of them may be under way, and what nobody may touch meanwhile."""
+"""Copies between host and device: which of them may be under way, and what must not be touched meanwhile."""
 
 import weakref
 import zlib

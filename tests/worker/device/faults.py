@@ -17,7 +17,7 @@ class MixedDevices(DeviceFault):
 
 
 class UnsafeCopy(DeviceFault):
-    """A copy between host and device that blocks, or that may read or write memory somebody else uses."""
+    """A copy between host and device that blocks, or that may read or write memory that is in use elsewhere."""
 
 
 class EarlyRead(DeviceFault):

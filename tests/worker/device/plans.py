@@ -19,7 +19,7 @@ class Running:
     num_tokens: int  # those whose ids are known to the device
     num_computed: int
     blocks: list[int]
-    owned: list[int]  # of those: nobody else has them
+    owned: list[int]  # of those: the ones that no other sequence has
     sampling: Sampling
     token_ids: list[int] = field(default_factory=list)
 

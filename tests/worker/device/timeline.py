@@ -60,7 +60,7 @@ class FakeEvent:
         for event in (self, end):
             assert event._timing, "this event keeps no time"
             if not covers(self._timeline.host, event.recorded):
-                raise HostSync("elapsed_time() of events that nobody has waited for")
+                raise HostSync("elapsed_time() of events that were not waited for")
         return 1.0
 
 
