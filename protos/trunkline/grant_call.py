@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from trunkline.direct_answer import DirectAnswer
-from trunkline.errors import NoWorker, TrunklineError, error_of
+from trunkline.errors import DeadlineExceeded, NoWorker, TrunklineError, error_of
 from trunkline.status import FORBIDDEN, OVERLOADED
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline.v1.inference_pb2 import DirectLost, DirectStarted, GenerateRequest, GrantRequest, GrantResponse
@@ -168,7 +168,7 @@ class GrantCall:
                 await self._call.write(message)
             answer = await self._call.read() if wants_answer else None
         except Exception as error:  # whatever it is, who asked is told
-            return error
+            return self._unsent() if _hides_status(error) else error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -178,6 +178,18 @@ class GrantCall:
             return NoWorker("the router has ended the call")
         granted: GrantResponse | None = answer
         return granted
+
+    def _unsent(self) -> TrunklineError:
+        """The error of a call that had ended before a message was sent."""
+        if self._call.time_remaining() == 0:
+            return DeadlineExceeded("the deadline passed before the router was asked")
+        return NoWorker("the router has ended the call")
+
+
+def _hides_status(error: Exception) -> bool:
+    """Whether grpc.aio has put its own error in the place of the call's status. It does so where a message is written
+    while the call ends: https://github.com/grpc/grpc/issues/36066."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.details() == "Internal error from Core"
 
 
 def _granted(answer: GrantResponse | Exception) -> GrantResponse:
