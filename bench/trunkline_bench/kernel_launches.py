@@ -22,6 +22,7 @@ from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trunkline_kernels.gpu.dependent_launch import is_offered
 
@@ -112,6 +113,8 @@ def compiled(launch: Launch, chip: Chip) -> Any:
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = "*" + TYPES[value.dtype]
             attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype]}{list(value.block_shape)}>"
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         else:

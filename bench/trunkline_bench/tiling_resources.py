@@ -13,24 +13,31 @@ from pathlib import Path
 
 import torch
 
-from trunkline_bench.gpu.product_sweep import GATED_CANDIDATES
+from trunkline_bench.gpu.product_sweep import (
+    GATED_CANDIDATES,
+    PERSISTENT_CANDIDATES,
+    PERSISTENT_GATED_CANDIDATES,
+    own,
+)
 from trunkline_bench.gpu.tiling_sweep import DECODE_CANDIDATES, RAGGED_CANDIDATES
 from trunkline_bench.kernel_launches import CHIPS, META, Launch, recorded, resources
 from trunkline_bench.prediction.device import H200, programs_per_multiprocessor
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
-from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
+from trunkline_kernels.gpu.gated_linear import GatedTiling
+from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom
+from trunkline_kernels.gpu.product_choice import product_tiling
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
-from trunkline_kernels.gpu.tuned_tilings import GATED, SHIPPED, Key, ProductKey, TilingKey, table
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, SHIPPED, Key, ProductKey, TilingKey, table
 from trunkline_kernels.ragged_batch import KVLayer
 
 CHIP = CHIPS["sm_90"]
 KV_HEADS, SEQUENCES, BLOCK_SIZE = 8, 64, 16
-Tiling = DecodeTiling | RaggedTiling | GatedTiling
-KINDS: dict[str, type[Tiling]] = {
-    "decode_attention": DecodeTiling, "ragged_attention": RaggedTiling, GATED: GatedTiling
+Tiling = DecodeTiling | RaggedTiling | GatedTiling | PersistentTiling
+ATTENTION: dict[str, type[DecodeTiling | RaggedTiling]] = {
+    "decode_attention": DecodeTiling, "ragged_attention": RaggedTiling
 }  # fmt: skip
 
 
@@ -38,26 +45,36 @@ def tilings(file: Path) -> Iterator[tuple[Key, Tiling]]:
     """Of a table, and of the sweeps."""
     for key, fields in table(file).items():
         if fields:  # else the library's own kernel was faster
-            yield key, KINDS[key.kernel](**fields)
+            is_product = isinstance(key, ProductKey)
+            yield key, product_tiling(key.kernel, fields) if is_product else ATTENTION[key.kernel](**fields)
     for candidate in (*DECODE_CANDIDATES, *RAGGED_CANDIDATES):
         kernel = "decode_attention" if isinstance(candidate, DecodeTiling) else "ragged_attention"
         yield TilingKey(kernel, "", 128, 4, "bfloat16", "bfloat16"), candidate
-    for gated in GATED_CANDIDATES:
+    for gated in (*GATED_CANDIDATES, *PERSISTENT_GATED_CANDIDATES):
         yield ProductKey(GATED, "", 256, 12_288, 4096, "bfloat16"), gated
+    for persistent in PERSISTENT_CANDIDATES:
+        for kernel, columns in ((LINEAR, 6144), (ADDED, 4096)):
+            yield ProductKey(kernel, "", 256, columns, 4096, "bfloat16"), persistent
 
 
 def launch(key: Key, tiling: Tiling) -> Launch:
     """The kernel as its launcher launches it with this tiling."""
     with recorded() as launches:
         if isinstance(key, ProductKey):
-            assert isinstance(tiling, GatedTiling), key
-            kind = getattr(torch, key.dtype)
-            x, weight = (torch.empty(rows, key.inner, dtype=kind, device=META) for rows in (key.rows, 2 * key.columns))
-            gated_linear(x, weight, tiling, dependent=CHIP.dependent)
+            assert isinstance(tiling, GatedTiling | PersistentTiling), key
+            _multiply(key, tiling)
         else:
-            assert not isinstance(tiling, GatedTiling), key
+            assert isinstance(tiling, DecodeTiling | RaggedTiling), key
             _attend(key, tiling)
     return launches[0]
+
+
+def _multiply(key: ProductKey, tiling: GatedTiling | PersistentTiling) -> None:
+    kind, matrices = getattr(torch, key.dtype), 2 if key.kernel == GATED else 1
+    x, weight = (torch.empty(rows, key.inner, dtype=kind, device=META) for rows in (key.rows, matrices * key.columns))
+    persistent = [tiling] if isinstance(tiling, PersistentTiling) else []
+    room = ProductRoom.allocate(persistent, multiprocessors=H200.multiprocessors, device=META)
+    own(key.kernel, x, weight, tiling, room, dependent=CHIP.dependent)()
 
 
 def _attend(key: TilingKey, tiling: DecodeTiling | RaggedTiling) -> None:
@@ -107,13 +124,17 @@ def main() -> None:
                 ("does without tensor cores", not found.tensor_cores),
                 ("does not fit the shared memory", found.shared > CHIP.shared_memory),
                 ("does not wait for its inputs first", found.waits_late),
+                (
+                    f"is for {tiling.programs} programs at once" if isinstance(tiling, PersistentTiling) else "",
+                    isinstance(tiling, PersistentTiling) and fit < tiling.programs,
+                ),
             )
             if is_so
         ]
         bad |= bool(wrong)
         print(
-            f"{tiling}: {found.registers} registers, {found.shared:,} bytes of shared memory, {fit} programs at once"
-            f"{''.join(f'; {text}' for text in wrong)}",
+            f"{key.kernel}, {tiling}: {found.registers} registers, {found.shared:,} bytes of shared memory, "
+            f"{fit} programs at once{''.join(f'; {text}' for text in wrong)}",
             flush=True,
         )
     sys.exit(bad)

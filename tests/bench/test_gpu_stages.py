@@ -18,7 +18,7 @@ from trunkline_bench.gpu.main import main, run
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_bench.gpu.stages import CALL_S, STAGES, Stage
 from trunkline_bench.simulation.fitted_cost import FittedCost
-from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey, TilingKey, table
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, TilingKey, table
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -61,14 +61,23 @@ def test_the_sweeps_write_a_table_that_the_kernels_take(tmp_path: Path) -> None:
     rows = stages_in(tmp_path)["tiling sweep"]["rows"]
     assert {row["what"] for row in rows} == {"decode_attention", "ragged_attention"}
     found = table(tmp_path / "tuned.json")
-    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention", GATED}
+    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention", GATED, LINEAR, ADDED}
     best = {row["what"]: row for row in rows if row["best_so_far"]}
     assert all(
         fields.items() <= best[key.kernel].items() for key, fields in found.items() if isinstance(key, TilingKey)
     )
-    chosen = [row for row in stages_in(tmp_path)["product sweep"]["rows"] if row["what"] == "gated, chosen"]
-    products = {key.rows: bool(fields) for key, fields in found.items() if isinstance(key, ProductKey)}
-    assert products == {row["rows"]: row["own"] for row in chosen}
+    timed = stages_in(tmp_path)["product sweep"]["rows"]
+    chosen = [row for row in timed if row["what"] == "gate and up, chosen"]
+    kinds = {True: "persistent", False: "own"}
+    products = {
+        key.rows: kinds["programs" in fields] if fields else "library"
+        for key, fields in found.items()
+        if key.kernel == GATED and isinstance(key, ProductKey)
+    }
+    assert products == {row["rows"]: row["kernel"] for row in chosen}
+    assert {row["what"] for row in timed if "of_library" in row} == {
+        "gate and up, own", "gate and up, persistent", "down, persistent", "qkv, persistent", "output, persistent"
+    }  # fmt: skip
 
 
 def test_a_headline_with_a_tuned_table_needs_one(tmp_path: Path) -> None:

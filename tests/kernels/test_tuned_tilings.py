@@ -12,7 +12,7 @@ import torch
 
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
-from trunkline_kernels.gpu.gated_linear import GatedTiling
+from trunkline_kernels.gpu.product_choice import product_tiling
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, tiling_for
 from trunkline_kernels.gpu.tuned_tilings import TilingKey
 
@@ -105,8 +105,8 @@ def test_two_tilings_for_the_same_thing_are_refused(measured: Path, tmp_path: Pa
 
 def test_the_shipped_table_is_one() -> None:
     for key, fields in tuned_tilings.table(tuned_tilings.SHIPPED).items():
-        if key.kernel == tuned_tilings.GATED:
-            assert not fields or GatedTiling(**fields)
+        if key.kernel in tuned_tilings.PRODUCTS:
+            assert not fields or product_tiling(key.kernel, fields)
         else:
             assert {"decode_attention": DecodeTiling, "ragged_attention": RaggedTiling}[key.kernel](**fields)
 

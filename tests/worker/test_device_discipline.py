@@ -16,7 +16,7 @@ from tests.worker.device.cards import A100, H200, L4, RTX_4090, Card
 from tests.worker.device.models import NAMES, spec_of
 from tests.worker.device.session import Session, drive, plans_for, session
 from trunkline_kernels.gpu import tuned_tilings
-from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
 from trunkline_worker.settings import EngineSettings
 
 NUM_BLOCKS, CONTEXT = 3000, 4096
@@ -108,11 +108,26 @@ def test_an_own_product_keeps_the_rules_where_it_was_the_faster_one(
 ) -> None:
     spec = spec_of("qwen3-0.6b")
     tiling = {"rows": 64, "columns": 64, "inner": 64, "warps": 4, "stages": 4}
-    key = ProductKey(GATED, H200.name, 16, spec.intermediate_size, spec.hidden_size, "bfloat16")
-    tuned_tilings.write(tmp_path / "tuned.json", {key: (tiling, {})})
+    hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
+    packed = heads + 2 * spec.num_kv_heads * spec.head_dim
+    entries = {
+        (GATED, 8, spec.intermediate_size, hidden): tiling,
+        (GATED, 16, spec.intermediate_size, hidden): {**tiling, "programs": 1},
+        (LINEAR, 16, packed, hidden): {**tiling, "programs": 2},
+        (ADDED, 16, hidden, heads): {**tiling, "rows": 16, "programs": 2},
+        (ADDED, 16, hidden, spec.intermediate_size): {**tiling, "columns": 128, "programs": 1},
+    }
+    tuned_tilings.write(
+        tmp_path / "tuned.json",
+        {
+            ProductKey(kernel, H200.name, rows, columns, inner, "bfloat16"): (fields, {})
+            for (kernel, rows, columns, inner), fields in entries.items()
+        },
+    )
     monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
     found = run("qwen3-0.6b", {**SMALL, "deterministic": deterministic}, count=30, seed=2)
-    assert ("_gated_matmul" in found.device.launches) == (not deterministic)
+    own = {"_gated_matmul", "_persistent_matmul"} & found.device.launches.keys()
+    assert own == (set() if deterministic else {"_gated_matmul", "_persistent_matmul"})
 
 
 @pytest.mark.slow

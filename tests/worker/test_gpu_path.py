@@ -12,9 +12,9 @@ from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline_kernels.gpu import ragged_attention, tuned_tilings
 from trunkline_kernels.gpu.quantized_linear import dequantize
-from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
 from trunkline_worker.engine_process import build_engine
-from trunkline_worker.model import gpu_decoder
+from trunkline_worker.model import gpu_products
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
@@ -74,11 +74,42 @@ def test_tokens_are_those_of_the_twins_through_an_own_product(
         rows.append(len(x))
         return real(x, *others, **options)
 
-    real = gpu_decoder.gated_linear
-    monkeypatch.setattr(gpu_decoder, "gated_linear", counted)
+    real = gpu_products.gated_linear
+    monkeypatch.setattr(gpu_products, "gated_linear", counted)
     found = tokens(PROMPTS[:3], model=shallow_model, kernels="triton", kv_blocks=64)
     assert found == {handle: expected[handle] for handle in range(3)}
     assert max(rows) > 8
+
+
+def test_tokens_are_those_of_the_twins_through_persistent_products(
+    expected: dict[int, list[int]], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_spec(shallow_model)
+    hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
+    tiling = {"rows": 16, "columns": 128, "inner": 32, "warps": 4, "stages": 1, "programs": 1}
+    shapes = (
+        (LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
+        (ADDED, hidden, heads),
+        (GATED, spec.intermediate_size, hidden),
+        (ADDED, hidden, spec.intermediate_size),
+    )
+    keys = [ProductKey(kernel, "", 64, columns, inner, "float32") for kernel, columns, inner in shapes]
+    tuned_tilings.write(tmp_path / "tuned.json", {key: (tiling, {}) for key in keys})
+    monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
+    launched: set[str] = set()
+
+    def counted(name: str, real: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
+            launched.add(name)
+            return real(*arguments, **options)
+
+        return run
+
+    for name in ("persistent_linear", "add_persistent_linear", "persistent_gated_linear"):
+        monkeypatch.setattr(gpu_products, name, counted(name, getattr(gpu_products, name)))
+    found = tokens(PROMPTS[:2], model=shallow_model, kernels="triton", kv_blocks=64)
+    assert found == {handle: expected[handle] for handle in range(2)}
+    assert launched == {"persistent_linear", "add_persistent_linear", "persistent_gated_linear"}
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 9, "max_running_requests": 3}], ids=str)

@@ -40,7 +40,7 @@ def with_tuned_table(shapes: Shapes) -> Rows:
 
 def _is_own_product(entry: tuple[tuned_tilings.Key, dict[str, int]]) -> bool:
     key, tiling = entry
-    return key.kernel == tuned_tilings.GATED and bool(tiling)
+    return key.kernel in tuned_tilings.PRODUCTS and bool(tiling)
 
 
 def without_graphs(shapes: Shapes) -> Rows:

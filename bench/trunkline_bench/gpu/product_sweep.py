@@ -1,9 +1,9 @@
-"""How fast a layer's products are by the number of rows, and whether a kernel of our own would be faster for gate and
-up. Which way is faster is written into the table that engines read: see gated_choice.
+"""How fast a layer's products are by the number of rows, through the library and through kernels of our own. Which way
+is faster is written into the table that engines read: see product_choice.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -16,34 +16,50 @@ from triton.runtime.errors import OutOfResources
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_bench.gpu.tiling_sweep import FILE
-from trunkline_kernels.gpu import tuned_tilings
-from trunkline_kernels.gpu.gated_choice import LEAST_GAIN
+from trunkline_kernels.gpu import persistent_linear, tuned_tilings
 from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
+from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom
+from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductTiling
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
-from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey, name_of
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, name_of
 from trunkline_worker.model.gpu_decoder import Chip
 from trunkline_worker.model.spec import read_spec
 
 # Each compiles for sm_90 without spills (tiling_resources). Few rows need tiles of few rows.
 GATED_CANDIDATES = (
     GatedTiling(16, 32, 128, 4, 5), GatedTiling(16, 64, 64, 4, 6), GatedTiling(64, 64, 64, 4, 4),
-    GatedTiling(64, 128, 64, 8, 4), GatedTiling(128, 64, 64, 4, 3), GatedTiling(128, 64, 64, 8, 4),
-    GatedTiling(128, 128, 64, 8, 4), GatedTiling(256, 64, 64, 8, 3),
+    GatedTiling(64, 128, 64, 8, 4), GatedTiling(128, 64, 64, 8, 4), GatedTiling(128, 128, 64, 8, 4),
+    GatedTiling(256, 64, 64, 8, 3),
 )  # fmt: skip
-TINY = (GatedTiling(16, 16, 16, 4, 1),)
+PERSISTENT_GATED_CANDIDATES = (
+    PersistentTiling(64, 64, 128, 4, 4, 1), PersistentTiling(64, 64, 64, 4, 4, 2),
+    PersistentTiling(64, 128, 64, 4, 5, 1), PersistentTiling(128, 64, 64, 8, 4, 1),
+    PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(256, 64, 64, 8, 4, 1),
+)  # fmt: skip
+PERSISTENT_CANDIDATES = (
+    PersistentTiling(64, 64, 128, 4, 3, 2), PersistentTiling(64, 128, 64, 4, 4, 2),
+    PersistentTiling(64, 128, 128, 4, 4, 1), PersistentTiling(128, 64, 64, 8, 4, 2),
+    PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(128, 256, 64, 8, 4, 1),
+    PersistentTiling(256, 64, 64, 8, 4, 1),
+)  # fmt: skip
+TINY, TINY_PERSISTENT = (GatedTiling(16, 16, 16, 4, 1),), (PersistentTiling(16, 16, 16, 4, 1, 1),)
+MOST_DIFFERENCE = 0.02  # of the largest number: sums are rounded to 16 bits, and added up in another order
+FEWEST_TILE_ROWS = 64  # tiles have no fewer rows than this on tensor cores of capability 9.0
 
 
 def measure(shapes: Shapes) -> Rows:
-    """A row per product and number of rows; for gate and up, one more per candidate: both products and the gate."""
+    """For each product and number of rows a row for the library, one for each candidate, and one for the choice. The
+    winners are in the table afterwards."""
     spec = read_spec(shapes.model)
-    hidden, intermediate = spec.hidden_size, spec.intermediate_size
-    packed = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    # Gate and up first: their rows are what an engine uses.
-    matrices = {
-        "gate and up": (2 * intermediate, hidden), "qkv": (packed, hidden),
-        "output": (hidden, spec.num_heads * spec.head_dim), "down": (hidden, intermediate),
-    }  # fmt: skip
-    for name, (columns, inner) in matrices.items():
+    hidden, intermediate, heads = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
+    # Gate and up first: they are most of a step's products.
+    products = (
+        ("gate and up", GATED, 2 * intermediate, hidden),
+        ("down", ADDED, hidden, intermediate),
+        ("qkv", LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
+        ("output", ADDED, hidden, heads),
+    )
+    for name, kernel, columns, inner in products:
         weight = torch.randn(columns, inner, device=shapes.device).to(shapes.dtype)
         for rows in shapes.product_rows:
             x = torch.randn(rows, inner, device=shapes.device).to(shapes.dtype)
@@ -53,43 +69,97 @@ def measure(shapes: Shapes) -> Rows:
                 "tflop_per_s": 2 * rows * columns * inner / time_s / 1e12,
                 "gb_per_s": shapes.dtype.itemsize * (columns * inner + rows * (columns + inner)) / time_s / 1e9,
             }  # fmt: skip
-            if name == "gate and up":
-                yield from _gated(shapes, x, weight, TINY if shapes.tiny else GATED_CANDIDATES)
+            yield from _compared(name, kernel, shapes, x, weight)
 
 
-def _gated(shapes: Shapes, x: Tensor, weight: Tensor, candidates: Sequence[GatedTiling]) -> Rows:
-    """Against the library's product and the gate's own kernel. The winner is in the table afterwards."""
+def candidates(kernel: str, rows: int, *, persistent: bool) -> list[ProductTiling]:
+    """Tilings that may be the fastest for so many rows, those of persistent kernels only where they are offered."""
+    found: list[ProductTiling] = list(GATED_CANDIDATES) if kernel == GATED else []
+    if persistent:
+        found += PERSISTENT_GATED_CANDIDATES if kernel == GATED else PERSISTENT_CANDIDATES
+    # A tile twice as high as there are rows computes at least half of its results for nobody.
+    return [tiling for tiling in found if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
+
+
+def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Tensor) -> Rows:
+    """Candidates against the library, which has a kernel of its own for the gate. The winner is in the table
+    afterwards."""
     chip = Chip.of(shapes.device)
-    library_s = median_s(lambda: silu_and_mul(linear(x, weight)), shapes.device)
-    yield {"what": "gated, library", "rows": len(x), "us": library_s * 1e6}
-    times_s: dict[GatedTiling, float] = {}
-    for tiling in candidates:
+    offered = persistent_linear.is_offered(chip.capability, is_nvidia=torch.version.hip is None)
+    tilings: Sequence[ProductTiling] = candidates(kernel, len(x), persistent=offered)
+    if shapes.tiny:
+        tilings = (*(TINY if kernel == GATED else ()), *TINY_PERSISTENT)
+    room = ProductRoom.allocate(
+        [tiling for tiling in tilings if isinstance(tiling, PersistentTiling)],
+        multiprocessors=chip.num_multiprocessors, device=shapes.device,
+    )  # fmt: skip
+    expected = _library(kernel, x, weight)()
+    library_s = median_s(_library(kernel, x, weight), shapes.device)
+    yield {"what": f"{name}, library", "rows": len(x), "us": library_s * 1e6}
+    times_s: dict[ProductTiling, float] = {}
+    for tiling in tilings:
+        shown = {"what": f"{name}, {_kind(tiling)}", "rows": len(x), **_named(tiling)}
         try:
-            run = partial(gated_linear, x, weight, tiling, dependent=chip.dependent_launches)
+            run = own(kernel, x, weight, tiling, room, dependent=chip.dependent_launches)
+            difference = float((run() - expected).abs().max() / expected.abs().max())
+            if not difference < MOST_DIFFERENCE:
+                yield {**shown, "failed": f"differs from the library by {difference} of the largest number"}
+                continue
             times_s[tiling] = median_s(run, shapes.device)
         except OutOfResources as error:
-            yield {"what": "gated, own", "rows": len(x), **_named(tiling), "failed": str(error)}
+            yield {**shown, "failed": str(error)}
             continue
-        yield {
-            "what": "gated, own", "rows": len(x), **_named(tiling), "us": times_s[tiling] * 1e6,
-            "of_library": library_s / times_s[tiling],
-        }  # fmt: skip
+        yield {**shown, "us": times_s[tiling] * 1e6, "of_library": library_s / times_s[tiling]}
     best = winner(library_s, times_s)
-    columns, inner = len(weight) // 2, weight.shape[1]
-    key = ProductKey(GATED, chip.name, len(x), columns, inner, name_of(x.dtype))
+    columns, inner = weight.shape
+    key = ProductKey(
+        kernel, chip.name, len(x), columns // 2 if kernel == GATED else columns, inner, name_of(x.dtype)
+    )  # fmt: skip
     own_s = min(times_s.values(), default=math.inf)
     measured = {"library_us": round(library_s * 1e6, 1), "own_us": round(own_s * 1e6, 1)}
     versions = {name: version(name) for name in ("torch", "triton")}
     fields = {} if best is None else asdict(best)
     tuned_tilings.write(shapes.output / FILE, {key: (fields, {**measured, **versions})})
-    yield {"what": "gated, chosen", "rows": len(x), "own": best is not None}
+    yield {"what": f"{name}, chosen", "rows": len(x), "kernel": "library" if best is None else _kind(best)}
 
 
-def winner(library_s: float, times_s: dict[GatedTiling, float]) -> GatedTiling | None:
+def _library(kernel: str, x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    if kernel == GATED:
+        return lambda: silu_and_mul(linear(x, weight))
+    if kernel == ADDED:
+        residual = x.new_zeros(len(x), len(weight))
+        return lambda: residual.addmm_(x, weight.t())
+    return partial(linear, x, weight)
+
+
+def own(
+    kernel: str, x: Tensor, weight: Tensor, tiling: ProductTiling, room: ProductRoom, *, dependent: bool
+) -> Callable[[], Tensor]:
+    """A product as an engine would launch it.  → its result; of an added one, what all calls together have added"""
+    if isinstance(tiling, GatedTiling):
+        return partial(gated_linear, x, weight, tiling, dependent=dependent)
+    if kernel == GATED:
+        return partial(persistent_linear.persistent_gated_linear, x, weight, tiling, room, dependent=dependent)
+    if kernel == LINEAR:
+        return partial(persistent_linear.persistent_linear, x, weight, tiling, room, dependent=dependent)
+    residual = x.new_zeros(len(x), len(weight))
+
+    def add() -> Tensor:
+        persistent_linear.add_persistent_linear(x, weight, residual, tiling, room, dependent=dependent)
+        return residual
+
+    return add
+
+
+def winner(library_s: float, times_s: Mapping[ProductTiling, float]) -> ProductTiling | None:
     """The fastest tiling, if it is faster than the library by more than chance may be."""
     best = min(times_s, key=lambda tiling: times_s[tiling], default=None)
     return best if best is not None and times_s[best] * LEAST_GAIN < library_s else None
 
 
-def _named(tiling: GatedTiling) -> dict[str, int]:
+def _kind(tiling: ProductTiling) -> str:
+    return "persistent" if isinstance(tiling, PersistentTiling) else "own"
+
+
+def _named(tiling: ProductTiling) -> dict[str, int]:
     return {f"tile_{name}": value for name, value in asdict(tiling).items()}

@@ -29,6 +29,15 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
         gdc_launch_dependents()
 
 
+@triton.jit
+def ask_for(place):
+    """Has lines of memory brought into the device's cache, and waits for none."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64, bitcast=True)], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
 def launch_options(dependent: bool) -> dict[str, bool]:
     """What a launch of a kernel with DEPENDENT says to Triton: other backends do not know the option."""
     return {"launch_pdl": True} if dependent else {}

@@ -2,7 +2,7 @@
 
 Against a library's product and silu_and_mul, the products' results are neither written nor read again, and a launch is
 saved; and the first weights are on their way before the activations are there. But the library's product may be the
-faster one: gated_choice says which is taken for how many rows.
+faster one: product_choice says which is taken for how many rows.
 
 Twin: silu_and_mul(linear(x, weight)) of trunkline_kernels and torch. Source: Shazeer (2020).
 """
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
+from trunkline_kernels.gpu.dependent_launch import ask_for, launch_options, wait_for_inputs
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 
 AHEAD = 8  # cache lines of each row of the weight that are asked for before the activations are there
@@ -30,15 +30,6 @@ class GatedTiling:
     inner: int
     warps: int
     stages: int
-
-
-@triton.jit
-def _ask_for(place):
-    """Has lines of memory brought into the device's cache, and waits for none."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64, bitcast=True)], dtype=tl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -73,7 +64,7 @@ def _gated_matmul(
         # Nothing before this kernel writes weights.
         for line in tl.static_range(AHEAD):
             if line * LINE < INNER:
-                _ask_for(right_row + line * LINE)
+                ask_for(right_row + line * LINE)
     wait_for_inputs(DEPENDENT)
 
     row = first_row + tl.arange(0, TILE_ROWS)

@@ -18,7 +18,7 @@ import torch
 SHIPPED = Path(__file__).with_name("tuned.json")
 VARIABLE = "TRUNKLINE_TUNED_TILINGS"
 LARGEST = 1 << 16  # of any number of a tiling: what is larger is a mistake
-GATED = "gated_linear"
+GATED, LINEAR, ADDED = PRODUCTS = ("gated_linear", "linear", "added_linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TilingKey:
 class ProductKey:
     """What a tiling of a matrix product is for."""
 
-    kernel: str  # name of the launcher
+    kernel: str  # of PRODUCTS: with the gate of a feed-forward layer, alone, or added to what is there
     device: str  # as torch names it
     rows: int  # of the activations: the most that it is for
     columns: int  # of the result

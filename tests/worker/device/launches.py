@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.worker.device.faults import LaunchFault, MixedDevices
 from tests.worker.device.tensor import DeviceTensor
@@ -23,6 +24,7 @@ FLAGS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
 INT32, INT64, FLOAT32 = (torch.int32,), (torch.int64,), (torch.float32,)
 WIDE = (torch.float32, torch.bfloat16, torch.float16)
 POOL = (*WIDE, torch.float8_e4m3fn)
+MOST_BOX = 256  # elements in a dimension that the copy engine fetches at a time (CUDA driver API, tensor maps)
 MOST_ELEMENTS = 1 << 20  # of one tensor in a kernel: Triton's limit
 
 Contents = Callable[[Tensor], Any]
@@ -75,7 +77,11 @@ class Launch:
         return value
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: value for name, value in self.arguments.items() if isinstance(value, Tensor)}
+        """Those that descriptors describe, too."""
+        found = {
+            name: value.base if isinstance(value, TensorDescriptor) else value for name, value in self.arguments.items()
+        }
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
     def contents(self, name: str) -> Any:
         """An array, where the host has sent what this tensor holds; else None."""
@@ -91,6 +97,17 @@ class Launch:
         self.require(tensor.dtype in kinds, f"{name} is {tensor.dtype}, not one of {list(kinds)}")
         self.require(tensor.is_contiguous(), f"{name} is not contiguous: {tuple(tensor.shape)}, {tensor.stride()}")
         self.require(tensor.numel() >= count, f"{name} has {tensor.numel()} elements, and {count} are read or written")
+
+    def describes(self, name: str, kinds: Sequence[Any], shape: Sequence[int], block: Sequence[int]) -> None:
+        """A descriptor of a contiguous tensor of one of these types, which is read in blocks."""
+        found: TensorDescriptor = self.arguments[name]
+        tensor: Tensor = found.base
+        self.require(tensor.dtype in kinds, f"{name} is {tensor.dtype}, not one of {list(kinds)}")
+        self.require(tensor.is_contiguous(), f"{name} is not contiguous: {tuple(tensor.shape)}, {tensor.stride()}")
+        self.require(tuple(found.shape) == tuple(shape), f"{name} describes {tuple(found.shape)}, not {tuple(shape)}")
+        self.require(tuple(found.strides) == tensor.stride(), f"{name} has strides {tuple(found.strides)}")
+        self.require(tuple(found.block_shape) == tuple(block), f"{name} is read by {found.block_shape}, not {block}")
+        self.require(max(found.block_shape) <= MOST_BOX, f"{name} is read by {found.block_shape}")
 
     def within(self, name: str, low: int, high: int, values: Any) -> None:
         """Known contents of `name` that are indices."""
@@ -113,6 +130,8 @@ class Launch:
             return value
         if isinstance(value, Tensor):
             return value.dtype
+        if isinstance(value, TensorDescriptor):
+            return value.base.dtype, tuple(value.block_shape)
         if isinstance(value, float) or name in self.signature.unspecialised:
             return type(value).__name__
         return 1 if value == 1 else value % 16 == 0
@@ -124,7 +143,9 @@ class Launch:
         missing = [name for name in self.signature.names if name not in self.arguments]
         self.require(not missing, f"no {', '.join(missing)}")
         for name, value in self.arguments.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, TensorDescriptor):
+                self._check_tensor(name, value.base)
+            elif isinstance(value, Tensor):
                 self._check_tensor(name, value)
             elif name in self.signature.constants:
                 self.require(type(value) in (int, bool), f"{name}={value!r} is no constant")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_worker.model import gpu_decoder
+from trunkline_worker.model import gpu_decoder, gpu_products
 from trunkline_worker.model.checkpoint import EMBEDDING, HEAD
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import KV_DTYPES, LoadedModel, build_weights
@@ -43,7 +43,7 @@ def model_of(
     gpu_decoder.check_options(spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype)
     weights = build_weights(
         spec, dtype, device, lambda target, name: None,
-        partial(gpu_decoder.quantized_layer, quantization=quantization),
+        partial(gpu_products.quantized_layer, quantization=quantization),
         names=(EMBEDDING, None if spec.tie_word_embeddings else HEAD),
     )  # fmt: skip
     context, kv = context_length or spec.context_length, KV_DTYPES.get(kv_dtype, dtype)

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.worker.device.launches import FLOAT32, WIDE, Launch
+from tests.worker.device.launches import FLOAT32, INT32, WIDE, Launch
 
 
 def _gated_matmul(at: Launch) -> None:
@@ -12,6 +12,27 @@ def _gated_matmul(at: Launch) -> None:
     at.holds("out", (at["x"].dtype,), rows * columns)
     _tiled(at)
     at.powers_of_two("TILE_ROWS", "TILE_COLUMNS", "TILE_INNER")
+
+
+def _persistent_matmul(at: Launch) -> None:
+    rows, columns, inner = at.number("num_rows"), at.number("num_columns"), at.number("inner")
+    tile_rows, tile_columns, tile_inner = (at.number(f"TILE_{name}") for name in ("ROWS", "COLUMNS", "INNER"))
+    matrices = 2 if at["GATED"] else 1
+    dtype = at["out"].dtype
+    at.describes("x", (dtype,), (rows, inner), (tile_rows, tile_inner))
+    at.describes("weight", (dtype,), (matrices * columns, inner), (tile_columns, tile_inner))
+    at.require(inner * dtype.itemsize % 16 == 0, f"rows of {inner} {dtype}")
+    at.holds("weight_rows", (dtype,), matrices * columns * inner)
+    at.holds("out", WIDE, rows * columns)
+    at.powers_of_two("TILE_ROWS", "TILE_COLUMNS", "TILE_INNER", "MERGED_COLUMNS")
+    at.require(tile_columns % at.number("MERGED_COLUMNS") == 0, "MERGED_COLUMNS")
+    tiles, steps = -(-rows // tile_rows) * -(-columns // tile_columns), -(-inner // tile_inner)
+    programs, waves, sharing = at.grid[0], at.number("waves"), at.number("sharing")
+    cut = tiles - waves * programs
+    at.require(0 <= cut <= sharing <= programs, f"{sharing} of {programs} programs share {cut} of {tiles} tiles")
+    at.require(sharing <= cut * steps, f"{sharing} programs share {cut * steps} steps")
+    at.holds("shares", FLOAT32, 2 * sharing * matrices * tile_rows * tile_columns if sharing > cut else 0)
+    at.holds("arrivals", INT32, cut if sharing > cut else 0)
 
 
 def _product(at: Launch, kind: torch.dtype) -> None:
@@ -76,6 +97,7 @@ def _fp8_product(at: Launch) -> None:
 
 CONTRACTS = (
     _gated_matmul,
+    _persistent_matmul,
     _fixed_matmul,
     _weight_only,
     _quantize_rows,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.worker.device.contracts import MAY_EXCEED
 from tests.worker.device.faults import GraphFault
@@ -43,6 +44,8 @@ class Recording:
         self.entries.append(Entry(name, (), tuple(named)))
 
     def _named(self, value: Any) -> Any:
+        if isinstance(value, TensorDescriptor):
+            return self._named(value.base), tuple(value.shape), tuple(value.strides), tuple(value.block_shape)
         if not isinstance(value, Tensor):
             return value
         block = self.blocks.of(value)

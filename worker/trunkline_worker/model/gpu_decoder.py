@@ -5,7 +5,7 @@ With TRITON_INTERPRET=1 the kernels run on a CPU too, slowly: that is how they a
 
 import math
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
-from trunkline_kernels.gpu.gated_choice import GatedChoice, gated_choice
-from trunkline_kernels.gpu.gated_linear import gated_linear
-from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantize, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import (
     RaggedTiling,
     Tiles,
@@ -34,11 +31,11 @@ from trunkline_kernels.gpu.ragged_attention import (
 from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
-from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
+from trunkline_worker.model.decoder import DecoderWeights
 from trunkline_worker.model.errors import ModelError
+from trunkline_worker.model.gpu_products import LayerProducts, Products, QuantizedLayer
 from trunkline_worker.model.rotary_tables import rotary_tables
 from trunkline_worker.model.spec import DecoderSpec
 
@@ -77,44 +74,6 @@ class Chip:
         except ValueError as error:
             raise ModelError(str(error)) from None
         return cls(found.multi_processor_count, shared, capability, found.name, dependent)
-
-
-@dataclass(frozen=True, slots=True)
-class Products:
-    """A layer's matrices, quantised or not. Embedding and head are never quantised: they decide between tokens."""
-
-    qkv: Tensor | QuantizedWeight
-    output: Tensor | QuantizedWeight
-    gate_up: Tensor | QuantizedWeight
-    down: Tensor | QuantizedWeight
-
-    @classmethod
-    def of(cls, layer: LayerWeights, quantization: str) -> "Products":
-        """Raises ModelError where the shapes do not allow it."""
-        matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
-        if quantization == "none":
-            return cls(*matrices)
-        try:
-            return cls(*(quantize(matrix, quantization) for matrix in matrices))
-        except ValueError as error:
-            raise ModelError(f"quantization={quantization}: {error}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedLayer(LayerWeights):
-    """A layer whose matrices are only there quantised."""
-
-    products: Products
-
-
-def quantized_layer(layer: LayerWeights, quantization: str) -> LayerWeights:
-    """A layer as it is kept, without what is not needed any more. Raises ModelError where shapes do not allow it."""
-    if quantization == "none":
-        return layer
-    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
-    nothing = layer.qkv.new_empty(0)
-    values |= {name: nothing for name in ("qkv", "output", "gate_up", "down")}
-    return QuantizedLayer(**values, products=Products.of(layer, quantization))
 
 
 def check_options(
@@ -171,12 +130,10 @@ class GpuDecoder:
         ]
         self._weights = weights
         dtype = weights.embedding.dtype
-        # Under --deterministic every product goes one way, whatever was timed.
-        self._gated_choice = GatedChoice()
-        if not deterministic:
-            self._gated_choice = gated_choice(
-                device=self.chip.name, columns=spec.intermediate_size, inner=spec.hidden_size, dtype=dtype
-            )
+        self._multiply = LayerProducts.of(
+            spec, dtype=dtype, device=self._device, name=self.chip.name,
+            multiprocessors=self.chip.num_multiprocessors, deterministic=deterministic, dependent=self._dependent,
+        )  # fmt: skip
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.to(self._device), sin.to(self._device)
         self._group = spec.num_heads // spec.num_kv_heads
@@ -218,7 +175,7 @@ class GpuDecoder:
         layers = zip(kv, self._weights.layers, self._products, spec.windows, strict=True)
         for number, (layer, w, products, window) in enumerate(layers, start=1):
             x = self._norm(delta, residual, w.input_norm)
-            qkv = self._linear(x, products.qkv, w.qkv_bias)
+            qkv = self._multiply.before_attention(x, products.qkv, w.qkv_bias)
             q = rotary_kv(
                 qkv, layer, batch.positions, batch.slots, self._cos, self._sin, num_heads=spec.num_heads,
                 query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps, dependent=self._dependent,
@@ -228,10 +185,10 @@ class GpuDecoder:
             if rows is not None and number == spec.num_layers:
                 # No later layer reads the other tokens' states.
                 x, residual = gather_rows(x, rows), gather_rows(residual, rows)
-            delta = self._added(x, products.output, w.output_bias, residual)
+            delta = self._multiply.add_output(x, products.output, w.output_bias, residual)
             x = self._norm(delta, residual, w.post_norm)
-            x = self._gated(x, products.gate_up, w.gate_up_bias)
-            delta = self._added(x, products.down, w.down_bias, residual)
+            x = self._multiply.gated(x, products.gate_up, w.gate_up_bias)
+            delta = self._multiply.add_down(x, products.down, w.down_bias, residual)
         return residual if delta is None else residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -243,27 +200,6 @@ class GpuDecoder:
         if self._widens and x.dtype != torch.float32:
             return torch.mm(x, head.t(), out_dtype=torch.float32)
         return linear(x, head).float()
-
-    def _linear(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
-        if isinstance(weight, QuantizedWeight):
-            return quantized_linear(x, weight, bias)
-        return fixed_linear(x, weight, bias) if self._deterministic else linear(x, weight, bias)
-
-    def _gated(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
-        """The first half of a feed-forward layer.  → [num_tokens, intermediate]"""
-        tiling = self._gated_choice.tiling(len(x))
-        if tiling is None or bias is not None or isinstance(weight, QuantizedWeight):
-            return silu_and_mul(self._linear(x, weight, bias), dependent=self._dependent)
-        return gated_linear(x, weight, tiling, dependent=self._dependent)
-
-    def _added(
-        self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, residual: Tensor
-    ) -> Tensor | None:
-        """Adds a product to the residual stream, in place. → what is still to be added where the product cannot"""
-        if self._deterministic or bias is not None or isinstance(weight, QuantizedWeight):
-            return self._linear(x, weight, bias)
-        residual.addmm_(x, weight.t())
-        return None
 
     def _norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
         eps = self.spec.rms_norm_eps

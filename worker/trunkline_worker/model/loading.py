@@ -94,13 +94,13 @@ def load_model(
     finish: FinishLayer = _as_it_is
     if kernels == "triton":
         # Only here: Triton is not there on every system, and takes a third of a second to import.
-        from trunkline_worker.model import gpu_decoder
+        from trunkline_worker.model import gpu_decoder, gpu_products
 
         gpu_decoder.check_options(
             spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype
         )
         # Layer by layer, so that a model need not fit before it is quantised.
-        finish = partial(gpu_decoder.quantized_layer, quantization=quantization)
+        finish = partial(gpu_products.quantized_layer, quantization=quantization)
     with ExitStack() as stack:
         checkpoint: Checkpoint | None = None
         digests: WeightDigests | None = None

@@ -1,0 +1,282 @@
+"""Products of a step whose programs stay on their multiprocessors and divide all the work evenly.
+
+A product of few rows has few tiles: 192 of them are 1.45 waves on 132 multiprocessors, and take as long as 2. Here each
+program computes as many whole tiles as all others; the tiles that remain are cut along the inner dimension, so that
+every program gets an equal share of them. The program that is the last to finish its share of a tile adds up the
+shares, always in the same order: results do not depend on which one that is.
+
+Tiles come through tensor descriptors: the device's copy engine fetches them without the threads' help (TMA), from
+compute capability 9.0 on. The launcher makes the descriptors and hands them over by value, so a launch needs no memory
+of its own for them, and a captured graph keeps them.
+
+Twins: torch's linear(), addmm(), and silu_and_mul(linear(x, weight)). Source: Osama et al., "Stream-K: Work-centric
+Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU" (2023), the variant with whole tiles first.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from trunkline_kernels.gpu.dependent_launch import ask_for, launch_options, wait_for_inputs
+from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
+
+OLDEST_CAPABILITY = (9, 0)
+ALIGNMENT = 16  # bytes: of a row of a tensor with a descriptor
+AHEAD = 4  # cache lines of each row of the weight that are asked for before the activations are there
+LINE = 128  # bytes
+# A tile is cut only if that saves this many steps of its inner loop: meeting costs some microseconds, a step half one.
+LEAST_SAVED_STEPS = 8
+FEWEST_STEPS = 4  # of a program's share
+MERGED_COLUMNS = 32  # that are added up at a time
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentTiling:
+    """A tile of rows and columns (of gate and of up, each), how much of the inner dimension at a time, warps, stages of
+    the pipeline of loads, and programs at once on a multiprocessor."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+    programs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How programs divide the tiles of a product."""
+
+    programs: int
+    waves: int  # whole tiles of each program
+    sharing: int  # programs that divide the tiles that remain; 0: none remain
+
+
+def is_offered(capability: tuple[int, int], *, is_nvidia: bool) -> bool:
+    """Whether a device fetches tiles by itself. Elsewhere the kernel computes the same, and is slow."""
+    return is_nvidia and capability >= OLDEST_CAPABILITY
+
+
+def division_of(*, tiles: int, steps: int, programs: int) -> Division:
+    """steps: of a tile's inner loop; programs: that run at once"""
+    waves, rest = divmod(tiles, programs)
+    if not rest:
+        return Division(programs, waves, 0)
+    sharing = max(rest, min(programs, rest * steps // FEWEST_STEPS))
+    if steps - -(-rest * steps // sharing) < LEAST_SAVED_STEPS:
+        sharing = rest
+    return Division(programs if waves else sharing, waves, sharing)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRoom:
+    """Where programs meet that share a tile. One is enough for products that run one after another."""
+
+    shares: Tensor  # float32: what each program has computed of its first and of its second cut tile
+    arrivals: Tensor  # [num_programs] int32, of each cut tile: zero before and after; shares that are done
+    multiprocessors: int
+
+    @classmethod
+    def allocate(
+        cls, tilings: Iterable[PersistentTiling], *, multiprocessors: int, device: torch.device
+    ) -> "ProductRoom":
+        """Room for any product with these tilings."""
+        known = list(tilings)
+        sizes = [2 * multiprocessors * each.programs * 2 * each.rows * each.columns for each in known]
+        return cls(
+            torch.empty(max(sizes, default=0), dtype=torch.float32, device=device),
+            torch.zeros(
+                multiprocessors * max((each.programs for each in known), default=0), dtype=torch.int32, device=device
+            ),
+            multiprocessors,
+        )
+
+
+@triton.jit
+def _finish(
+    acc, up, out, row, column, num_rows, num_columns, GATED: tl.constexpr, ADDED: tl.constexpr
+):  # fmt: skip
+    """Stores a part of the result. acc, up: [rows, columns] float32, up is not read unless GATED"""
+    dtype: tl.constexpr = out.dtype.element_ty
+    place = out + row.to(tl.int64)[:, None] * num_columns + column[None, :]
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    if GATED:
+        # Rounded where two kernels would round.
+        gate = acc.to(dtype).to(tl.float32)
+        tl.store(place, (gate / (1 + tl.exp(-gate))).to(dtype) * up.to(dtype), mask=inside)
+    elif ADDED:
+        tl.store(place, (acc + tl.load(place, mask=inside, other=0.0).to(tl.float32)).to(dtype), mask=inside)
+    else:
+        tl.store(place, acc.to(dtype), mask=inside)
+
+
+@triton.jit
+def _first_step(program, cut_steps, sharing):
+    """Of a program's share of the cut tiles, whose steps are counted through."""
+    return cut_steps * tl.minimum(program, sharing) // sharing
+
+
+@triton.jit
+def _program_of(step, cut_steps, sharing):
+    """The program whose share a step is in."""
+    return ((step + 1) * sharing - 1) // cut_steps
+
+
+@triton.jit(do_not_specialize=["num_rows", "waves", "sharing"])
+def _persistent_matmul(
+    x,  # descriptor of [num_rows, inner], by [TILE_ROWS, TILE_INNER]
+    weight,  # descriptor of [num_columns, inner], twice as many columns if GATED, by [TILE_COLUMNS, TILE_INNER]
+    weight_rows,  # the same weight
+    out,  # [num_rows, num_columns] ←; what is there already is added if ADDED
+    shares, arrivals,  # of ProductRoom
+    num_rows,
+    num_columns,
+    inner,
+    waves, sharing,  # of Division
+    GATED: tl.constexpr,
+    ADDED: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILE_INNER: tl.constexpr,
+    MERGED_COLUMNS: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LINE: tl.constexpr,  # elements
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Grid: (programs of Division). Tiles are counted in the order of tile_at()."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    row_tiles, column_tiles = tl.cdiv(num_rows, TILE_ROWS), tl.cdiv(num_columns, TILE_COLUMNS)
+    steps = tl.cdiv(inner, TILE_INNER)
+    first_cut = waves * programs
+    cut_steps = (row_tiles * column_tiles - first_cut) * steps
+    divisor = tl.maximum(sharing, 1)
+    begin, end = _first_step(program, cut_steps, divisor), _first_step(program + 1, cut_steps, divisor)
+    # A share is at most as long as a tile: it is of one cut tile, or of two.
+    items = waves + (end > begin).to(tl.int32) + (begin // steps < (end - 1) // steps).to(tl.int32)
+    if DEPENDENT:
+        # Nothing before this kernel writes weights.
+        tile = tl.where(waves > 0, program, first_cut + begin // steps)
+        _, column_tile = tile_at(tile, row_tiles, column_tiles, GROUP_ROWS)
+        ahead = tl.minimum(column_tile * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS), num_columns - 1).to(tl.int64)
+        place = weight_rows + ahead * inner + tl.where(waves > 0, 0, begin % steps * TILE_INNER)
+        for line in tl.static_range(AHEAD):
+            ask_for(place + line * LINE)
+            if GATED:
+                ask_for(place + num_columns.to(tl.int64) * inner + line * LINE)
+    wait_for_inputs(DEPENDENT)
+
+    row_of_tile, column_of_tile = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
+    for item in tl.range(0, items):
+        at = tl.where(item == waves, begin, (begin // steps + 1) * steps)  # of a cut tile: where the share begins
+        tile = tl.where(item < waves, item * programs + program, first_cut + at // steps)
+        first = tl.where(item < waves, 0, at % steps)
+        last = tl.where(item < waves, steps, tl.minimum(end - at + first, steps))
+        row_tile, column_tile = tile_at(tile, row_tiles, column_tiles, GROUP_ROWS)
+        first_row, first_column = row_tile * TILE_ROWS, column_tile * TILE_COLUMNS
+        acc = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
+        up = acc
+        for step in tl.range(first, last):
+            left = x.load([first_row, step * TILE_INNER])
+            right = weight.load([first_column, step * TILE_INNER])
+            acc = tl.dot(left, right.T, acc, input_precision="ieee")
+            if GATED:
+                right = weight.load([num_columns + first_column, step * TILE_INNER])
+                up = tl.dot(left, right.T, up, input_precision="ieee")
+        row = first_row + row_of_tile
+        if last - first == steps:
+            _finish(acc, up, out, row, first_column + column_of_tile, num_rows, num_columns, GATED, ADDED)
+        else:
+            SLOT: tl.constexpr = TILE_ROWS * TILE_COLUMNS * (2 if GATED else 1)
+            UP: tl.constexpr = TILE_ROWS * TILE_COLUMNS
+            cut = tile - first_cut
+            in_tile = row_of_tile[:, None] * TILE_COLUMNS
+            slot = shares + (2 * program + (begin // steps < cut).to(tl.int32)).to(tl.int64) * SLOT
+            tl.store(slot + in_tile + column_of_tile[None, :], acc)
+            if GATED:
+                tl.store(slot + UP + in_tile + column_of_tile[None, :], up)
+            # All threads have stored before one of them counts the shares: the last program sees every share.
+            tl.debug_barrier()
+            first_program = _program_of(cut * steps, cut_steps, sharing)
+            last_program = _program_of(cut * steps + steps - 1, cut_steps, sharing)
+            if tl.atomic_add(arrivals + cut, 1, sem="acq_rel") == last_program - first_program:
+                tl.store(arrivals + cut, 0)  # for the next product
+                for merged in tl.range(0, TILE_COLUMNS, MERGED_COLUMNS):
+                    column = merged + tl.arange(0, MERGED_COLUMNS)
+                    total = tl.zeros([TILE_ROWS, MERGED_COLUMNS], tl.float32)
+                    total_up = total
+                    for one in tl.range(first_program, last_program + 1):
+                        second = _first_step(one, cut_steps, sharing) // steps < cut
+                        slot = shares + (2 * one + second.to(tl.int32)).to(tl.int64) * SLOT
+                        total += tl.load(slot + in_tile + column[None, :])
+                        if GATED:
+                            total_up += tl.load(slot + UP + in_tile + column[None, :])
+                    _finish(total, total_up, out, row, first_column + column, num_rows, num_columns, GATED, ADDED)
+
+
+def persistent_linear(
+    x: Tensor, weight: Tensor, tiling: PersistentTiling, room: ProductRoom, *, dependent: bool = False
+) -> Tensor:
+    """x @ weight.T, accumulated in float32.
+
+    x: [num_rows, inner] contiguous, weight: [num_columns, inner] contiguous; rows of both are multiples of 16 bytes
+    dependent: see dependent_launch
+    → [num_rows, num_columns] in x's dtype
+    """
+    out = x.new_empty(len(x), len(weight))
+    _launch(x, weight, out, tiling, room, dependent=dependent)
+    return out
+
+
+def add_persistent_linear(
+    x: Tensor, weight: Tensor, out: Tensor, tiling: PersistentTiling, room: ProductRoom, *, dependent: bool = False
+) -> None:
+    """out += x @ weight.T, rounded once. out: [num_rows, num_columns] contiguous; the others as in persistent_linear"""
+    _launch(x, weight, out, tiling, room, added=True, dependent=dependent)
+
+
+def persistent_gated_linear(
+    x: Tensor, weight: Tensor, tiling: PersistentTiling, room: ProductRoom, *, dependent: bool = False
+) -> Tensor:
+    """silu(x @ gate.T) * (x @ up.T).
+
+    weight: [2 * num_columns, inner] contiguous, gate first; the others as in persistent_linear
+    → [num_rows, num_columns] in x's dtype
+    """
+    out = x.new_empty(len(x), len(weight) // 2)
+    _launch(x, weight, out, tiling, room, gated=True, dependent=dependent)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    tiling: PersistentTiling,
+    room: ProductRoom,
+    *,
+    gated: bool = False,
+    added: bool = False,
+    dependent: bool,
+) -> None:
+    rows, columns = out.shape
+    inner = x.shape[1]
+    if not rows:
+        return
+    division = division_of(
+        tiles=triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns),
+        steps=triton.cdiv(inner, tiling.inner),
+        programs=room.multiprocessors * tiling.programs,
+    )
+    _persistent_matmul[(division.programs,)](
+        TensorDescriptor.from_tensor(x, [tiling.rows, tiling.inner]),
+        TensorDescriptor.from_tensor(weight, [tiling.columns, tiling.inner]),
+        weight, out, room.shares, room.arrivals, rows, columns, inner, division.waves, division.sharing, gated, added,
+        tiling.rows, tiling.columns, tiling.inner, min(MERGED_COLUMNS, tiling.columns), GROUP_ROWS, AHEAD,
+        LINE // x.itemsize, dependent, num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(dependent),
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+"""The products of a layer on a GPU: quantised or not, through the library or through kernels of our own."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
+from trunkline_kernels.gpu.persistent_linear import (
+    PersistentTiling,
+    ProductRoom,
+    add_persistent_linear,
+    persistent_gated_linear,
+    persistent_linear,
+)
+from trunkline_kernels.gpu.product_choice import ProductChoice, product_choice
+from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantize, quantized_linear
+from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
+from trunkline_worker.model.decoder import LayerWeights
+from trunkline_worker.model.errors import ModelError
+from trunkline_worker.model.spec import DecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """A layer's matrices, quantised or not. Embedding and head are never quantised: they decide between tokens."""
+
+    qkv: Tensor | QuantizedWeight
+    output: Tensor | QuantizedWeight
+    gate_up: Tensor | QuantizedWeight
+    down: Tensor | QuantizedWeight
+
+    @classmethod
+    def of(cls, layer: LayerWeights, quantization: str) -> "Products":
+        """Raises ModelError where the shapes do not allow it."""
+        matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        if quantization == "none":
+            return cls(*matrices)
+        try:
+            return cls(*(quantize(matrix, quantization) for matrix in matrices))
+        except ValueError as error:
+            raise ModelError(f"quantization={quantization}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer(LayerWeights):
+    """A layer whose matrices are only there quantised."""
+
+    products: Products
+
+
+def quantized_layer(layer: LayerWeights, quantization: str) -> LayerWeights:
+    """A layer as it is kept, without what is not needed any more. Raises ModelError where shapes do not allow it."""
+    if quantization == "none":
+        return layer
+    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    nothing = layer.qkv.new_empty(0)
+    values |= {name: nothing for name in ("qkv", "output", "gate_up", "down")}
+    return QuantizedLayer(**values, products=Products.of(layer, quantization))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProducts:
+    """Computes the products of a model's layers, which all have the same shapes.
+
+    A product with a bias, or with a quantised weight, goes the same way whatever was timed.
+    """
+
+    qkv: ProductChoice
+    output: ProductChoice
+    gate_up: ProductChoice
+    down: ProductChoice
+    room: ProductRoom
+    deterministic: bool
+    dependent: bool  # see dependent_launch
+
+    @classmethod
+    def of(
+        cls,
+        spec: DecoderSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        name: str,
+        multiprocessors: int,
+        deterministic: bool,
+        dependent: bool,
+    ) -> "LayerProducts":
+        """name: of the device, as torch has it. Raises ModelError where the table of tilings holds something else."""
+        heads, hidden, intermediate = spec.num_heads * spec.head_dim, spec.hidden_size, spec.intermediate_size
+        shapes = (
+            (LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
+            (ADDED, hidden, heads),
+            (GATED, intermediate, hidden),
+            (ADDED, hidden, intermediate),
+        )
+        # Under --deterministic every product goes one way, whatever was timed.
+        choices = [ProductChoice()] * len(shapes)
+        if not deterministic:
+            try:
+                choices = [
+                    product_choice(kernel, device=name, columns=columns, inner=inner, dtype=dtype)
+                    for kernel, columns, inner in shapes
+                ]
+            except ValueError as error:
+                raise ModelError(f"the table of tilings: {error}") from None
+        room = ProductRoom.allocate(_persistent(choices), multiprocessors=multiprocessors, device=device)
+        qkv, output, gate_up, down = choices
+        return cls(qkv, output, gate_up, down, room, deterministic, dependent)
+
+    def before_attention(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
+        """→ queries, keys and values [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]"""
+        tiling = self.qkv.tiling(len(x))
+        if isinstance(tiling, PersistentTiling) and isinstance(weight, Tensor) and bias is None:
+            return persistent_linear(x, weight, tiling, self.room, dependent=self.dependent)
+        return self._linear(x, weight, bias)
+
+    def gated(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
+        """The first half of a feed-forward layer.  → [num_tokens, intermediate]"""
+        tiling = self.gate_up.tiling(len(x))
+        if tiling is None or bias is not None or isinstance(weight, QuantizedWeight):
+            return silu_and_mul(self._linear(x, weight, bias), dependent=self.dependent)
+        if isinstance(tiling, GatedTiling):
+            return gated_linear(x, weight, tiling, dependent=self.dependent)
+        return persistent_gated_linear(x, weight, tiling, self.room, dependent=self.dependent)
+
+    def add_output(
+        self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, residual: Tensor
+    ) -> Tensor | None:
+        """Adds attention's output to the residual stream. → what is still to be added where the product cannot"""
+        return self._added(x, weight, bias, residual, self.output)
+
+    def add_down(
+        self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, residual: Tensor
+    ) -> Tensor | None:
+        """Adds the second half of a feed-forward layer, as add_output() does."""
+        return self._added(x, weight, bias, residual, self.down)
+
+    def _added(
+        self,
+        x: Tensor,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        residual: Tensor,
+        choice: ProductChoice,
+    ) -> Tensor | None:
+        if self.deterministic or bias is not None or isinstance(weight, QuantizedWeight):
+            return self._linear(x, weight, bias)
+        tiling = choice.tiling(len(x))
+        if isinstance(tiling, PersistentTiling):
+            add_persistent_linear(x, weight, residual, tiling, self.room, dependent=self.dependent)
+        else:
+            residual.addmm_(x, weight.t())
+        return None
+
+    def _linear(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, QuantizedWeight):
+            return quantized_linear(x, weight, bias)
+        return fixed_linear(x, weight, bias) if self.deterministic else linear(x, weight, bias)
+
+
+def _persistent(choices: Iterable[ProductChoice]) -> list[PersistentTiling]:
+    return [tiling for choice in choices for tiling in choice.tilings if isinstance(tiling, PersistentTiling)]
