@@ -33,6 +33,8 @@ DECODE_CANDIDATES = (
 RAGGED_CANDIDATES = (
     RaggedTiling(128, 64, 8, 3), RaggedTiling(128, 64, 8, 2), RaggedTiling(128, 32, 8, 4),
     RaggedTiling(64, 64, 4, 3), RaggedTiling(64, 64, 4, 2), RaggedTiling(64, 128, 4, 2),
+    RaggedTiling(128, 64, 8, 3, 2), RaggedTiling(128, 64, 8, 2, 2), RaggedTiling(128, 32, 8, 4, 2),
+    RaggedTiling(64, 32, 4, 3, 2),
 )  # fmt: skip
 
 

@@ -23,7 +23,8 @@ class Device:
     paged_share: float  # of that, reached where a block table says what is read
     peak_flops: float  # bfloat16 on tensor cores, dense; data sheet
     product_share: float  # of the peak, in one tile of a library's product
-    attention_share: float  # of the peak, in prefill attention
+    attention_share: float  # of the peak, in prefill attention that computes one tile of keys at once
+    overlapped_share: float  # the same with two tiles at once
     node_s: float  # from the end of a kernel in a graph to the start of the next
     dependent_s: float  # the same where the next kernel's programs are there before the kernel ends
     least_s: float  # of a kernel whose programs load, compute and store once
@@ -44,6 +45,7 @@ H200 = Device(
     peak_flops=989e12,
     product_share=0.75,  # cuBLAS is reported to reach 70 to 80 % of the peak, limited by the board's power
     attention_share=0.33,  # FlashAttention-2's design reaches 35 to 40 % on an H100, with contiguous keys
+    overlapped_share=0.38,  # FlashAttention-3's paper has 661 instead of 570 TFLOP/s by that overlap alone
     node_s=1.25e-6,  # 1 to 1.5 µs are reported for graphs without branches
     dependent_s=0.75e-6,  # a kernel's end is still waited for, only the launch is saved: a guess. llama.cpp's pull
     # request 22522 has tokens of gpt-oss 20B in 2.7 instead of 3.0 ms with it
@@ -61,6 +63,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "paged_share": (0.85, 0.98),
     "product_share": (0.68, 0.82),
     "attention_share": (0.25, 0.45),
+    "overlapped_share": (0.28, 0.55),
     "node_s": (1.5e-6, 0.8e-6),
     "dependent_s": (1.25e-6, 0.4e-6),
     "fill_s": (3.0e-6, 1.0e-6),

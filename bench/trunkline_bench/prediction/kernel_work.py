@@ -112,11 +112,12 @@ def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
         for new, context in zip(step.query_lens, step.context_lens, strict=True)
     )
     kv = sum(step.context_lens) * _token_bytes(launch, step)
+    share = device.overlapped_share if launch.arguments["OVERLAP"] else device.attention_share
     return {
         "bytes": 2 * _size(launch.arguments["q"]) + kv,
         "bytes_share": device.paged_share,
         "flops": 4.0 * spec.num_heads * spec.head_dim * pairs,
-        "flops_per_s": device.peak_flops * device.attention_share,
+        "flops_per_s": device.peak_flops * share,
     }
 
 

@@ -22,6 +22,32 @@ def blocks_at(table, start, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constex
 
 
 @triton.jit
+def capped(scores, scale, soft_cap, SOFT_CAP: tl.constexpr):
+    """→ products of queries and keys, capped where there is a cap, and what makes them scores in base 2, a factor"""
+    if SOFT_CAP:
+        # tanh, without overflow: exp2 goes to 0 or inf and both are fine.
+        squeezed = 1.0 - 2.0 / (tl.exp2(scores * (2.0 * scale / soft_cap)) + 1.0)
+        return squeezed * (soft_cap * LOG2_E), 1.0
+    else:
+        return scores, scale
+
+
+@triton.jit
+def weighed(scores, scale, peak, total):
+    """Online softmax of one tile; scores are multiplied by `scale`, which is positive.
+
+    → weights [ROWS, TILE_KEYS], decay of what was summed before, peak, total
+    """
+    # Scaled after the maximum: one product for each row there, and one with the difference for each score here.
+    raised = tl.maximum(peak, tl.max(scores, axis=1) * scale)
+    # A row that has seen nothing has no anchor of its own: -inf minus -inf is no number.
+    anchor = tl.where(raised == float("-inf"), 0.0, raised)
+    weights = tl.exp2(scores * scale - anchor[:, None])
+    decay = tl.exp2(peak - anchor)
+    return weights, decay, raised, total * decay + tl.sum(weights, axis=1)
+
+
+@triton.jit
 def attend_tile(
     q,  # [ROWS, PADDED_DIM]
     acc,  # [ROWS, PADDED_DIM] float32
@@ -57,23 +83,13 @@ def attend_tile(
     else:
         k = tl.load(keys + place[None, :] + dim[:, None])
     scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
-    if SOFT_CAP:
-        # tanh, without overflow: exp2 goes to 0 or inf and both are fine.
-        squeezed = 1.0 - 2.0 / (tl.exp2(scores * (2.0 * scale / soft_cap)) + 1.0)
-        scores = squeezed * (soft_cap * LOG2_E)
-    else:
-        scores = scores * scale
+    scores, factor = capped(scores, scale, soft_cap, SOFT_CAP)
     if MASKED:
         visible = exists[None, :] & (position[None, :] <= query_positions[:, None])
         if WINDOW:
             visible &= position[None, :] > query_positions[:, None] - window
         scores = tl.where(visible, scores, float("-inf"))
-    raised = tl.maximum(peak, tl.max(scores, axis=1))
-    # A row that has seen nothing has no anchor of its own: -inf minus -inf is no number.
-    anchor = tl.where(raised == float("-inf"), 0.0, raised)
-    weights = tl.exp2(scores - anchor[:, None])
-    decay = tl.exp2(peak - anchor)
-    total = total * decay + tl.sum(weights, axis=1)
+    weights, decay, raised, total = weighed(scores, factor, peak, total)
     if MASKED:
         known = exists[:, None] & (dim < HEAD_DIM)[None, :]
         v = tl.load(values + place[:, None] + dim[None, :], mask=known, other=0.0)

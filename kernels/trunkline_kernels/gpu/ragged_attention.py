@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, blocks_at, merge
+from trunkline_kernels.gpu.overlapped_tiles import attend_overlapped
 from trunkline_kernels.gpu.tuned_tilings import TilingKey, tuned
 from trunkline_kernels.ragged_batch import KVLayer
 
@@ -61,6 +62,7 @@ def _ragged_attention(
     SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
     SPLIT: tl.constexpr,  # tokens of a piece; 0: bits may depend on where a tile begins
+    OVERLAP: tl.constexpr,  # see overlapped_tiles; neither with SPLIT nor with WINDOW
 ):  # fmt: skip
     """Grid: (num_tiles * num_kv_heads), the heads of a tile together."""
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
@@ -125,6 +127,11 @@ def _ragged_attention(
             )
             peak = tl.reshape(peak, [TILE_ROWS])
             total = tl.reshape(total, [TILE_ROWS])
+    elif OVERLAP:
+        acc, peak, total = attend_overlapped(
+            queries, keys, values, table, computed + first + 1, end, query_positions, scale, soft_cap, block_stride,
+            slot_stride, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS,
+        )  # fmt: skip
     else:
         if not WINDOW:
             # Tiles of keys that every query sees all of.
@@ -202,10 +209,19 @@ class RaggedTiling:
     keys: int
     warps: int
     stages: int
+    tiles_at_once: int = 1  # of keys: 2: scores of the next one are computed beside the softmax of this one
 
     def tokens(self, group: int) -> int:
         """New tokens of a tile, for this many query heads per KV head."""
         return self.rows // group
+
+    def overlaps(self, *, split: int, window: int | None) -> bool:
+        """Whether a launch computes two tiles at once.
+
+        With a window the kernel would take every register that a thread has. Where bits may not depend on the batch,
+        all keys are looked at one way.
+        """
+        return self.tiles_at_once == 2 and not split and window is None
 
 
 def tiling_for(
@@ -245,7 +261,9 @@ def tiling_for(
         if keys > 32 and (padded > 128 or not hopper):
             continue
         if (rows + 2 * keys * stages) * padded * dtype.itemsize <= shared_memory:
-            return RaggedTiling(rows, keys, 8 if rows * padded >= 128 * 64 else 4, stages)
+            # Products are asynchronous on Hopper and later; 8-bit keys leave no registers for a second tile.
+            overlaps = hopper and keys == 64 and kv_dtype == dtype and not split
+            return RaggedTiling(rows, keys, 8 if rows * padded >= 128 * 64 else 4, stages, 2 if overlaps else 1)
     return RaggedTiling(max(16, triton.next_power_of_2(group)), 16, 4, 1)
 
 
@@ -369,6 +387,7 @@ def ragged_attention(
         block_tables.stride(0), kv.block_stride, num_kv_heads * head_dim, num_heads,
         num_heads // num_kv_heads, head_dim, padded_dim, block_size,
         tiling.rows, tiling.keys, window is not None, soft_cap is not None, scaled, split,
+        tiling.overlaps(split=split, window=window),
         num_warps=tiling.warps, num_stages=tiling.stages, **fused,
     )  # fmt: skip
     if pieces is not None and len(pieces.cut):
