@@ -47,6 +47,7 @@ from trunkline_runtime.metrics import export_lag, metric_reader
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
+from trunkline_runtime.wake_ups import read_wake_ups_at_once
 
 SERVICE = "trunkline.v1.InferenceService"
 FLEET_SERVICE = "trunkline.v1.FleetService"
@@ -123,6 +124,7 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
 
 async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedPort | None = None) -> None:
     """Serves until a signal. Raises PortInUse."""
+    read_wake_ups_at_once()
     log = get_logger()
     signals = Signals()
     rng = Random()

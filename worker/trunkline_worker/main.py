@@ -17,6 +17,7 @@ from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
+from trunkline_runtime.wake_ups import read_wake_ups_at_once
 from trunkline_worker.cache_mirror import CacheMirror
 from trunkline_worker.door import Door, most_message_bytes
 from trunkline_worker.engine_link import EngineLink, EngineStartError
@@ -65,6 +66,7 @@ def main() -> None:
 
 async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles) -> int:
     """Serves until a signal or the engine's death; returns the exit status."""
+    read_wake_ups_at_once()
     log = get_logger()
     signals = Signals()
     epoch = secrets.randbits(64)
