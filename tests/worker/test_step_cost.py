@@ -146,6 +146,22 @@ def test_a_worker_that_took_prompts_for_cheap_learns_better_from_the_first_ones(
     assert prompt_s(learned(steps), device.chunk) == pytest.approx(device.time_s(prompt), rel=0.1)
 
 
+def test_prompts_with_log_probabilities_have_a_cost_of_their_own() -> None:
+    rng, scored_token_s = Random(0), 5 * TOKEN_S
+    steps = []
+    for number in range(KEPT_STEPS):
+        load = chunk(rng.randint(16, 512), decodes=rng.randint(0, 8), decode_kv_tokens=rng.randint(0, 4000))
+        num_scored = rng.randint(16, load.num_tokens) if number % 4 == 0 else 0
+        steps.append((load._replace(num_scored=num_scored), true_s(load) + scored_token_s * num_scored))
+    cost = learned(steps)
+    assert cost.token_s == pytest.approx(TOKEN_S, rel=0.02)
+    assert cost.scored_token_s == pytest.approx(scored_token_s, rel=0.02)
+    for is_scored in (False, True):
+        longest = cost.longest_chunk(0.05, 0, is_scored=is_scored)
+        assert cost.chunk_s(longest, 0, is_scored=is_scored) <= 0.05
+        assert cost.chunk_s(longest + 1, 0, is_scored=is_scored) > 0.05
+
+
 chunk_loads = st.builds(
     chunk, st.integers(2, 8192), decodes=st.integers(0, 256), decode_kv_tokens=st.integers(0, 10**7)
 )

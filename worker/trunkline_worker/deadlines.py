@@ -56,7 +56,9 @@ class Deadlines:
         if not self._cost.is_known:
             return sequence.deadline_s
         cached = len(sequence.found) * self._blocks.block_size
-        return sequence.deadline_s - self._cost.fixed_s - self._cost.chunk_s(len(sequence.token_ids) - cached, cached)
+        num_left, is_scored = len(sequence.token_ids) - cached, sequence.wants_prompt_logprobs
+        chunks_s = self._cost.chunk_s(num_left, cached, is_scored=is_scored)
+        return sequence.deadline_s - self._cost.fixed_s - chunks_s
 
 
 def too_late(retry_delay_s: float | None) -> RequestRefused:

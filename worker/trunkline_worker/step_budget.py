@@ -31,7 +31,7 @@ class StepBudget:
         self.decode_kv_tokens = 0
         self.num_prefill = 0
         self._pairs = 0.0
-        self._num_chunks = 0
+        self._num_chunks = self._num_scored = 0
         self._most_prefill = self._most_pairs = float("inf")  # that are known not to take too long
         self._time_left_s: float | None = None
         self._has_urgent = self._is_hastened = False
@@ -69,20 +69,23 @@ class StepBudget:
         """Whether a sequence that waits gets at least one token in this step. One that got none would hold a place and
         blocks for nothing, and go before others that were served less."""
         cached = sequence.num_known_cached
-        return self.room(sequence.lane) > 0 and self._longest_chunk(cached, len(sequence.token_ids) - cached) > 0
+        num_left = len(sequence.token_ids) - cached
+        return self.room(sequence.lane) > 0 and self._longest_chunk(sequence, cached, num_left) > 0
 
     def guest_tokens(self, guest: Sequence, divisor: int) -> int:
         """The most that a guest has of the step's time, as tokens: one part in so many, and no less than a prompt gets
         on by in any step."""
         if self._time_left_s is None:
             return guest.num_unscheduled
-        return max(LEAST_CHUNK, self._cost.longest_chunk(self._time_left_s / divisor, guest.num_scheduled))
+        time_s, is_scored = self._time_left_s / divisor, guest.wants_prompt_logprobs
+        return max(LEAST_CHUNK, self._cost.longest_chunk(time_s, guest.num_scheduled, is_scored=is_scored))
 
-    def _longest_chunk(self, num_before: int, num_left: int) -> int:
-        """Most tokens of a prompt, after `num_before` and out of `num_left`, for which the step has time."""
+    def _longest_chunk(self, sequence: Sequence, num_before: int, num_left: int) -> int:
+        """Most tokens of a sequence, after `num_before` and out of `num_left`, for which the step has time."""
         if self._time_left_s is None:
             return num_left
-        longest = self._cost.longest_chunk(self._time_left_s, num_before)
+        is_scored = sequence.wants_prompt_logprobs
+        longest = self._cost.longest_chunk(self._time_left_s, num_before, is_scored=is_scored)
         known = longest_chunk(self._most_pairs - self._pairs, num_before)
         longest = int(min(longest, known, self._most_prefill - self.num_prefill))
         if longest < min(LEAST_CHUNK, num_left):
@@ -92,11 +95,14 @@ class StepBudget:
     def take_chunk(self, sequence: Sequence, most: int) -> int:
         """Tokens of a sequence that are computed in this step: 0 if there is no room."""
         left = sequence.num_unscheduled
-        num_new = min(most, left, self.room(sequence.lane), self._longest_chunk(sequence.num_scheduled, left))
+        longest = self._longest_chunk(sequence, sequence.num_scheduled, left)
+        num_new = min(most, left, self.room(sequence.lane), longest)
         if num_new <= 0:
             return 0
+        is_scored = sequence.wants_prompt_logprobs
         if self._time_left_s is not None:
-            self._time_left_s -= self._cost.chunk_s(num_new, sequence.num_scheduled)
+            self._time_left_s -= self._cost.chunk_s(num_new, sequence.num_scheduled, is_scored=is_scored)
+        self._num_scored += num_new if is_scored else 0
         self.tokens_left -= num_new
         if sequence.lane:
             self.lower_left -= num_new
@@ -115,4 +121,5 @@ class StepBudget:
             self.decode_kv_tokens,
             self._pairs,
             self.num_decode + self._num_chunks,
+            self._num_scored,
         )

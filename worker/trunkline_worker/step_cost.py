@@ -1,7 +1,8 @@
 """What a step costs, learned from the steps themselves, and how long a prompt's chunk may be to stay under a time.
 
-time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks. The coefficients are
-fitted to the latest steps by least squares of the relative error, none of them negative. Each has to earn its place:
+time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks + d * prompt tokens whose
+log-probabilities are asked for. The coefficients are fitted to the latest steps by least squares of the relative error,
+none of them negative. Each has to earn its place:
 the steps must be told clearly better with it than without. Where they do not tell what a token costs, because they were
 all alike, it is a fixed share of a step.
 
@@ -39,14 +40,16 @@ CLEARLY = 10.0  # a coefficient takes away so many times the variance: some thre
 LEAST_ERROR = 0.01  # of a step's time: what is smaller is no step's fault
 
 # What a fit is a sum of, none of it negative, in the columns: a step; a step with tokens at what is taken for granted;
-# a token; a KV token; a token whose pairs cost the most they can. In the rows: fixed, token, KV token, pair.
-STEP, STEP_AS_ASSUMED, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS = range(5)
+# a token; a KV token; a token whose pairs cost the most they can; a scored token. In the rows: fixed, token, KV
+# token, pair, scored token.
+STEP, STEP_AS_ASSUMED, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN = range(6)
 PARTS = np.array(
     [
-        [1.0, 1.0, 0.0, 0.0, 0.0],
-        [0.0, 1.0 / TOKENS_AS_FIXED, 1.0, 0.0, 1.0],
-        [0.0, 0.0, 0.0, 1.0, 0.0],
-        [0.0, 0.0, 0.0, 0.0, MOST_PAIR_SHARE],
+        [1.0, 1.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 1.0 / TOKENS_AS_FIXED, 1.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, MOST_PAIR_SHARE, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0],
     ]
 )
 
@@ -58,6 +61,7 @@ class StepLoad(NamedTuple):
     decode_kv_tokens: int  # context lengths of one-token sequences, summed
     chunk_pairs: float  # (query, key) pairs of longer chunks
     num_sequences: int = 0  # not part of the fit
+    num_scored: int = 0  # prompt tokens with log-probabilities
 
     @property
     def size(self) -> Size:
@@ -76,7 +80,7 @@ class StepCost:
         self._steps_since_sample = 0
         self._since_sample_s = 0.0
         self.num_fits = 0
-        self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = 0.0
+        self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -110,6 +114,7 @@ class StepCost:
             + self.token_s * load.num_tokens
             + self.kv_token_s * load.decode_kv_tokens
             + self.pair_s * load.chunk_pairs
+            + self.scored_token_s * load.num_scored
         )
 
     def cautious_s(self, num_decodes: int, kv_tokens: int) -> float:
@@ -117,18 +122,26 @@ class StepCost:
         fitted_s = self.time_s(StepLoad(num_decodes, kv_tokens, 0.0))
         return max(fitted_s, self.experience.longest_s(num_decodes, num_decodes))
 
-    def chunk_s(self, num_tokens: int, num_before: int) -> float:
+    def chunk_s(self, num_tokens: int, num_before: int, *, is_scored: bool = False) -> float:
         """What a chunk of `num_tokens` after `num_before` computed ones adds to a step."""
-        return self.token_s * num_tokens + self.pair_s * chunk_pairs(num_tokens, num_before)
+        return self._prompt_token_s(is_scored) * num_tokens + self.pair_s * chunk_pairs(num_tokens, num_before)
 
-    def longest_chunk(self, time_s: float, num_before: int) -> int:
+    def longest_chunk(self, time_s: float, num_before: int, *, is_scored: bool = False) -> int:
         """Most tokens of a prompt, after `num_before` computed ones, that add no more than `time_s` to a step."""
-        return _longest(time_s, self.token_s + self.pair_s * num_before, self.pair_s)
+        return _longest(time_s, self._prompt_token_s(is_scored) + self.pair_s * num_before, self.pair_s)
+
+    def _prompt_token_s(self, is_scored: bool) -> float:
+        return self.token_s + (self.scored_token_s if is_scored else 0.0)
 
     def _fit(self) -> None:
         self.num_fits += 1
         samples = [*self._decodes, *self._chunks]
-        features = np.array([(1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs) for load, _ in samples])
+        features = np.array(
+            [
+                (1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs, float(load.num_scored))
+                for load, _ in samples
+            ]
+        )
         times = np.array([time_s for _, time_s in samples])
         # Each row divided by its time: a relative error of a short step counts as much as one of a long step.
         # The middle of the ratios is what counts, so that a step which was held up by something else does not.
@@ -142,7 +155,8 @@ class StepCost:
             before, weights = weights, np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
             if np.array_equal(weights, before):
                 break  # all that follows would be equal
-        self.fixed_s, self.token_s, self.kv_token_s, self.pair_s = (PARTS @ (solution / scale)).tolist()
+        costs: list[float] = (PARTS @ (solution / scale)).tolist()
+        self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s = costs
         self.experience.fitted((load.size, time_s, self.time_s(load)) for load, time_s in samples)
 
 
@@ -176,10 +190,10 @@ def _clear_parts(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> N
     weighted = np.column_stack([matrix, np.ones(len(weights))]) * weights[:, None]
     # It has the same least squares as the rows that it is made of.
     triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(weighted, mode="r"))
-    parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS]
+    parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN]
     solution, error = _least_squares(triangle, parts)
     clear = CLEARLY * max(error / max(len(weights) - len(parts), 1), LEAST_ERROR**2)
-    for part in (TOKEN_WITH_PAIRS, KV_TOKEN, TOKEN):
+    for part in (SCORED_TOKEN, TOKEN_WITH_PAIRS, KV_TOKEN, TOKEN):
         fewer = [kept for kept in parts if kept != part]
         if part == TOKEN:
             if TOKEN_WITH_PAIRS in parts:
