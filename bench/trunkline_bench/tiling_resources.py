@@ -13,29 +13,35 @@ from pathlib import Path
 
 import torch
 
-from trunkline_bench.gpu.product_sweep import (
-    GATED_CANDIDATES,
-    PERSISTENT_CANDIDATES,
-    PERSISTENT_GATED_CANDIDATES,
-    own,
-)
+from trunkline_bench.gpu.product_sweep import candidates, product
 from trunkline_bench.gpu.tiling_sweep import DECODE_CANDIDATES, RAGGED_CANDIDATES
 from trunkline_bench.kernel_launches import CHIPS, META, Launch, recorded, resources
 from trunkline_bench.prediction.device import H200, programs_per_multiprocessor
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
-from trunkline_kernels.gpu.gated_linear import GatedTiling
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom
-from trunkline_kernels.gpu.product_choice import product_tiling
+from trunkline_kernels.gpu.product_choice import ProductTiling, product_tiling
+from trunkline_kernels.gpu.quantized_linear import FP8, QuantizedWeight
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
-from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, SHIPPED, Key, ProductKey, TilingKey, table
+from trunkline_kernels.gpu.tuned_tilings import (
+    ADDED,
+    GATED,
+    LINEAR,
+    SHIPPED,
+    Key,
+    ProductKey,
+    TilingKey,
+    name_of,
+    table,
+)
 from trunkline_kernels.ragged_batch import KVLayer
 
 CHIP = CHIPS["sm_90"]
 KV_HEADS, SEQUENCES, BLOCK_SIZE = 8, 64, 16
-Tiling = DecodeTiling | RaggedTiling | GatedTiling | PersistentTiling
+Tiling = DecodeTiling | RaggedTiling | ProductTiling
+BESIDE_PRODUCTS = ("_quantize_rows", "_silu_and_mul")  # launches that have no tiling
 ATTENTION: dict[str, type[DecodeTiling | RaggedTiling]] = {
     "decode_attention": DecodeTiling, "ragged_attention": RaggedTiling
 }  # fmt: skip
@@ -46,35 +52,37 @@ def tilings(file: Path) -> Iterator[tuple[Key, Tiling]]:
     for key, fields in table(file).items():
         if fields:  # else the library's own kernel was faster
             is_product = isinstance(key, ProductKey)
-            yield key, product_tiling(key.kernel, fields) if is_product else ATTENTION[key.kernel](**fields)
+            yield key, product_tiling(key.kernel, key.dtype, fields) if is_product else ATTENTION[key.kernel](**fields)
     for candidate in (*DECODE_CANDIDATES, *RAGGED_CANDIDATES):
         kernel = "decode_attention" if isinstance(candidate, DecodeTiling) else "ragged_attention"
         yield TilingKey(kernel, "", 128, 4, "bfloat16", "bfloat16"), candidate
-    for gated in (*GATED_CANDIDATES, *PERSISTENT_GATED_CANDIDATES):
-        yield ProductKey(GATED, "", 256, 12_288, 4096, "bfloat16"), gated
-    for persistent in PERSISTENT_CANDIDATES:
-        for kernel, columns in ((LINEAR, 6144), (ADDED, 4096)):
-            yield ProductKey(kernel, "", 256, columns, 4096, "bfloat16"), persistent
+    for dtype in (torch.bfloat16, FP8):
+        for kernel, columns in ((GATED, 12_288), (LINEAR, 6144), (ADDED, 4096)):
+            key = ProductKey(kernel, "", 256, columns, 4096, name_of(dtype))
+            for product_candidate in candidates(kernel, dtype, key.rows, persistent=True):
+                yield key, product_candidate
 
 
 def launch(key: Key, tiling: Tiling) -> Launch:
     """The kernel as its launcher launches it with this tiling."""
     with recorded() as launches:
         if isinstance(key, ProductKey):
-            assert isinstance(tiling, GatedTiling | PersistentTiling), key
+            assert isinstance(tiling, ProductTiling), key
             _multiply(key, tiling)
         else:
             assert isinstance(tiling, DecodeTiling | RaggedTiling), key
             _attend(key, tiling)
-    return launches[0]
+    return next(launch for launch in launches if launch.kernel.__name__ not in BESIDE_PRODUCTS)
 
 
-def _multiply(key: ProductKey, tiling: GatedTiling | PersistentTiling) -> None:
+def _multiply(key: ProductKey, tiling: ProductTiling) -> None:
     kind, matrices = getattr(torch, key.dtype), 2 if key.kernel == GATED else 1
-    x, weight = (torch.empty(rows, key.inner, dtype=kind, device=META) for rows in (key.rows, matrices * key.columns))
+    data = torch.empty(matrices * key.columns, key.inner, dtype=kind, device=META)
+    weight = QuantizedWeight("fp8", data, torch.empty(len(data), device=META), key.inner) if kind == FP8 else data
+    x = torch.empty(key.rows, key.inner, dtype=torch.bfloat16 if kind == FP8 else kind, device=META)
     persistent = [tiling] if isinstance(tiling, PersistentTiling) else []
     room = ProductRoom.allocate(persistent, multiprocessors=H200.multiprocessors, device=META)
-    own(key.kernel, x, weight, tiling, room, dependent=CHIP.dependent)()
+    product(key.kernel, tiling, x, weight, room, dependent=CHIP.dependent)()
 
 
 def _attend(key: TilingKey, tiling: DecodeTiling | RaggedTiling) -> None:

@@ -5,7 +5,16 @@ import torch
 from torch.nn.functional import linear
 
 from tests.kernels.tensors import random
-from trunkline_kernels.gpu.quantized_linear import dequantize, packed_int4, quantize, quantize_rows, quantized_linear
+from trunkline_kernels.gpu.quantized_linear import (
+    Fp8Tiling,
+    dequantize,
+    library_fp8_linear,
+    library_takes,
+    packed_int4,
+    quantize,
+    quantize_rows,
+    quantized_linear,
+)
 
 
 @pytest.mark.parametrize(("kind", "inner", "bits"), [("int8", 100, 7), ("int8", 256, 7), ("int4", 256, 3)])
@@ -37,6 +46,27 @@ def test_fp8_products(rows: int, columns: int, inner: int) -> None:
     narrow, scale = quantize_rows(x)
     expected = linear(narrow.float() * scale[:, None], dequantize(weight))
     torch.testing.assert_close(quantized_linear(x, weight), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 17])
+def test_the_librarys_fp8_products_are_those_of_our_own_kernel(rows: int) -> None:
+    """On a CPU the library has this product too."""
+    x, weight = random(rows, 96), quantize(random(64, 96), "fp8")
+    assert library_takes(weight)
+    torch.testing.assert_close(library_fp8_linear(x, weight), quantized_linear(x, weight), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "columns", "inner"), [("fp8", 64, 100), ("fp8", 65, 96), ("int8", 64, 96)])
+def test_weights_that_the_library_does_not_take(kind: str, columns: int, inner: int) -> None:
+    assert not library_takes(quantize(random(columns, inner), kind))
+
+
+@pytest.mark.parametrize("tiling", [Fp8Tiling(16, 32, 32, 4, 1), Fp8Tiling(64, 16, 64, 4, 1)])
+def test_fp8_products_with_other_tilings(tiling: Fp8Tiling) -> None:
+    x, weight = random(33, 100), quantize(random(65, 100), "fp8")
+    torch.testing.assert_close(
+        quantized_linear(x, weight, tiling=tiling), quantized_linear(x, weight), rtol=1e-4, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("zeros", [False, True])

@@ -14,6 +14,7 @@ from trunkline_kernels.gpu import persistent_linear as persistent
 from trunkline_kernels.gpu.persistent_linear import (
     FEWEST_STEPS,
     LEAST_SAVED_STEPS,
+    Factors,
     PersistentTiling,
     ProductRoom,
     add_persistent_linear,
@@ -22,6 +23,7 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_gated_linear,
     persistent_linear,
 )
+from trunkline_kernels.gpu.quantized_linear import dequantize, quantize, quantize_rows
 from trunkline_kernels.silu_and_mul import silu_and_mul
 
 TILING = PersistentTiling(16, 32, 16, 4, 1, 1)
@@ -92,6 +94,26 @@ def test_results_are_rounded_once_and_where_two_kernels_round() -> None:
     expected = (residual.float() + x.float() @ weight.float().t()).half()
     add_persistent_linear(x, weight, residual, TILING, room)
     assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner", "multiprocessors"), [(33, 70, 48, 2), *SHARED[1:2], (9, 66, 640, 5)]
+)
+def test_products_of_8_bit_floats_equal_those_of_what_they_stand_for(
+    rows: int, columns: int, inner: int, multiprocessors: int
+) -> None:
+    (x, wide), room = drawn(rows, 2 * columns, inner // 16 * 16), room_for(multiprocessors)
+    weight = quantize(wide, "fp8")
+    narrow, scale = quantize_rows(x)
+    factors = Factors(scale, weight.scale)
+    expected = linear(narrow.float() * scale[:, None], dequantize(weight))
+    found = persistent_linear(narrow, weight.data, TILING, room, factors=factors, dtype=torch.float32)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    gated = persistent_gated_linear(narrow, weight.data, TILING, room, factors=factors, dtype=torch.float32)
+    torch.testing.assert_close(gated, silu_and_mul(expected), rtol=1e-4, atol=1e-4)
+    residual = expected.clone()
+    add_persistent_linear(narrow, weight.data, residual, TILING, room, factors=factors)
+    torch.testing.assert_close(residual, 2 * expected, rtol=1e-4, atol=1e-4)
 
 
 def test_no_rows_are_no_launch() -> None:

@@ -10,6 +10,7 @@ from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.gated_linear import GatedTiling
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling
 from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling, product_choice
+from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, TilingKey
 
 SMALL = {"rows": 16, "columns": 32, "inner": 64, "warps": 4, "stages": 3}
@@ -63,6 +64,21 @@ def test_products_of_one_shape_and_different_ends_have_entries_of_their_own(time
     tuned_tilings.write(timed, {ProductKey(ADDED, "NVIDIA H200", 8, 12_288, 4096, "bfloat16"): (other, {})})
     assert choice(ADDED).tiling(8) == PersistentTiling(**other)
     assert choice().tiling(8) == GatedTiling(**SMALL)
+
+
+def test_products_of_8_bit_floats_have_entries_of_their_own(timed: Path) -> None:
+    """Without one they go our own way: only where the library was timed and won is it asked."""
+    for rows, tiling in ((8, SMALL), (64, {}), (256, LARGE)):
+        key = ProductKey(LINEAR, "NVIDIA H200", rows, 12_288, 4096, "float8_e4m3fn")
+        tuned_tilings.write(timed, {key: (tiling, {})})
+    found = choice(LINEAR, dtype=FP8)
+    assert [found.tiling(rows) for rows in (8, 9, 65, 257)] == [
+        Fp8Tiling(**SMALL), None, PersistentTiling(**LARGE), None
+    ]  # fmt: skip
+    assert [found.library_won(rows) for rows in (1, 8, 9, 64, 65, 256, 257)] == [
+        False, False, True, True, False, False, False
+    ]  # fmt: skip
+    assert not choice(ADDED, dtype=FP8).library_won(1)
 
 
 @pytest.mark.parametrize(

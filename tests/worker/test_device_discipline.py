@@ -102,9 +102,19 @@ def test_other_cards_get_tilings_of_their_own(card: Card, options: dict[str, Any
     run("qwen3-8b", {**SMALL, **options}, count=200, seed=3, card=card)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("options", "dtype", "expected"),
+    [
+        ({}, "bfloat16", {"_gated_matmul", "_persistent_matmul"}),
+        ({"deterministic": True}, "bfloat16", set()),
+        ({"quantization": "fp8"}, "float8_e4m3fn", {"_fp8_product", "_persistent_matmul"}),
+        ({"quantization": "fp8"}, "bfloat16", {"_fp8_product"}),
+        ({"quantization": "int8"}, "bfloat16", set()),
+    ],
+    ids=str,
+)
 def test_an_own_product_keeps_the_rules_where_it_was_the_faster_one(
-    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], dtype: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of("qwen3-0.6b")
     tiling = {"rows": 64, "columns": 64, "inner": 64, "warps": 4, "stages": 4}
@@ -120,14 +130,22 @@ def test_an_own_product_keeps_the_rules_where_it_was_the_faster_one(
     tuned_tilings.write(
         tmp_path / "tuned.json",
         {
-            ProductKey(kernel, H200.name, rows, columns, inner, "bfloat16"): (fields, {})
+            ProductKey(kernel, H200.name, rows, columns, inner, dtype): (fields, {})
             for (kernel, rows, columns, inner), fields in entries.items()
         },
     )
     monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
-    found = run("qwen3-0.6b", {**SMALL, "deterministic": deterministic}, count=30, seed=2)
-    own = {"_gated_matmul", "_persistent_matmul"} & found.device.launches.keys()
-    assert own == (set() if deterministic else {"_gated_matmul", "_persistent_matmul"})
+    found = run("qwen3-0.6b", {**SMALL, **options}, count=30, seed=2)
+    assert {"_gated_matmul", "_fp8_product", "_persistent_matmul"} & found.device.launches.keys() == expected
+
+
+def test_fp8_products_of_the_library_keep_the_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("qwen3-0.6b")
+    key = ProductKey(GATED, H200.name, 16, spec.intermediate_size, spec.hidden_size, "float8_e4m3fn")
+    tuned_tilings.write(tmp_path / "tuned.json", {key: ({}, {})})
+    monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
+    launches = run("qwen3-0.6b", {**SMALL, "quantization": "fp8"}, count=30, seed=2).device.launches
+    assert launches["_fp8_product"] < launches["_quantize_rows"], "the library multiplied nothing"
 
 
 @pytest.mark.slow

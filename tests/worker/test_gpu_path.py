@@ -81,35 +81,49 @@ def test_tokens_are_those_of_the_twins_through_an_own_product(
     assert max(rows) > 8
 
 
-def test_tokens_are_those_of_the_twins_through_persistent_products(
-    expected: dict[int, list[int]], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = read_spec(shallow_model)
+PERSISTENT = ("persistent_linear", "add_persistent_linear", "persistent_gated_linear")
+
+
+def write_table(file: Path, model: Path, tiling: dict[str, int], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product of the model's layers has this tiling; the engine reads it."""
+    spec = read_spec(model)
     hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
-    tiling = {"rows": 16, "columns": 128, "inner": 32, "warps": 4, "stages": 1, "programs": 1}
     shapes = (
         (LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
         (ADDED, hidden, heads),
         (GATED, spec.intermediate_size, hidden),
         (ADDED, hidden, spec.intermediate_size),
     )
-    keys = [ProductKey(kernel, "", 64, columns, inner, "float32") for kernel, columns, inner in shapes]
-    tuned_tilings.write(tmp_path / "tuned.json", {key: (tiling, {}) for key in keys})
-    monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
-    launched: set[str] = set()
+    keys = [ProductKey(kernel, "", 64, columns, inner, dtype) for kernel, columns, inner in shapes]
+    tuned_tilings.write(file, {key: (tiling, {}) for key in keys})
+    monkeypatch.setenv(tuned_tilings.VARIABLE, str(file))
 
-    def counted(name: str, real: Any) -> Any:
+
+def counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> set[str]:
+    """Which of these functions a model's layers call from now on."""
+    called: set[str] = set()
+
+    def counting(name: str, real: Any) -> Any:
         def run(*arguments: Any, **options: Any) -> Any:
-            launched.add(name)
+            called.add(name)
             return real(*arguments, **options)
 
         return run
 
-    for name in ("persistent_linear", "add_persistent_linear", "persistent_gated_linear"):
-        monkeypatch.setattr(gpu_products, name, counted(name, getattr(gpu_products, name)))
+    for name in names:
+        monkeypatch.setattr(gpu_products, name, counting(name, getattr(gpu_products, name)))
+    return called
+
+
+def test_tokens_are_those_of_the_twins_through_persistent_products(
+    expected: dict[int, list[int]], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiling = {"rows": 16, "columns": 128, "inner": 32, "warps": 4, "stages": 1, "programs": 1}
+    write_table(tmp_path / "tuned.json", shallow_model, tiling, "float32", monkeypatch)
+    launched = counted(monkeypatch, *PERSISTENT)
     found = tokens(PROMPTS[:2], model=shallow_model, kernels="triton", kv_blocks=64)
     assert found == {handle: expected[handle] for handle in range(2)}
-    assert launched == {"persistent_linear", "add_persistent_linear", "persistent_gated_linear"}
+    assert launched == set(PERSISTENT)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 9, "max_running_requests": 3}], ids=str)
@@ -189,6 +203,21 @@ def test_eight_bit_products_and_keys_serve(options: dict[str, object], shallow_m
     """What they compute is checked kernel by kernel; rounding to 8 bits may change a token."""
     found = tokens(PROMPTS[1:2], model=shallow_model, kernels="triton", kv_blocks=64, **options)
     assert all(len(output) == 4 for output in found.values())
+
+
+@pytest.mark.parametrize(
+    "tiling", [{}, {"rows": 16, "columns": 128, "inner": 32, "warps": 4, "stages": 1, "programs": 1}], ids=str
+)
+def test_fp8_products_go_the_way_that_was_timed(
+    tiling: dict[str, int], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the library or a persistent kernel, with the same tokens: both round to 8 bits as our own kernel does."""
+    options: dict[str, Any] = {"model": shallow_model, "kernels": "triton", "kv_blocks": 64, "quantization": "fp8"}
+    own = tokens(PROMPTS[1:2], **options)
+    write_table(tmp_path / "tuned.json", shallow_model, tiling, "float8_e4m3fn", monkeypatch)
+    launched = counted(monkeypatch, *PERSISTENT, "library_fp8_linear")
+    assert tokens(PROMPTS[1:2], **options) == own
+    assert launched == (set(PERSISTENT) if tiling else {"library_fp8_linear"})
 
 
 @pytest.mark.parametrize(

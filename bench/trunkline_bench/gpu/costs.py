@@ -5,6 +5,7 @@ import time
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.engine_run import running
+from trunkline_bench.gpu.headline import tuned_table
 from trunkline_bench.gpu.shapes import Shapes
 
 Options = dict[str, dict[str, object]]
@@ -28,6 +29,20 @@ def measure(shapes: Shapes) -> Rows:
 def weight_only(shapes: Shapes) -> Rows:
     """The same of weights alone in few bits."""
     yield from _against_plain(shapes, WEIGHT_ONLY)
+
+
+def tuned_fp8(shapes: Shapes) -> Rows:
+    """Decodes with fp8 weights and the table of the sweeps, against those without it. Raises FileNotFoundError where
+    there is no table."""
+    options = OPTIONS["--quantization fp8"]
+    with tuned_table(shapes):
+        tuned = _rates(shapes, options)
+    yield {"what": "fp8 weights, tuned table", "prompt_tok_per_s": tuned[0], "output_tok_per_s": tuned[1]}
+    own = _rates(shapes, options)
+    yield {
+        "what": "fp8 weights, own product", "prompt_tok_per_s": own[0], "output_tok_per_s": own[1],
+        "prompts_of_tuned": own[0] / tuned[0], "of_tuned": own[1] / tuned[1],
+    }  # fmt: skip
 
 
 def _against_plain(shapes: Shapes, ways: Options) -> Rows:

@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline_bench.gpu.ceilings import Rows
@@ -23,15 +25,21 @@ def measure(shapes: Shapes) -> Rows:
 
 def with_tuned_table(shapes: Shapes) -> Rows:
     """The same with the tilings that the sweeps before have found. Raises FileNotFoundError where they have not."""
+    with tuned_table(shapes) as found:
+        yield {"what": "tuned table", "entries": len(found), "own products": sum(map(_is_own_product, found.items()))}
+        yield from _measure(shapes, graphs="auto", fitted=TUNED_FITTED)
+
+
+@contextmanager
+def tuned_table(shapes: Shapes) -> Iterator[dict[tuned_tilings.Key, dict[str, int]]]:
+    """Engines take their tilings from what the sweeps have written. Raises FileNotFoundError where they have not."""
     file = shapes.output / FILE
-    found = tuned_tilings.table(file) if file.exists() else None
-    if found is None:
+    if not file.exists():
         raise FileNotFoundError(f"{file}: the tiling sweep and the product sweep come first")
-    yield {"what": "tuned table", "entries": len(found), "own products": sum(map(_is_own_product, found.items()))}
     before = os.environ.get(tuned_tilings.VARIABLE)
     os.environ[tuned_tilings.VARIABLE] = str(file)
     try:
-        yield from _measure(shapes, graphs="auto", fitted=TUNED_FITTED)
+        yield tuned_tilings.table(file)
     finally:
         del os.environ[tuned_tilings.VARIABLE]
         if before is not None:

@@ -10,20 +10,22 @@ from importlib.metadata import version
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from triton.runtime.errors import OutOfResources
 
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_bench.gpu.tiling_sweep import FILE
-from trunkline_kernels.gpu import persistent_linear, tuned_tilings
-from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
-from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom
-from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductTiling
-from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
+from trunkline_kernels.gpu import tuned_tilings
+from trunkline_kernels.gpu.gated_linear import GatedTiling
+from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered
+from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling
+from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling, QuantizedWeight, fp8_tiling, quantize
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, name_of
-from trunkline_worker.model.gpu_decoder import Chip
+from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
+from trunkline_worker.model.gpu_products import LayerProducts
 from trunkline_worker.model.spec import read_spec
+
+Weight = Tensor | QuantizedWeight
 
 # Each compiles for sm_90 without spills (tiling_resources). Few rows need tiles of few rows.
 GATED_CANDIDATES = (
@@ -42,7 +44,19 @@ PERSISTENT_CANDIDATES = (
     PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(128, 256, 64, 8, 4, 1),
     PersistentTiling(256, 64, 64, 8, 4, 1),
 )  # fmt: skip
-TINY, TINY_PERSISTENT = (GatedTiling(16, 16, 16, 4, 1),), (PersistentTiling(16, 16, 16, 4, 1, 1),)
+# The same for weights and activations of 8-bit floats, beside the tiling that is chosen without measuring.
+FP8_PERSISTENT_GATED_CANDIDATES = (
+    PersistentTiling(64, 64, 128, 4, 4, 2), PersistentTiling(64, 64, 256, 4, 4, 1),
+    PersistentTiling(64, 128, 128, 4, 5, 1), PersistentTiling(128, 64, 128, 8, 4, 1),
+    PersistentTiling(128, 128, 128, 8, 4, 1), PersistentTiling(256, 64, 128, 8, 4, 1),
+)  # fmt: skip
+FP8_PERSISTENT_CANDIDATES = (
+    PersistentTiling(64, 64, 256, 4, 3, 2), PersistentTiling(64, 128, 128, 4, 4, 2),
+    PersistentTiling(64, 128, 256, 4, 4, 1), PersistentTiling(128, 64, 128, 8, 4, 2),
+    PersistentTiling(128, 128, 128, 8, 4, 1), PersistentTiling(256, 64, 128, 8, 4, 1),
+)  # fmt: skip
+TINY, TINY_FP8 = GatedTiling(16, 64, 64, 4, 1), Fp8Tiling(16, 128, 64, 4, 1)
+TINY_PERSISTENT = PersistentTiling(16, 64, 64, 4, 1, 1)
 MOST_DIFFERENCE = 0.02  # of the largest number: sums are rounded to 16 bits, and added up in another order
 FEWEST_TILE_ROWS = 64  # tiles have no fewer rows than this on tensor cores of capability 9.0
 
@@ -50,6 +64,18 @@ FEWEST_TILE_ROWS = 64  # tiles have no fewer rows than this on tensor cores of c
 def measure(shapes: Shapes) -> Rows:
     """For each product and number of rows a row for the library, one for each candidate, and one for the choice. The
     winners are in the table afterwards."""
+    yield from _measure(shapes, lambda weight: weight)
+
+
+def measure_fp8(shapes: Shapes) -> Rows:
+    """The same of 8-bit floats: each activation is rounded row by row, which is part of the time."""
+    if not shapes.tiny and Chip.of(shapes.device).capability < FP8_CAPABILITY:
+        yield {"what": "fp8 products", "offered": False}
+        return
+    yield from _measure(shapes, lambda weight: quantize(weight, "fp8"))
+
+
+def _measure(shapes: Shapes, stored: Callable[[Tensor], Weight]) -> Rows:
     spec = read_spec(shapes.model)
     hidden, intermediate, heads = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
     # Gate and up first: they are most of a step's products.
@@ -60,47 +86,54 @@ def measure(shapes: Shapes) -> Rows:
         ("output", ADDED, hidden, heads),
     )
     for name, kernel, columns, inner in products:
-        weight = torch.randn(columns, inner, device=shapes.device).to(shapes.dtype)
+        weight = stored(torch.randn(columns, inner, device=shapes.device).to(shapes.dtype))
         for rows in shapes.product_rows:
             x = torch.randn(rows, inner, device=shapes.device).to(shapes.dtype)
-            time_s = median_s(partial(linear, x, weight), shapes.device)
-            yield {
-                "what": f"product, {name}", "rows": rows, "us": time_s * 1e6,
-                "tflop_per_s": 2 * rows * columns * inner / time_s / 1e12,
-                "gb_per_s": shapes.dtype.itemsize * (columns * inner + rows * (columns + inner)) / time_s / 1e9,
-            }  # fmt: skip
             yield from _compared(name, kernel, shapes, x, weight)
 
 
-def candidates(kernel: str, rows: int, *, persistent: bool) -> list[ProductTiling]:
+def candidates(kernel: str, dtype: torch.dtype, rows: int, *, persistent: bool) -> list[ProductTiling]:
     """Tilings that may be the fastest for so many rows, those of persistent kernels only where they are offered."""
-    found: list[ProductTiling] = list(GATED_CANDIDATES) if kernel == GATED else []
-    if persistent:
-        found += PERSISTENT_GATED_CANDIDATES if kernel == GATED else PERSISTENT_CANDIDATES
+    found: list[ProductTiling] = []
+    some: Sequence[PersistentTiling]
+    if dtype == FP8:
+        found.append(fp8_tiling(rows))
+        some = FP8_PERSISTENT_GATED_CANDIDATES if kernel == GATED else FP8_PERSISTENT_CANDIDATES
+    else:
+        found += GATED_CANDIDATES if kernel == GATED else ()
+        some = PERSISTENT_GATED_CANDIDATES if kernel == GATED else PERSISTENT_CANDIDATES
+    found += some if persistent else ()
     # A tile twice as high as there are rows computes at least half of its results for nobody.
     return [tiling for tiling in found if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
 
 
-def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Tensor) -> Rows:
+def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight) -> Rows:
     """Candidates against the library, which has a kernel of its own for the gate. The winner is in the table
     afterwards."""
-    chip = Chip.of(shapes.device)
-    offered = persistent_linear.is_offered(chip.capability, is_nvidia=torch.version.hip is None)
-    tilings: Sequence[ProductTiling] = candidates(kernel, len(x), persistent=offered)
+    chip, matrix = Chip.of(shapes.device), weight if isinstance(weight, Tensor) else weight.data
+    offered = is_offered(chip.capability, is_nvidia=torch.version.hip is None)
+    tilings = candidates(kernel, matrix.dtype, len(x), persistent=offered)
     if shapes.tiny:
-        tilings = (*(TINY if kernel == GATED else ()), *TINY_PERSISTENT)
+        own = [TINY_FP8] if matrix.dtype == FP8 else [TINY] if kernel == GATED else []
+        tilings = [*own, TINY_PERSISTENT]
     room = ProductRoom.allocate(
         [tiling for tiling in tilings if isinstance(tiling, PersistentTiling)],
         multiprocessors=chip.num_multiprocessors, device=shapes.device,
     )  # fmt: skip
-    expected = _library(kernel, x, weight)()
-    library_s = median_s(_library(kernel, x, weight), shapes.device)
-    yield {"what": f"{name}, library", "rows": len(x), "us": library_s * 1e6}
+    library = product(kernel, None, x, weight, room, dependent=chip.dependent_launches)
+    expected = library().clone()
+    library_s = median_s(library, shapes.device)
+    columns, inner = matrix.shape
+    yield {
+        "what": f"{name}, library", "dtype": name_of(matrix.dtype), "rows": len(x), "us": library_s * 1e6,
+        "tflop_per_s": 2 * len(x) * columns * inner / library_s / 1e12,
+        "gb_per_s": (matrix.nbytes + x.nbytes + expected.nbytes) / library_s / 1e9,
+    }  # fmt: skip
     times_s: dict[ProductTiling, float] = {}
     for tiling in tilings:
-        shown = {"what": f"{name}, {_kind(tiling)}", "rows": len(x), **_named(tiling)}
+        shown = {"what": f"{name}, {_kind(tiling)}", "dtype": name_of(matrix.dtype), "rows": len(x), **_named(tiling)}
         try:
-            run = own(kernel, x, weight, tiling, room, dependent=chip.dependent_launches)
+            run = product(kernel, tiling, x, weight, room, dependent=chip.dependent_launches)
             difference = float((run() - expected).abs().max() / expected.abs().max())
             if not difference < MOST_DIFFERENCE:
                 yield {**shown, "failed": f"differs from the library by {difference} of the largest number"}
@@ -111,42 +144,35 @@ def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Tensor)
             continue
         yield {**shown, "us": times_s[tiling] * 1e6, "of_library": library_s / times_s[tiling]}
     best = winner(library_s, times_s)
-    columns, inner = weight.shape
-    key = ProductKey(
-        kernel, chip.name, len(x), columns // 2 if kernel == GATED else columns, inner, name_of(x.dtype)
-    )  # fmt: skip
+    columns = columns // 2 if kernel == GATED else columns
+    key = ProductKey(kernel, chip.name, len(x), columns, inner, name_of(matrix.dtype))
     own_s = min(times_s.values(), default=math.inf)
     measured = {"library_us": round(library_s * 1e6, 1), "own_us": round(own_s * 1e6, 1)}
     versions = {name: version(name) for name in ("torch", "triton")}
     fields = {} if best is None else asdict(best)
     tuned_tilings.write(shapes.output / FILE, {key: (fields, {**measured, **versions})})
-    yield {"what": f"{name}, chosen", "rows": len(x), "kernel": "library" if best is None else _kind(best)}
+    kind = "library" if best is None else _kind(best)
+    yield {"what": f"{name}, chosen", "dtype": name_of(matrix.dtype), "rows": len(x), "kernel": kind}
 
 
-def _library(kernel: str, x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    if kernel == GATED:
-        return lambda: silu_and_mul(linear(x, weight))
-    if kernel == ADDED:
-        residual = x.new_zeros(len(x), len(weight))
-        return lambda: residual.addmm_(x, weight.t())
-    return partial(linear, x, weight)
-
-
-def own(
-    kernel: str, x: Tensor, weight: Tensor, tiling: ProductTiling, room: ProductRoom, *, dependent: bool
+def product(
+    kernel: str, tiling: ProductTiling | None, x: Tensor, weight: Weight, room: ProductRoom, *, dependent: bool
 ) -> Callable[[], Tensor]:
-    """A product as an engine would launch it.  → its result; of an added one, what all calls together have added"""
-    if isinstance(tiling, GatedTiling):
-        return partial(gated_linear, x, weight, tiling, dependent=dependent)
+    """A product as an engine launches it, through the library where there is no tiling.
+
+    → its result; of an added one, what all calls have added, or what is still to be added
+    """
+    choice = ProductChoice((len(x),), (tiling,))
+    products = LayerProducts(choice, choice, choice, choice, room, False, dependent)
     if kernel == GATED:
-        return partial(persistent_linear.persistent_gated_linear, x, weight, tiling, room, dependent=dependent)
+        return partial(products.gated, x, weight, None)
     if kernel == LINEAR:
-        return partial(persistent_linear.persistent_linear, x, weight, tiling, room, dependent=dependent)
-    residual = x.new_zeros(len(x), len(weight))
+        return partial(products.before_attention, x, weight, None)
+    residual = x.new_zeros(len(x), len(weight if isinstance(weight, Tensor) else weight.data))
 
     def add() -> Tensor:
-        persistent_linear.add_persistent_linear(x, weight, residual, tiling, room, dependent=dependent)
-        return residual
+        left = products.add_down(x, weight, None, residual)
+        return residual if left is None else left
 
     return add
 

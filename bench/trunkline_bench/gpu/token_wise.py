@@ -21,7 +21,13 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_gated_linear,
     persistent_linear,
 )
-from trunkline_kernels.gpu.quantized_linear import dequantize, quantize, quantize_rows, quantized_linear
+from trunkline_kernels.gpu.quantized_linear import (
+    dequantize,
+    library_fp8_linear,
+    quantize,
+    quantize_rows,
+    quantized_linear,
+)
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.batch_rows import Row
@@ -123,6 +129,7 @@ def _products(shapes: Shapes) -> Rows:
         rows8, scale = quantize_rows(x)
         expected = linear(rows8.float() * scale[:, None], dequantize(narrow).float())
         yield _compared("fp8 product", quantized_linear(x, narrow), expected, shapes)
+        yield _compared("fp8 product, library", library_fp8_linear(x, narrow), expected, shapes)
 
 
 def _persistent_products(shapes: Shapes, x: Tensor, weight: Tensor) -> Rows:

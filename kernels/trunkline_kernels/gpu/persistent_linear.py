@@ -49,6 +49,14 @@ class PersistentTiling:
 
 
 @dataclass(frozen=True, slots=True)
+class Factors:
+    """What rows of 8-bit floats are to be multiplied by."""
+
+    rows: Tensor  # float32 [num_rows], of the activations
+    columns: Tensor  # float32, of the weight's rows
+
+
+@dataclass(frozen=True, slots=True)
 class Division:
     """How programs divide the tiles of a product."""
 
@@ -99,9 +107,16 @@ class ProductRoom:
 
 @triton.jit
 def _finish(
-    acc, up, out, row, column, num_rows, num_columns, GATED: tl.constexpr, ADDED: tl.constexpr
+    acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED: tl.constexpr,
+    ADDED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Stores a part of the result. acc, up: [rows, columns] float32, up is not read unless GATED"""
+    if SCALED:
+        of_rows = tl.load(row_factors + row, mask=row < num_rows, other=0.0)[:, None]
+        acc = acc * of_rows * tl.load(column_factors + column, mask=column < num_columns, other=0.0)[None, :]
+        if GATED:
+            of_columns = tl.load(column_factors + num_columns + column, mask=column < num_columns, other=0.0)
+            up = up * of_rows * of_columns[None, :]
     dtype: tl.constexpr = out.dtype.element_ty
     place = out + row.to(tl.int64)[:, None] * num_columns + column[None, :]
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
@@ -132,6 +147,7 @@ def _persistent_matmul(
     x,  # descriptor of [num_rows, inner], by [TILE_ROWS, TILE_INNER]
     weight,  # descriptor of [num_columns, inner], twice as many columns if GATED, by [TILE_COLUMNS, TILE_INNER]
     weight_rows,  # the same weight
+    row_factors, column_factors,  # of Factors; not read unless SCALED
     out,  # [num_rows, num_columns] ←; what is there already is added if ADDED
     shares, arrivals,  # of ProductRoom
     num_rows,
@@ -140,6 +156,7 @@ def _persistent_matmul(
     waves, sharing,  # of Division
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
+    SCALED: tl.constexpr,  # x and weight have 8 bits
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     TILE_INNER: tl.constexpr,
@@ -171,6 +188,8 @@ def _persistent_matmul(
                 ask_for(place + num_columns.to(tl.int64) * inner + line * LINE)
     wait_for_inputs(DEPENDENT)
 
+    # Hopper's 8-bit products keep 14 bits of their sums: they are added up in full precision, tile by tile.
+    PRECISE_AFTER: tl.constexpr = TILE_INNER if SCALED else 0
     row_of_tile, column_of_tile = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
     for item in tl.range(0, items):
         at = tl.where(item == waves, begin, (begin // steps + 1) * steps)  # of a cut tile: where the share begins
@@ -184,13 +203,16 @@ def _persistent_matmul(
         for step in tl.range(first, last):
             left = x.load([first_row, step * TILE_INNER])
             right = weight.load([first_column, step * TILE_INNER])
-            acc = tl.dot(left, right.T, acc, input_precision="ieee")
+            acc = tl.dot(left, right.T, acc, input_precision="ieee", max_num_imprecise_acc=PRECISE_AFTER)
             if GATED:
                 right = weight.load([num_columns + first_column, step * TILE_INNER])
-                up = tl.dot(left, right.T, up, input_precision="ieee")
+                up = tl.dot(left, right.T, up, input_precision="ieee", max_num_imprecise_acc=PRECISE_AFTER)
         row = first_row + row_of_tile
         if last - first == steps:
-            _finish(acc, up, out, row, first_column + column_of_tile, num_rows, num_columns, GATED, ADDED)
+            column = first_column + column_of_tile
+            _finish(
+                acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED, ADDED, SCALED
+            )  # fmt: skip
         else:
             SLOT: tl.constexpr = TILE_ROWS * TILE_COLUMNS * (2 if GATED else 1)
             UP: tl.constexpr = TILE_ROWS * TILE_COLUMNS
@@ -207,49 +229,74 @@ def _persistent_matmul(
             if tl.atomic_add(arrivals + cut, 1, sem="acq_rel") == last_program - first_program:
                 tl.store(arrivals + cut, 0)  # for the next product
                 for merged in tl.range(0, TILE_COLUMNS, MERGED_COLUMNS):
-                    column = merged + tl.arange(0, MERGED_COLUMNS)
+                    in_columns = merged + tl.arange(0, MERGED_COLUMNS)
                     total = tl.zeros([TILE_ROWS, MERGED_COLUMNS], tl.float32)
                     total_up = total
                     for one in tl.range(first_program, last_program + 1):
                         second = _first_step(one, cut_steps, sharing) // steps < cut
                         slot = shares + (2 * one + second.to(tl.int32)).to(tl.int64) * SLOT
-                        total += tl.load(slot + in_tile + column[None, :])
+                        total += tl.load(slot + in_tile + in_columns[None, :])
                         if GATED:
-                            total_up += tl.load(slot + UP + in_tile + column[None, :])
-                    _finish(total, total_up, out, row, first_column + column, num_rows, num_columns, GATED, ADDED)
+                            total_up += tl.load(slot + UP + in_tile + in_columns[None, :])
+                    _finish(
+                        total, total_up, out, row_factors, column_factors, row, first_column + in_columns, num_rows,
+                        num_columns, GATED, ADDED, SCALED,
+                    )  # fmt: skip
 
 
 def persistent_linear(
-    x: Tensor, weight: Tensor, tiling: PersistentTiling, room: ProductRoom, *, dependent: bool = False
+    x: Tensor,
+    weight: Tensor,
+    tiling: PersistentTiling,
+    room: ProductRoom,
+    *,
+    factors: Factors | None = None,
+    dtype: torch.dtype | None = None,
+    dependent: bool = False,
 ) -> Tensor:
     """x @ weight.T, accumulated in float32.
 
     x: [num_rows, inner] contiguous, weight: [num_columns, inner] contiguous; rows of both are multiples of 16 bytes
+    factors: of 8-bit floats; None: x and weight are what they stand for
     dependent: see dependent_launch
-    → [num_rows, num_columns] in x's dtype
+    → [num_rows, num_columns] in `dtype`, x's where it is None
     """
-    out = x.new_empty(len(x), len(weight))
-    _launch(x, weight, out, tiling, room, dependent=dependent)
+    out = x.new_empty(len(x), len(weight), dtype=dtype or x.dtype)
+    _launch(x, weight, out, tiling, room, factors, dependent=dependent)
     return out
 
 
 def add_persistent_linear(
-    x: Tensor, weight: Tensor, out: Tensor, tiling: PersistentTiling, room: ProductRoom, *, dependent: bool = False
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    tiling: PersistentTiling,
+    room: ProductRoom,
+    *,
+    factors: Factors | None = None,
+    dependent: bool = False,
 ) -> None:
     """out += x @ weight.T, rounded once. out: [num_rows, num_columns] contiguous; the others as in persistent_linear"""
-    _launch(x, weight, out, tiling, room, added=True, dependent=dependent)
+    _launch(x, weight, out, tiling, room, factors, added=True, dependent=dependent)
 
 
 def persistent_gated_linear(
-    x: Tensor, weight: Tensor, tiling: PersistentTiling, room: ProductRoom, *, dependent: bool = False
+    x: Tensor,
+    weight: Tensor,
+    tiling: PersistentTiling,
+    room: ProductRoom,
+    *,
+    factors: Factors | None = None,
+    dtype: torch.dtype | None = None,
+    dependent: bool = False,
 ) -> Tensor:
     """silu(x @ gate.T) * (x @ up.T).
 
     weight: [2 * num_columns, inner] contiguous, gate first; the others as in persistent_linear
-    → [num_rows, num_columns] in x's dtype
+    → [num_rows, num_columns] in `dtype`, x's where it is None
     """
-    out = x.new_empty(len(x), len(weight) // 2)
-    _launch(x, weight, out, tiling, room, gated=True, dependent=dependent)
+    out = x.new_empty(len(x), len(weight) // 2, dtype=dtype or x.dtype)
+    _launch(x, weight, out, tiling, room, factors, gated=True, dependent=dependent)
     return out
 
 
@@ -259,6 +306,7 @@ def _launch(
     out: Tensor,
     tiling: PersistentTiling,
     room: ProductRoom,
+    factors: Factors | None,
     *,
     gated: bool = False,
     added: bool = False,
@@ -276,7 +324,9 @@ def _launch(
     _persistent_matmul[(division.programs,)](
         TensorDescriptor.from_tensor(x, [tiling.rows, tiling.inner]),
         TensorDescriptor.from_tensor(weight, [tiling.columns, tiling.inner]),
-        weight, out, room.shares, room.arrivals, rows, columns, inner, division.waves, division.sharing, gated, added,
-        tiling.rows, tiling.columns, tiling.inner, min(MERGED_COLUMNS, tiling.columns), GROUP_ROWS, AHEAD,
-        LINE // x.itemsize, dependent, num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(dependent),
+        weight, out if factors is None else factors.rows, out if factors is None else factors.columns, out,
+        room.shares, room.arrivals, rows, columns, inner, division.waves, division.sharing, gated, added,
+        factors is not None, tiling.rows, tiling.columns, tiling.inner, min(MERGED_COLUMNS, tiling.columns),
+        GROUP_ROWS, AHEAD, LINE // x.itemsize, dependent, num_warps=tiling.warps, num_stages=tiling.stages,
+        **launch_options(dependent),
     )  # fmt: skip

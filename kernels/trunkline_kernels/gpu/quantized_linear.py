@@ -25,6 +25,19 @@ FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
 TILE_COLUMNS = 64
 KINDS = ("int8", "int4", "fp8")
+LIBRARY_ALIGNMENT = 16  # of both dimensions of a weight that the library takes in 8 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Tiling:
+    """A tile of rows and columns of a product of 8-bit floats, how much of the inner dimension at a time, warps, and
+    stages of the pipeline of loads."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,26 +245,60 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return out, scale
 
 
-def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def fp8_tiling(rows: int) -> Fp8Tiling:
+    """For a product of so many rows that was not timed."""
+    return Fp8Tiling(_tile_rows(rows), TILE_COLUMNS, 128, 4, 3)
+
+
+def _tile_rows(rows: int) -> int:
+    return min(128, max(16, 1 << (rows - 1).bit_length()))
+
+
+def library_fp8_linear(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """x @ dequantize(weight).T through the library, with x rounded to 8 bits as quantized_linear does it. Sums are kept
+    in full precision.
+
+    x: [num_rows, inner] contiguous → [num_rows, num_columns] in x's dtype
+    """
+    if not len(x):
+        return x.new_empty(0, len(weight.data))
+    narrow, x_scale = quantize_rows(x)
+    return torch._scaled_mm(
+        narrow, weight.data.t(), scale_a=x_scale[:, None], scale_b=weight.scale[None, :], out_dtype=x.dtype
+    )
+
+
+def library_takes(weight: QuantizedWeight) -> bool:
+    """Whether library_fp8_linear can multiply with it."""
+    columns, inner = weight.data.shape
+    return weight.kind == "fp8" and columns % LIBRARY_ALIGNMENT == inner % LIBRARY_ALIGNMENT == 0
+
+
+def quantized_linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, tiling: Fp8Tiling | None = None
+) -> Tensor:
     """x @ dequantize(weight).T + bias; of fp8 with x rounded to 8 bits, row by row.
 
     x: [num_rows, inner] contiguous, bias: [num_columns] → [num_rows, num_columns] in x's dtype
+    tiling: of fp8; None: by the number of rows
     """
     rows = len(x)
     columns = len(weight.data)
     out = x.new_empty(rows, columns)
     if not rows:
         return out
-    tile_rows = min(128, max(16, triton.next_power_of_2(rows)))
-    grid = (triton.cdiv(columns, TILE_COLUMNS) * triton.cdiv(rows, tile_rows),)
     biased = bias is not None
     if weight.kind == "fp8":
+        tiling = tiling or fp8_tiling(rows)
         narrow, x_scale = quantize_rows(x)
-        _fp8_product[grid](
+        _fp8_product[(triton.cdiv(columns, tiling.columns) * triton.cdiv(rows, tiling.rows),)](
             narrow, x_scale, weight.data, weight.scale, bias if biased else x, out, rows, columns, weight.inner,
-            biased, tile_rows, TILE_COLUMNS, 128, GROUP_ROWS, num_warps=4, num_stages=3,
+            biased, tiling.rows, tiling.columns, tiling.inner, GROUP_ROWS, num_warps=tiling.warps,
+            num_stages=tiling.stages,
         )  # fmt: skip
     else:
+        tile_rows = _tile_rows(rows)
+        grid = (triton.cdiv(columns, TILE_COLUMNS) * triton.cdiv(rows, tile_rows),)
         _weight_only[grid](
             x, weight.data, weight.scale, weight.data if weight.zero is None else weight.zero, bias if biased else x,
             out, rows, columns, weight.inner, biased, weight.kind == "int4", weight.zero is not None, weight.group,

@@ -48,7 +48,7 @@ class ProductKey:
     rows: int  # of the activations: the most that it is for
     columns: int  # of the result
     inner: int
-    dtype: str
+    dtype: str  # of the weight
 
 
 Key = TilingKey | ProductKey

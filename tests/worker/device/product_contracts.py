@@ -18,7 +18,10 @@ def _persistent_matmul(at: Launch) -> None:
     rows, columns, inner = at.number("num_rows"), at.number("num_columns"), at.number("inner")
     tile_rows, tile_columns, tile_inner = (at.number(f"TILE_{name}") for name in ("ROWS", "COLUMNS", "INNER"))
     matrices = 2 if at["GATED"] else 1
-    dtype = at["out"].dtype
+    dtype = torch.float8_e4m3fn if at["SCALED"] else at["out"].dtype
+    if at["SCALED"]:
+        at.holds("row_factors", FLOAT32, rows)
+        at.holds("column_factors", FLOAT32, matrices * columns)
     at.describes("x", (dtype,), (rows, inner), (tile_rows, tile_inner))
     at.describes("weight", (dtype,), (matrices * columns, inner), (tile_columns, tile_inner))
     at.require(inner * dtype.itemsize % 16 == 0, f"rows of {inner} {dtype}")

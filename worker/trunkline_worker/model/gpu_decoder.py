@@ -131,7 +131,7 @@ class GpuDecoder:
         self._weights = weights
         dtype = weights.embedding.dtype
         self._multiply = LayerProducts.of(
-            spec, dtype=dtype, device=self._device, name=self.chip.name,
+            spec, dtype=self._products[0].dtype, device=self._device, name=self.chip.name,
             multiprocessors=self.chip.num_multiprocessors, deterministic=deterministic, dependent=self._dependent,
         )  # fmt: skip
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)

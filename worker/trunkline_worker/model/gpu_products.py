@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
 from trunkline_kernels.gpu.persistent_linear import (
+    Factors,
     PersistentTiling,
     ProductRoom,
     add_persistent_linear,
@@ -17,7 +18,15 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_linear,
 )
 from trunkline_kernels.gpu.product_choice import ProductChoice, product_choice
-from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantize, quantized_linear
+from trunkline_kernels.gpu.quantized_linear import (
+    Fp8Tiling,
+    QuantizedWeight,
+    library_fp8_linear,
+    library_takes,
+    quantize,
+    quantize_rows,
+    quantized_linear,
+)
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
 from trunkline_worker.model.decoder import LayerWeights
@@ -33,6 +42,11 @@ class Products:
     output: Tensor | QuantizedWeight
     gate_up: Tensor | QuantizedWeight
     down: Tensor | QuantizedWeight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers that they are stored as."""
+        return self.qkv.dtype if isinstance(self.qkv, Tensor) else self.qkv.data.dtype
 
     @classmethod
     def of(cls, layer: LayerWeights, quantization: str) -> "Products":
@@ -67,7 +81,7 @@ def quantized_layer(layer: LayerWeights, quantization: str) -> LayerWeights:
 class LayerProducts:
     """Computes the products of a model's layers, which all have the same shapes.
 
-    A product with a bias, or with a quantised weight, goes the same way whatever was timed.
+    A product with a bias, or with a weight of int8 or int4, goes the same way whatever was timed.
     """
 
     qkv: ProductChoice
@@ -90,7 +104,10 @@ class LayerProducts:
         deterministic: bool,
         dependent: bool,
     ) -> "LayerProducts":
-        """name: of the device, as torch has it. Raises ModelError where the table of tilings holds something else."""
+        """dtype: of the matrices; name: of the device, as torch has it
+
+        Raises ModelError where the table of tilings holds something else.
+        """
         heads, hidden, intermediate = spec.num_heads * spec.head_dim, spec.hidden_size, spec.intermediate_size
         shapes = (
             (LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
@@ -115,18 +132,24 @@ class LayerProducts:
     def before_attention(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
         """→ queries, keys and values [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]"""
         tiling = self.qkv.tiling(len(x))
-        if isinstance(tiling, PersistentTiling) and isinstance(weight, Tensor) and bias is None:
-            return persistent_linear(x, weight, tiling, self.room, dependent=self.dependent)
-        return self._linear(x, weight, bias)
+        if not isinstance(tiling, PersistentTiling) or bias is not None:
+            return self._linear(x, weight, bias, self.qkv)
+        left, right, factors = _operands(x, weight)
+        return persistent_linear(
+            left, right, tiling, self.room, factors=factors, dtype=x.dtype, dependent=self.dependent
+        )
 
     def gated(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
         """The first half of a feed-forward layer.  → [num_tokens, intermediate]"""
         tiling = self.gate_up.tiling(len(x))
-        if tiling is None or bias is not None or isinstance(weight, QuantizedWeight):
-            return silu_and_mul(self._linear(x, weight, bias), dependent=self.dependent)
-        if isinstance(tiling, GatedTiling):
+        if isinstance(tiling, PersistentTiling) and bias is None:
+            left, right, factors = _operands(x, weight)
+            return persistent_gated_linear(
+                left, right, tiling, self.room, factors=factors, dtype=x.dtype, dependent=self.dependent
+            )
+        if isinstance(tiling, GatedTiling) and isinstance(weight, Tensor) and bias is None:
             return gated_linear(x, weight, tiling, dependent=self.dependent)
-        return persistent_gated_linear(x, weight, tiling, self.room, dependent=self.dependent)
+        return silu_and_mul(self._linear(x, weight, bias, self.gate_up), dependent=self.dependent)
 
     def add_output(
         self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, residual: Tensor
@@ -148,19 +171,33 @@ class LayerProducts:
         residual: Tensor,
         choice: ProductChoice,
     ) -> Tensor | None:
-        if self.deterministic or bias is not None or isinstance(weight, QuantizedWeight):
-            return self._linear(x, weight, bias)
         tiling = choice.tiling(len(x))
-        if isinstance(tiling, PersistentTiling):
-            add_persistent_linear(x, weight, residual, tiling, self.room, dependent=self.dependent)
-        else:
-            residual.addmm_(x, weight.t())
+        if isinstance(tiling, PersistentTiling) and bias is None:
+            left, right, factors = _operands(x, weight)
+            add_persistent_linear(left, right, residual, tiling, self.room, factors=factors, dependent=self.dependent)
+            return None
+        if self.deterministic or bias is not None or isinstance(weight, QuantizedWeight):
+            return self._linear(x, weight, bias, choice)
+        residual.addmm_(x, weight.t())
         return None
 
-    def _linear(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
-        if isinstance(weight, QuantizedWeight):
-            return quantized_linear(x, weight, bias)
-        return fixed_linear(x, weight, bias) if self.deterministic else linear(x, weight, bias)
+    def _linear(
+        self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, choice: ProductChoice
+    ) -> Tensor:
+        if isinstance(weight, Tensor):
+            return fixed_linear(x, weight, bias) if self.deterministic else linear(x, weight, bias)
+        if choice.library_won(len(x)) and library_takes(weight) and bias is None:
+            return library_fp8_linear(x, weight)
+        tiling = choice.tiling(len(x))
+        return quantized_linear(x, weight, bias, tiling if isinstance(tiling, Fp8Tiling) else None)
+
+
+def _operands(x: Tensor, weight: Tensor | QuantizedWeight) -> tuple[Tensor, Tensor, Factors | None]:
+    """What a persistent kernel multiplies: of an fp8 weight, x is rounded to 8 bits too."""
+    if isinstance(weight, Tensor):
+        return x, weight, None
+    narrow, scale = quantize_rows(x)
+    return narrow, weight.data, Factors(scale, weight.scale)
 
 
 def _persistent(choices: Iterable[ProductChoice]) -> list[PersistentTiling]:
