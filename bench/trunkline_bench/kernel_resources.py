@@ -30,6 +30,14 @@ from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
+from trunkline_kernels.gpu.persistent_linear import (
+    PersistentTiling,
+    ProductRoom,
+    add_persistent_linear,
+    is_offered,
+    persistent_gated_linear,
+    persistent_linear,
+)
 from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, quantized_linear
 from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
@@ -65,13 +73,22 @@ def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return empty(*shape, dtype=dtype)
 
 
-def ragged(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | None = None, split: int = 0) -> None:
+def ragged(
+    chip: Chip,
+    *,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    window: int | None = None,
+    split: int = 0,
+    tiles_at_once: int | None = None,
+) -> None:
+    """tiles_at_once: of the tiling; None: as it is chosen"""
+    tiling = ragged_tiling(chip, kv_dtype, split=bool(split))
+    tiling = replace(tiling, tiles_at_once=tiles_at_once or tiling.tiles_at_once)
     q = empty(512, HEADS, HEAD_DIM)
     pieces = Pieces.allocate(64, HEADS, HEAD_DIM, ints(8, 3)) if split else None
     ragged_attention(
         q, pool(kv_dtype), q, tiles=ints(16, 4), query_starts=ints(9), context_lens=ints(8), rows=ints(8),
-        block_tables=ints(64, 128), tiling=ragged_tiling(chip, kv_dtype, split=bool(split)), scale=0.1, window=window,
-        split=split, pieces=pieces,
+        block_tables=ints(64, 128), tiling=tiling, scale=0.1, window=window, split=split, pieces=pieces,
     )  # fmt: skip
 
 
@@ -165,8 +182,21 @@ def gated(chip: Chip) -> None:
     gated_linear(empty(256, HIDDEN), weight, GatedTiling(64, 64, 64, 4, stages), dependent=chip.dependent)
 
 
+def persistent(chip: Chip) -> None:
+    if not is_offered(chip.capability, is_nvidia=chip.target.backend == "cuda"):
+        return
+    tiling = PersistentTiling(128, 128, 64, 8, 4, 1)
+    room = ProductRoom.allocate([tiling], multiprocessors=H200.multiprocessors, device=META)
+    x = empty(256, HIDDEN)
+    persistent_linear(x, empty(6144, HIDDEN), tiling, room, dependent=chip.dependent)
+    add_persistent_linear(x, empty(HIDDEN, HIDDEN), empty(256, HIDDEN), tiling, room, dependent=chip.dependent)
+    persistent_gated_linear(x, empty(2 * INTERMEDIATE, HIDDEN), tiling, room, dependent=chip.dependent)
+
+
 CASES = (
     Case("prefill attention", ragged, products=True),
+    Case("prefill attention, one tile at once", lambda chip: ragged(chip, tiles_at_once=1), products=True),
+    Case("prefill attention, two tiles at once", lambda chip: ragged(chip, tiles_at_once=2), products=True),
     Case("prefill attention, window", lambda chip: ragged(chip, window=4096), products=True),
     Case("prefill attention, deterministic", lambda chip: ragged(chip, split=SPLIT), products=True),
     Case("prefill attention, fp8 KV", lambda chip: ragged(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
@@ -189,6 +219,7 @@ CASES = (
         products=True,
     ),
     Case("SwiGLU products and gate", gated, products=True),
+    Case("persistent products", persistent, products=True),
     Case("int8 weights", lambda chip: quantized("int8"), products=True),
     Case("int4 weights", lambda chip: quantized("int4"), products=True),
     Case("fp8 product", lambda chip: quantized("fp8"), products=True, fp8=True),

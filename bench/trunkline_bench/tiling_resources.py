@@ -22,6 +22,7 @@ from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom
 from trunkline_kernels.gpu.product_choice import ProductTiling, product_tiling
+from trunkline_kernels.gpu.prompt_attention import KERNEL as PROMPT_CHOICE
 from trunkline_kernels.gpu.quantized_linear import FP8, QuantizedWeight
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
@@ -50,7 +51,7 @@ ATTENTION: dict[str, type[DecodeTiling | RaggedTiling]] = {
 def tilings(file: Path) -> Iterator[tuple[Key, Tiling]]:
     """Of a table, and of the sweeps."""
     for key, fields in table(file).items():
-        if fields:  # else the library's own kernel was faster
+        if fields and key.kernel != PROMPT_CHOICE:  # else the library's own kernel was faster
             is_product = isinstance(key, ProductKey)
             yield key, product_tiling(key.kernel, key.dtype, fields) if is_product else ATTENTION[key.kernel](**fields)
     for candidate in (*DECODE_CANDIDATES, *RAGGED_CANDIDATES):

@@ -18,6 +18,7 @@ from trunkline_bench.gpu.main import main, run
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_bench.gpu.stages import CALL_S, STAGES, Stage
 from trunkline_bench.simulation.fitted_cost import FittedCost
+from trunkline_kernels.gpu.prompt_attention import KERNEL, OWN
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, TilingKey, table
 
 REPOSITORY = Path(__file__).parents[2]
@@ -56,28 +57,33 @@ def test_every_stage_runs(tmp_path: Path) -> None:
 
 
 def test_the_sweeps_write_a_table_that_the_kernels_take(tmp_path: Path) -> None:
-    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "tiling sweep,product sweep")
+    done = bench(
+        "--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "tiling sweep,product sweep,fp8 product sweep"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = stages_in(tmp_path)["tiling sweep"]["rows"]
-    assert {row["what"] for row in rows} == {"decode_attention", "ragged_attention"}
+    assert {row["what"] for row in rows} == {"decode_attention", "ragged_attention", KERNEL}
     found = table(tmp_path / "tuned.json")
-    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention", GATED, LINEAR, ADDED}
-    best = {row["what"]: row for row in rows if row["best_so_far"]}
-    assert all(
-        fields.items() <= best[key.kernel].items() for key, fields in found.items() if isinstance(key, TilingKey)
-    )
+    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention", KERNEL, GATED, LINEAR, ADDED}
+    best = {row["what"]: row for row in rows if row.get("best_so_far")}
+    tilings = {key.kernel: fields for key, fields in found.items() if isinstance(key, TilingKey)}
+    (choice,) = (row for row in rows if row["what"] == KERNEL)
+    assert tilings.pop(KERNEL) == ({} if choice["library"] else OWN)
+    assert all(fields.items() <= best[kernel].items() for kernel, fields in tilings.items())
     timed = stages_in(tmp_path)["product sweep"]["rows"]
     chosen = [row for row in timed if row["what"] == "gate and up, chosen"]
     kinds = {True: "persistent", False: "own"}
     products = {
         key.rows: kinds["programs" in fields] if fields else "library"
         for key, fields in found.items()
-        if key.kernel == GATED and isinstance(key, ProductKey)
+        if key.kernel == GATED and isinstance(key, ProductKey) and key.dtype == "float32"
     }
     assert products == {row["rows"]: row["kernel"] for row in chosen}
     assert {row["what"] for row in timed if "of_library" in row} == {
         "gate and up, own", "gate and up, persistent", "down, persistent", "qkv, persistent", "output, persistent"
     }  # fmt: skip
+    eight_bits = {(key.kernel, key.rows) for key in found if getattr(key, "dtype", "") == "float8_e4m3fn"}
+    assert eight_bits == {(kernel, rows) for kernel in (GATED, LINEAR, ADDED) for rows in products}
 
 
 def test_a_headline_with_a_tuned_table_needs_one(tmp_path: Path) -> None:

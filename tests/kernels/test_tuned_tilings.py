@@ -13,6 +13,7 @@ import torch
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.product_choice import product_tiling
+from trunkline_kernels.gpu.prompt_attention import KERNEL, OWN
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, tiling_for
 from trunkline_kernels.gpu.tuned_tilings import ProductKey, TilingKey
 
@@ -107,6 +108,8 @@ def test_the_shipped_table_is_one() -> None:
     for key, fields in tuned_tilings.table(tuned_tilings.SHIPPED).items():
         if isinstance(key, ProductKey):
             assert not fields or product_tiling(key.kernel, key.dtype, fields)
+        elif key.kernel == KERNEL:
+            assert fields in ({}, OWN)
         else:
             assert {"decode_attention": DecodeTiling, "ragged_attention": RaggedTiling}[key.kernel](**fields)
 

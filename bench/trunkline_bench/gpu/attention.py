@@ -14,8 +14,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trunkline_bench.gpu import ceilings
 from trunkline_bench.gpu.ceilings import Rows
-from trunkline_bench.gpu.paged import Decode, Paged, Prefill
+from trunkline_bench.gpu.paged import Decode, FreshPrefill, Paged, Prefill
 from trunkline_bench.gpu.shapes import Shapes, median_s
+from trunkline_kernels.gpu.prompt_attention import key_of, library_takes
+from trunkline_kernels.gpu.tuned_tilings import TilingKey
+from trunkline_worker.model.gpu_decoder import Chip
 
 RELATIVE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
 
@@ -64,6 +67,20 @@ def _check(shapes: Shapes) -> Rows:
         prefill = Prefill(shapes, paged, new, deterministic=deterministic)
         name = "prefill" + (", deterministic" if deterministic else "")
         yield _compared(name, prefill(), _truths(prefill.q, paged, new), shapes)
+    if library_takes(choice_key(shapes), shapes.device):
+        fresh = FreshPrefill(shapes, 3, new)
+        ends = range(new, 3 * new + 1, new)
+        prompts = [[x[end - new : end] for x in (fresh.q, fresh.keys, fresh.values)] for end in ends]
+        expected = torch.cat([truth(q, k.transpose(0, 1), v.transpose(0, 1)) for q, k, v in prompts])
+        yield _compared("prompt", fresh(), expected, shapes)
+
+
+def choice_key(shapes: Shapes) -> TilingKey:
+    """What the table of tilings has the choice between own and library under."""
+    return key_of(
+        device=Chip.of(shapes.device).name, head_dim=shapes.head_dim, group=shapes.num_heads // shapes.num_kv_heads,
+        dtype=shapes.dtype, kv_dtype=shapes.dtype,
+    )  # fmt: skip
 
 
 def _truths(q: Tensor, paged: Paged, new: int) -> Tensor:
@@ -127,12 +144,24 @@ def prefill_speed(shapes: Shapes) -> Rows:
 
         rates = {name: flop / median_s(partial(call, q, k, v), shapes.device) for name, call in libraries(shapes)}
         best = max(rates, key=rates.__getitem__)
+        library_s = library_speed(shapes, count, length)
         yield {
             "sequences": count, "length": length, "tflop_per_s": flop / ours_s / 1e12,
+            "prompt_attention_tflop_per_s": library_s and flop / library_s / 1e12,
             **{f"{name}_tflop_per_s": rate / 1e12 for name, rate in rates.items()},
             "of_best": flop / ours_s / rates[best], "best": best,
         }  # fmt: skip
         del paged, prefill, q, k, v
+
+
+def library_speed(shapes: Shapes, count: int, length: int) -> float | None:
+    """Seconds that torch's attention takes for so many prompts as the engine would hand them to it; None: this torch
+    has no such attention, or not on this device."""
+    try:
+        return median_s(FreshPrefill(shapes, count, length), shapes.device)
+    except (ImportError, RuntimeError) as error:
+        print(f"  torch's attention of several lengths does not work here: {error}", flush=True)
+        return None
 
 
 Attention = Callable[

@@ -11,6 +11,7 @@ from trunkline_bench.gpu.shapes import Shapes
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
+from trunkline_kernels.gpu.prompt_attention import FreshPrompts, prompt_attention
 from trunkline_kernels.gpu.ragged_attention import (
     SPLIT,
     Pieces,
@@ -116,6 +117,22 @@ class Decode:
             plan=self._plan, prefixes=self._prefixes, scale=self._scale,
         )  # fmt: skip
         return self.out
+
+
+class FreshPrefill:
+    """prompt_attention over so many prompts of one length, as a layer's product leaves them, ready to be called."""
+
+    def __init__(self, shapes: Shapes, count: int, length: int) -> None:
+        heads, kv_heads, rows = shapes.num_heads, shapes.num_kv_heads, count * length
+        qkv = torch.randn(rows, heads + 2 * kv_heads, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
+        self.q = qkv[:, :heads].contiguous()
+        self.keys, self.values = qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        starts = torch.arange(0, rows + 1, length, dtype=torch.int32, device=shapes.device)
+        self._fresh = FreshPrompts(0, rows, length, starts)
+        self._scale = shapes.head_dim**-0.5
+
+    def __call__(self) -> Tensor:
+        return prompt_attention(self.q, self.keys, self.values, self._fresh, scale=self._scale)
 
 
 class Prefill:

@@ -12,12 +12,13 @@ from typing import TypeVar
 
 from triton.runtime.errors import OutOfResources
 
-from trunkline_bench.gpu.attention import prompt_flops
+from trunkline_bench.gpu.attention import choice_key, library_speed, prompt_flops
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.paged import Decode, Paged, Prefill
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
+from trunkline_kernels.gpu.prompt_attention import OWN, library_takes
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling
 from trunkline_kernels.gpu.tuned_tilings import Key, TilingKey
 from trunkline_worker.model.gpu_decoder import Chip
@@ -65,6 +66,7 @@ def measure(shapes: Shapes) -> Rows:
                 best[key] = asdict(tiling), {**measured, **versions}
                 tuned_tilings.write(shapes.output / FILE, best)
             yield {"what": kernel, **asdict(tiling), **measured, "best_so_far": better}
+    yield from _own_or_library(shapes, best, least)
 
 
 Measured = tuple[Tiling, list[float], dict[str, object]]  # no times: it does not fit the device
@@ -102,6 +104,26 @@ def _prompts(shapes: Shapes) -> Iterator[Measured]:
             for (count, length), time_s in zip(shapes.sweep_prompts, times_s, strict=True)
         }
         yield tiling, times_s, rates
+
+
+def _own_or_library(shapes: Shapes, best: dict[Key, tuple[dict[str, int], dict[str, object]]], own: float) -> Rows:
+    """Whether torch's attention is faster at whole prompts.  own: product of the times of the best tiling"""
+    key = choice_key(shapes)
+    if not library_takes(key, shapes.device):
+        return
+    times_s = [library_speed(shapes, count, length) for count, length in shapes.sweep_prompts]
+    known_s = [time_s for time_s in times_s if time_s is not None]
+    if len(known_s) < len(times_s):
+        return
+    measured: dict[str, object] = {"us": [round(time_s * 1e6, 1) for time_s in known_s]}
+    measured |= {
+        f"{count} x {length}, tflop_per_s": prompt_flops(shapes, count, length) / time_s / 1e12
+        for (count, length), time_s in zip(shapes.sweep_prompts, known_s, strict=True)
+    }
+    chosen = math.prod(known_s) < own
+    best[key] = {} if chosen else OWN, {**measured, "torch": version("torch")}
+    tuned_tilings.write(shapes.output / FILE, best)
+    yield {"what": key.kernel, **measured, "library": chosen}
 
 
 def _candidates(shapes: Shapes, default: AnyTiling, others: Sequence[AnyTiling]) -> list[AnyTiling]:

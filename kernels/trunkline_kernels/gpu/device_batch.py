@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.prompt_attention import FreshPrompts
 from trunkline_kernels.gpu.ragged_attention import Pieces
 from trunkline_kernels.gpu.shared_prefix import SharedPrefixes
 
@@ -24,8 +25,11 @@ class DeviceBatch:
     context_lens: Tensor  # [num_seqs] int32: new tokens included
     rows: Tensor  # [num_seqs] int32: of block_tables
     block_tables: Tensor  # [num_rows, max_blocks] int32
-    tiles: Tensor  # [num_tiles, 4] int32, of those that decode_attention does not take: see ragged_attention.tiles_of
+    # [num_tiles, 4] int32, of those that neither decode_attention nor prompt_attention takes: see
+    # ragged_attention.tiles_of
+    tiles: Tensor
     pieces: Pieces | None  # of tiles that are pieces of a context
     decode_lens: Tensor  # [num_decodes] int32: contexts of those that decode_attention takes, the first ones; or 0
     decode_plan: DecodePlan  # room for cutting those
     prefixes: SharedPrefixes  # of those
+    fresh: FreshPrompts | None = None  # those that prompt_attention takes, the last ones

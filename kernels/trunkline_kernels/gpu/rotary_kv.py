@@ -27,7 +27,7 @@ def _normed(first, second, norm, at, inside, eps, HEAD_DIM: tl.constexpr, dtype:
 
 @triton.jit
 def _rotary_kv(
-    qkv,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM]
+    qkv,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM] ← rotated keys, if KEEP
     q_out,  # [num_tokens, NUM_HEADS, HEAD_DIM]
     keys, values,  # the pool: [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM]
     positions,  # [num_tokens] int64
@@ -44,6 +44,7 @@ def _rotary_kv(
     PADDED_HALF: tl.constexpr,  # HEAD_DIM / 2, up to a power of two
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
+    KEEP: tl.constexpr,
     HEADS: tl.constexpr,  # of a program
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -85,6 +86,9 @@ def _rotary_kv(
         tl.store(target, first.to(dtype), mask=known)
         tl.store(target + HALF, second.to(dtype), mask=known)
     elif slot >= 0:
+        if KEEP and is_key:
+            tl.store(source, first.to(dtype), mask=known)
+            tl.store(source + HALF, second.to(dtype), mask=known)
         place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM)
         place = place + within[:, None] * HEAD_DIM + at[None, :]
         stored: tl.constexpr = keys.dtype.element_ty
@@ -113,6 +117,7 @@ def rotary_kv(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    keep_keys: bool = False,
     dependent: bool = False,
 ) -> Tensor:
     """Rotated queries; rotated keys, and values, are in the pool afterwards.
@@ -121,6 +126,7 @@ def rotary_kv(
     positions, slots: [num_tokens] int64; a negative slot is one of padding and not written
     cos, sin: [context_length, head_dim / 2] float32
     query_norm, key_norm: [head_dim], both or neither
+    keep_keys: rotated keys take the place of the others in `qkv` too, but for those of padding
     dependent: see dependent_launch
     → [num_tokens, num_heads, head_dim]
     """
@@ -136,6 +142,6 @@ def rotary_kv(
             query_norm if normed else qkv, key_norm if normed else qkv, eps,
             kv.key_scale if scaled else cos, kv.value_scale if scaled else cos, kv.block_stride,
             block_size, num_heads, num_kv_heads, head_dim, triton.next_power_of_2(head_dim // 2), normed, scaled,
-            HEADS_PER_PROGRAM, dependent, num_warps=2, **launch_options(dependent),
+            keep_keys, HEADS_PER_PROGRAM, dependent, num_warps=2, **launch_options(dependent),
         )  # fmt: skip
     return q

@@ -18,7 +18,7 @@ from trunkline_worker.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
 from trunkline_worker.gpu.row_table import RowTable, TableRow
 from trunkline_worker.gpu.step_inputs import StepInputs, StepLayout, StepLayouts, StepShape
-from trunkline_worker.gpu.step_programs import StepPrograms
+from trunkline_worker.gpu.step_programs import StepPrograms, mixed_sizes
 from trunkline_worker.gpu.step_sampling import StepSamples, sample_step, told_logprobs
 from trunkline_worker.gpu.to_device import to_device
 from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -65,7 +65,11 @@ class GpuRunner:
         # Contexts may share blocks, so together they may be longer than the pool.
         most_pieces = max_seqs * -(-model.context_length // decoder.split) if decoder.split else 0
         max_pieces = min(max_seqs + 4 * num_blocks * size // decoder.split, most_pieces) if decoder.split else 0
-        self._layouts = StepLayouts(decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles)
+        captures = model.device.type == "cuda" and settings.graphs != "off"
+        self._layouts = StepLayouts(
+            decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles,
+            most_graph_tokens=mixed_sizes(settings.max_step_tokens, capture=captures)[-1],
+        )  # fmt: skip
         # Rows of a padded batch that have ended are computed beside a whole step's tokens.
         inputs = StepInputs(
             decoder, self._table, block_size=size, max_tokens=settings.max_step_tokens + max_seqs,
@@ -74,8 +78,7 @@ class GpuRunner:
         # The largest step that there may be: whatever is not in the ladder is smaller.
         cut = max_seqs * -(-max_tokens // decoder.split) if decoder.split else 0
         tiles = 2 * max_seqs + -(-settings.max_step_tokens // decoder.tile_seqs) + cut
-        inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles))
-        captures = model.device.type == "cuda" and settings.graphs != "off"
+        inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles, max_seqs))
         self._programs = StepPrograms(
             decoder, self._kv, inputs, max_seqs=max_seqs, max_tokens=settings.max_step_tokens, max_pieces=max_pieces,
             prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,

@@ -12,6 +12,7 @@ from torch import Tensor
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import step_inputs
+from trunkline_kernels.gpu.prompt_attention import FreshPrompts
 from trunkline_kernels.gpu.ragged_attention import Pieces
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
 from trunkline_worker.gpu.prefix_groups import PrefixGroup, PrefixGroups, PrefixTiles, prefix_tiles
@@ -32,6 +33,14 @@ class StepShape(NamedTuple):
     num_tiles: int
     num_cut: int
     num_prefix_tiles: int
+    num_fresh: int = 0  # prompts that prompt_attention looks at: none in a captured graph
+
+
+class FreshLens(NamedTuple):
+    """The last sequences of a step, which prompt_attention takes."""
+
+    lens: NDArray[np.int32]  # [num_prompts] tokens of each
+    first_row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ class StepLayout:
     cut: NDArray[np.int32]
     num_slots: int
     prefixes: PrefixTiles
+    fresh: FreshLens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -56,8 +66,9 @@ class StepLayout:
     def exact(self) -> StepShape:
         """Its own shape: nothing is padded."""
         return StepShape(
-            self.num_tokens, len(self.rows), self.num_decodes, len(self.tiles), len(self.cut), len(self.prefixes.tiles)
-        )
+            self.num_tokens, len(self.rows), self.num_decodes, len(self.tiles), len(self.cut),
+            len(self.prefixes.tiles), len(self.fresh.lens) if self.fresh else 0,
+        )  # fmt: skip
 
     def last_tokens(self) -> NDArray[np.int32]:
         """For each entry of the plan's steps, where its last token is."""
@@ -69,8 +80,12 @@ class StepLayout:
 class StepLayouts:
     """Lays steps out for a decoder."""
 
-    def __init__(self, decoder: GpuDecoder, groups: PrefixGroups, most_prefix_tiles: int) -> None:
+    def __init__(
+        self, decoder: GpuDecoder, groups: PrefixGroups, most_prefix_tiles: int, *, most_graph_tokens: int
+    ) -> None:
+        """most_graph_tokens: of a step with chunks that is computed by a captured graph"""
         self._decoder = decoder
+        self._most_graph_tokens = most_graph_tokens
         self._groups = groups
         self._most_prefix_tiles = most_prefix_tiles
         # A window hides a prefix from some layers; and bits must not depend on who else runs.
@@ -79,7 +94,12 @@ class StepLayouts:
     def lay_out(self, steps: Sequence[SequenceStep], rows: Sequence[TableRow]) -> StepLayout:
         num_new = np.array([step.num_new for step in steps], np.int32)
         computed = np.array([step.num_computed for step in steps], np.int32)
-        order = np.argsort(num_new != 1, kind="stable")
+        is_chunk = num_new != 1
+        # A graph's launches do not depend on how long prompts are, so those of its steps are left to ragged_attention.
+        is_fresh = is_chunk & (computed == 0) & self._decoder.library_prompts
+        if num_new.sum() <= self._most_graph_tokens:
+            is_fresh[:] = False
+        order = np.argsort(is_chunk.astype(np.int8) + is_fresh, kind="stable")
         num_decodes = 0 if self._decoder.split else int((num_new == 1).sum())
         tile_seqs = self._decoder.tile_seqs
         prefixes = PrefixTiles(np.zeros((0, 5), np.int32), np.zeros((num_decodes, 3), np.int32))
@@ -100,11 +120,15 @@ class StepLayouts:
                     most=self._most_prefix_tiles, align=PREFIX_ALIGNMENT,
                 )  # fmt: skip
         query_lens, context_lens = num_new[order], (computed + num_new)[order]
-        found = self._decoder.tiles(query_lens[num_decodes:], context_lens[num_decodes:])
+        first_fresh = len(steps) - int(is_fresh.sum())
+        found = self._decoder.tiles(query_lens[num_decodes:first_fresh], context_lens[num_decodes:first_fresh])
         found.tiles[:, 0] += num_decodes
+        fresh = None
+        if is_fresh.any():
+            fresh = FreshLens(query_lens[first_fresh:], int(query_lens[:first_fresh].sum()))
         return StepLayout(
             order, np.array([row.index for row in rows], np.int32)[order], query_lens, context_lens, num_decodes,
-            found.tiles, found.cut, found.num_slots, prefixes,
+            found.tiles, found.cut, found.num_slots, prefixes, fresh,
         )  # fmt: skip
 
 
@@ -139,8 +163,8 @@ class StepInputs:
         if size > len(self._buffer):
             self._buffer = torch.zeros(size, dtype=torch.int32, device=self._device)
 
-    def batch(self, shape: StepShape, num_slots: int = 0) -> DeviceBatch:
-        """The tensors of a shape.  num_slots: pieces that the step is cut into"""
+    def batch(self, shape: StepShape, num_slots: int = 0, fresh: FreshLens | None = None) -> DeviceBatch:
+        """The tensors of a shape.  num_slots: pieces that the step is cut into; fresh: of the step"""
         parts: dict[str, Tensor] = {}
         offset = 0
         for name, size in _sizes(shape).items():
@@ -168,6 +192,8 @@ class StepInputs:
             decode_lens=parts["decode_lens"],
             decode_plan=self._plan,
             prefixes=SharedPrefixes(parts["prefix_tiles"].view(-1, 5), parts["prefixes"].view(-1, 3), self._room),
+            fresh=fresh
+            and FreshPrompts(fresh.first_row, int(fresh.lens.sum()), int(fresh.lens.max()), parts["fresh_starts"]),
         )
 
     def send(self, layout: StepLayout, shape: StepShape) -> None:
@@ -186,6 +212,7 @@ class StepInputs:
             "tiles": (layout.tiles, -1),
             "cut": (layout.cut, 0),
             "prefix_tiles": (layout.prefixes.tiles, -1),
+            "fresh_starts": (np.cumsum([0, *layout.fresh.lens] if layout.fresh else []), 0),
         }
         offset = 0
         for name, size in sizes.items():
@@ -218,6 +245,7 @@ def _sizes(shape: StepShape) -> dict[str, int]:
         "tiles": 4 * shape.num_tiles,
         "cut": 3 * shape.num_cut,
         "prefix_tiles": 5 * shape.num_prefix_tiles,
+        "fresh_starts": shape.num_fresh + 1 if shape.num_fresh else 0,
     }
 
 

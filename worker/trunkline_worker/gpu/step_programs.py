@@ -5,6 +5,7 @@ run. A graph is for one shape; a step is padded to the next one there is.
 import gc
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.gpu.prefix_groups import PrefixTiles
-from trunkline_worker.gpu.step_inputs import StepInputs, StepLayout, StepShape
+from trunkline_worker.gpu.step_inputs import FreshLens, StepInputs, StepLayout, StepShape
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 
 # Steps that only decode, by sequences: up to 8 by doubling, then as finely as tiles of matrix products are.
@@ -30,6 +31,11 @@ def decode_sizes(most: int) -> list[int]:
     """Sizes of graphs for steps of up to `most` sequences."""
     sizes = [*SMALLEST_SIZES, *range(SIZE_STEP, COARSE_FROM, SIZE_STEP), *range(COARSE_FROM, most, COARSE_STEP)]
     return [*(size for size in sizes if size < most), most]
+
+
+def mixed_sizes(max_tokens: int, *, capture: bool) -> list[int]:
+    """Sizes of steps with chunks, of no more than `max_tokens`, that have a graph where graphs are captured."""
+    return sorted({min(size, max_tokens) for size in (MIXED_SIZES if capture else INTERPRETED_SIZES)})
 
 
 class StepPrograms:
@@ -56,8 +62,7 @@ class StepPrograms:
         self._pool: Any = None  # memory that the graphs share
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._decode_sizes = decode_sizes(max_seqs)
-        sizes = MIXED_SIZES if capture else INTERPRETED_SIZES
-        self._mixed_sizes = sorted({min(size, max_tokens) for size in sizes})
+        self._mixed_sizes = mixed_sizes(max_tokens, capture=capture)
         self._max_seqs, self._max_pieces, self._prefix_tiles = max_seqs, max_pieces, prefix_tiles
         self._fewest_sharing = fewest_sharing
         self.shapes = self._ladder()
@@ -82,7 +87,7 @@ class StepPrograms:
         if graph is not None:
             graph[0].replay()
             return graph[1] if rows is None else gather_rows(graph[1], rows)
-        batch = self._inputs.batch(shape, layout.num_slots)
+        batch = self._inputs.batch(shape, layout.num_slots, layout.fresh)
         longest = max(int(layout.query_lens.max(initial=0)), shape.num_tokens - layout.num_tokens)
         self._inputs.build(batch, longest)
         return self._decoder.forward(batch, self._kv, rows)
@@ -125,6 +130,14 @@ class StepPrograms:
             self._graphs[shape] = (graph, hidden)
         # Steps without a graph compute the last layer for some tokens alone.
         self._decoder.forward(self._inputs.batch(self.shapes[0]), self._kv, self._inputs.first_row)
+        if self._decoder.library_prompts:
+            tokens = 2  # of padding, as if they were a prompt
+            shape = StepShape(tokens, 1, 0, 0, 0, 0, num_fresh=1)
+            layout = replace(_nothing(shape), fresh=FreshLens(np.array([tokens], np.int32), 0))
+            self._inputs.send(layout, shape)
+            batch = self._inputs.batch(shape, fresh=layout.fresh)
+            self._inputs.build(batch, tokens)
+            self._decoder.forward(batch, self._kv)
 
     def _ladder(self) -> list[StepShape]:
         """Every size without and, where there is such a thing, with contexts that come in several parts: programs for

@@ -20,6 +20,8 @@ from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.prompt_attention import FreshPrompts, library_is_chosen, prompt_attention
+from trunkline_kernels.gpu.prompt_attention import key_of as prompt_attention_key
 from trunkline_kernels.gpu.ragged_attention import (
     RaggedTiling,
     Tiles,
@@ -141,6 +143,17 @@ class GpuDecoder:
             head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=kv_dtype or dtype,
             shared_memory=self.chip.shared_memory, split=deterministic, device=self.chip.name,
         )  # fmt: skip
+        # Under --deterministic a token's bits may not depend on how its prompt is cut.
+        self.library_prompts = not deterministic and library_is_chosen(
+            prompt_attention_key(
+                device=self.chip.name,
+                head_dim=spec.head_dim,
+                group=self._group,
+                dtype=dtype,
+                kv_dtype=kv_dtype or dtype,
+            ),
+            self._device,
+        )
         self.tile_seqs = self._tiling.tokens(self._group)  # new tokens, or decodes that share a prefix, of a tile
         # Under --deterministic all sequences go through one kernel, and contexts are cut at fixed places.
         self.split = ragged.SPLIT if deterministic else 0
@@ -178,10 +191,13 @@ class GpuDecoder:
             qkv = self._multiply.before_attention(x, products.qkv, w.qkv_bias)
             q = rotary_kv(
                 qkv, layer, batch.positions, batch.slots, self._cos, self._sin, num_heads=spec.num_heads,
-                query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps, dependent=self._dependent,
+                query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps,
+                keep_keys=batch.fresh is not None, dependent=self._dependent,
             )  # fmt: skip
             self._attend(q, layer, batch, attended, window)
-            x = attended.flatten(1)
+            fresh = batch.fresh
+            x = attended if fresh is None else self._attend_fresh(q, qkv, fresh, attended, window)
+            x = x.flatten(1)
             if rows is not None and number == spec.num_layers:
                 # No later layer reads the other tokens' states.
                 x, residual = gather_rows(x, rows), gather_rows(residual, rows)
@@ -224,3 +240,16 @@ class GpuDecoder:
             rows=batch.rows, block_tables=batch.block_tables, tiling=self._tiling, scale=self._scale, window=window,
             split=self.split, pieces=batch.pieces,
         )  # fmt: skip
+
+    def _attend_fresh(
+        self, q: Tensor, qkv: Tensor, fresh: FreshPrompts, attended: Tensor, window: int | None
+    ) -> Tensor:
+        """Prompts that need nothing of the pool.  qkv: with rotated keys; attended: of the other tokens → of all"""
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        parts = qkv.view(len(qkv), heads + 2 * kv_heads, self.spec.head_dim)[fresh.rows]
+        keys, values = parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
+        found = prompt_attention(q[fresh.rows], keys, values, fresh, scale=self._scale, window=window)
+        if len(found) == len(q):
+            return found
+        attended[fresh.rows] = found
+        return attended
