@@ -7,6 +7,7 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, CacheTier
+from trunkline_worker.logprob_bytes import prompt_logprobs_bytes
 from trunkline_worker.news import SequenceNews
 from trunkline_worker.plan import PositionLogprobs, RowError
 from trunkline_worker.prefix_tree import CacheChange, Removed, Stored
@@ -67,7 +68,8 @@ def sequence_output(news: SequenceNews) -> EngineOutput:
         )
         if news.prompt.logprobs is not None:
             # Nothing predicts the first prompt token: its entry is empty.
-            output.prompt.logprobs.extend([TokenLogprobs(), *map(_logprobs, news.prompt.logprobs)])
+            output.prompt.logprobs.add()
+            output.prompt.MergeFromString(prompt_logprobs_bytes(news.prompt.logprobs))
     if news.error is not None:
         output.error.CopyFrom(news.error.to_proto())
         output.trace = news.trace
