@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_bench.gpu.attention import layouts_speed
 from trunkline_bench.gpu.headline import with_tuned_table
 from trunkline_bench.gpu.main import main, run
 from trunkline_bench.gpu.shapes import Shapes
@@ -89,6 +90,14 @@ def test_the_sweeps_write_a_table_that_the_kernels_take(tmp_path: Path) -> None:
 def test_a_headline_with_a_tuned_table_needs_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="the tiling sweep and the product sweep come first"):
         next(iter(with_tuned_table(Shapes.of(torch.device("cpu"), tmp_path, DEMO_MODEL))))
+
+
+def test_both_layouts_of_the_pool_are_measured(tmp_path: Path) -> None:
+    shapes = Shapes.of(torch.device("cpu"), tmp_path, DEMO_MODEL)
+    rows = list(layouts_speed(shapes, copy=1e9))
+    assert [row["layout"] for row in rows] == ["layer by layer", "whole blocks of 3 layers"]
+    assert all(row["gb_per_s"] > 0 and (row["batch"], row["context"]) == (2, 70) for row in rows)  # type: ignore[operator]
+    assert rows[0]["of_layer_by_layer"] == 1
 
 
 def test_the_first_stage_runs(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def _check(shapes: Shapes) -> Rows:
     paged = Paged.make(shapes, contexts)
     decode = Decode(shapes, paged)
     yield _compared("decode", decode(), _truths(decode.q, paged, 1), shapes)
+    whole = Paged.make(shapes, contexts, whole_layers=3)
+    decode = Decode(shapes, whole)
+    yield _compared("decode, whole blocks", decode(), _truths(decode.q, whole, 1), shapes)
     # One new token each, through the kernel that cuts contexts at fixed places.
     cut = Prefill(shapes, paged, 1, deterministic=True)
     yield _compared("decode, deterministic", cut(), _truths(cut.q, paged, 1), shapes)
@@ -111,7 +114,29 @@ def decode_speed(shapes: Shapes) -> Rows:
                 "batch": batch, "context": context, "us": time_s * 1e6, "gb_per_s": rate / 1e9, "of_copy": rate / copy,
             }  # fmt: skip
             del paged
+    yield from layouts_speed(shapes, copy)
     yield from _shared_prefix_speed(shapes)
+
+
+def layouts_speed(shapes: Shapes, copy: float) -> Rows:
+    """The pool layer by layer, as the engine has it, and with each block in one piece over all layers, which lets one
+    copy move a block.  copy: bytes per second of one"""
+    token_bytes = 2 * shapes.num_kv_heads * shapes.head_dim * shapes.dtype.itemsize
+    for batch, context in shapes.sweep_decodes:
+        fit = shapes.most_kv_bytes // (batch * (context + shapes.block_size) * token_bytes)
+        plain_s = 0.0
+        for layers in (0, min(shapes.num_layers, fit)):
+            paged = Paged.make(shapes, [context] * batch, whole_layers=layers)
+            time_s = median_s(Decode(shapes, paged), shapes.device)
+            rate = paged.read_bytes() / time_s
+            plain_s = plain_s or time_s
+            yield {
+                "what": "KV layout", "batch": batch, "context": context,
+                "layout": f"whole blocks of {layers} layers" if layers else "layer by layer",
+                "us": time_s * 1e6, "gb_per_s": rate / 1e9, "of_copy": rate / copy,
+                "of_layer_by_layer": plain_s / time_s,
+            }  # fmt: skip
+            del paged
 
 
 def _shared_prefix_speed(shapes: Shapes) -> Rows:

@@ -22,7 +22,7 @@ from trunkline_kernels.gpu.ragged_attention import (
     tiling_for,
 )
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
-from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
 from trunkline_worker.gpu.prefix_groups import PrefixGroup, prefix_tiles
 from trunkline_worker.gpu.row_table import TableRow
 from trunkline_worker.gpu.step_inputs import PREFIX_ALIGNMENT
@@ -40,18 +40,31 @@ class Paged:
 
     @classmethod
     def make(
-        cls, shapes: Shapes, context_lens: list[int], dtype: torch.dtype | None = None, *, shared: int = 0
+        cls,
+        shapes: Shapes,
+        context_lens: list[int],
+        dtype: torch.dtype | None = None,
+        *,
+        shared: int = 0,
+        whole_layers: int = 0,
     ) -> "Paged":
-        """shared: so many first tokens of all are the same blocks; a multiple of a block"""
+        """shared: so many first tokens of all are the same blocks; a multiple of a block
+        whole_layers: 0: the layer's keys lie in one piece, and so do its values; else it is the middle one of so many
+        layers whose pool has each block in one piece"""
         counts = [-(-context // shapes.block_size) for context in context_lens]
-        shape = (sum(counts) + 1, shapes.block_size, shapes.num_kv_heads, shapes.head_dim)
-        keys, values = (torch.randn(shape, device=shapes.device, dtype=dtype or shapes.dtype) for _ in range(2))
+        layers = allocate_kv(
+            num_layers=max(whole_layers, 1), num_blocks=sum(counts), block_size=shapes.block_size,
+            num_kv_heads=shapes.num_kv_heads, head_dim=shapes.head_dim, dtype=dtype or shapes.dtype,
+            device=shapes.device, whole_blocks=whole_layers > 0,
+        )  # fmt: skip
+        kv = layers[len(layers) // 2]
+        kv.keys.normal_(), kv.values.normal_()
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).int()
         tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
         for row, (count, end) in enumerate(zip(counts, itertools.accumulate(counts), strict=True)):
             tables[row, :count] = order[end - count : end]
         tables[:, : shared // shapes.block_size] = tables[0, : shared // shapes.block_size]
-        return cls(KVLayer(keys, values), tables.to(shapes.device), context_lens)
+        return cls(kv, tables.to(shapes.device), context_lens)
 
     def contiguous(self, row: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one sequence, each [num_kv_heads, context, head_dim]."""

@@ -24,6 +24,7 @@ class Shapes:
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
+    num_layers: int = 36
     block_size: int = 16
     copy_bytes: int = 1 << 31
     matmul: int = 8192
@@ -56,8 +57,8 @@ class Shapes:
         if tiny_model is None:
             return cls(device, torch.bfloat16, False, output=output)
         return cls(
-            device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, copy_bytes=1 << 16, matmul=64,
-            decode_batches=(1, 3), decode_contexts=(20, 70), sweep_decodes=((2, 70),), sweep_prompts=((1, 33),),
+            device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, num_layers=3, copy_bytes=1 << 16,
+            matmul=64, decode_batches=(1, 3), decode_contexts=(20, 70), sweep_decodes=((2, 70),), sweep_prompts=((1, 33),),
             product_rows=(1, 20),
             prefill=((2, 33),), model=tiny_model, requests=2,
             prompt_tokens=9, output_tokens=3, engine_window_s=30.0, step_batches=(1, 2), users=2,
