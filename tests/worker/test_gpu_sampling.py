@@ -93,9 +93,9 @@ def test_bias_and_penalties_equal_the_hosts() -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("block", [2048, 64])
-def test_logprobs_equal_the_hosts(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_logprobs, "WIDE", block)
+@pytest.mark.parametrize("tile", [256, 16])
+def test_logprobs_equal_the_hosts(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling_tiles, "SMALLEST_TILE", tile)
     logits = logits_of(4)
     logits[0, 9] = logits[0, 3]  # equals
     chosen = [3, 0, 210, int(logits[3].argmax())]
@@ -106,3 +106,28 @@ def test_logprobs_equal_the_hosts(block: int, monkeypatch: pytest.MonkeyPatch) -
     assert ids.tolist() == [[token for token, _ in entry.top] for entry in expected]
     for found, entry in zip(values.tolist(), expected, strict=True):
         assert found == pytest.approx([value for _, value in entry.top], abs=1e-5)
+
+
+@pytest.mark.parametrize("tile", [256, 8])
+def test_the_likeliest_tokens_come_in_order_wherever_they_lie(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them in one tile, equal ones in many tiles, and tokens that are out last."""
+    monkeypatch.setattr(sampling_tiles, "SMALLEST_TILE", tile)
+    logits = logits_of(4)
+    logits[0, 16:24] += 100
+    logits[1] = 1.5
+    logits[2, 5:] = -math.inf
+    logits[3] = logits[3].round()
+    _, _, ids, values = gpu_logprobs.logprobs(logits, torch.zeros(4, dtype=torch.int64), 12)
+    for row, found, told in zip(logits.tolist(), ids.tolist(), values.tolist(), strict=True):
+        expected = sorted(range(len(row)), key=lambda token: (-row[token], token))[:12]
+        assert found == expected
+        shifted = [row[token] for token in expected]
+        assert [value - told[0] for value in told] == pytest.approx([x - shifted[0] for x in shifted], abs=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_rows_logprobs_do_not_depend_on_the_others(rows: int) -> None:
+    logits, chosen = logits_of(4), torch.tensor([7, 8, 9, 10])
+    whole = gpu_logprobs.logprobs(logits, chosen, 4)
+    part = gpu_logprobs.logprobs(logits[:rows].contiguous(), chosen[:rows], 4)
+    assert all(torch.equal(one, other[:rows]) for one, other in zip(part, whole, strict=True))

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trunkline_bench.gpu.ceilings import Rows
-from trunkline_bench.gpu.shapes import Shapes
+from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels import kv_write, rms_norm, rotary, silu_and_mul
 from trunkline_kernels.gpu import rms_norm as gpu_rms_norm
 from trunkline_kernels.gpu import sampling
@@ -13,6 +13,7 @@ from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
 from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
+from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.persistent_linear import (
     PersistentTiling,
     ProductRoom,
@@ -43,7 +44,7 @@ TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}  # of the largest number
 def check(shapes: Shapes) -> Rows:
     """Largest differences, as shares of the largest number; raises AssertionError where one is too large."""
     torch.manual_seed(0)
-    for kernels in (_norms, _rotary, _products, _sampling):
+    for kernels in (_norms, _rotary, _products, _sampling, _logprobs):
         yield from kernels(shapes)
 
 
@@ -176,3 +177,19 @@ def _sampling(shapes: Shapes) -> Rows:
     # Two numbers that are equal but for rounding may fall either way, at a cut or in a draw.
     assert same >= 0.98, f"only {same:.1%} of the sampled tokens are the host's"
     yield {"what": "sampled tokens that are the host's", "share": same, "of": count}
+
+
+def _logprobs(shapes: Shapes) -> Rows:
+    """Log-probabilities of chosen and of the likeliest tokens, and how long they take."""
+    vocab, count, top = (300, 3, 5) if shapes.tiny else (151_936, 256, 20)
+    logits = 3 * torch.randn(count, vocab, device=shapes.device)
+    chosen = torch.randint(vocab, (count,), device=shapes.device)
+    logprob, rank, ids, values = logprobs(logits, chosen, top)
+    expected = torch.log_softmax(logits, dim=-1)
+    likelier = (logits > logits.gather(1, chosen[:, None])).sum(dim=-1)
+    assert torch.equal(rank.long(), likelier + 1), "logprobs: ranks differ"
+    assert torch.equal(logits.gather(1, ids.long()), logits.topk(top, dim=-1).values), "logprobs: other tokens"
+    yield _compared("logprobs, chosen", logprob, expected.gather(1, chosen[:, None])[:, 0], shapes)
+    yield _compared("logprobs, likeliest", values, expected.gather(1, ids.long()), shapes)
+    time_s = median_s(lambda: logprobs(logits, chosen, top), shapes.device)
+    yield {"what": f"logprobs, {count} rows with {top} likeliest", "us": time_s * 1e6}

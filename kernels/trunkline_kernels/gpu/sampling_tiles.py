@@ -134,6 +134,12 @@ def highest_cut(
     return cut
 
 
+def tile_size(vocab: int) -> int:
+    """Logits of a tile, of rows of `vocab` logits."""
+    tile: int = max(SMALLEST_TILE, triton.next_power_of_2(triton.cdiv(vocab, MOST_TILES)))
+    return tile
+
+
 @dataclass(frozen=True, slots=True)
 class SampleRoom:
     """What is known of the tiles of each sample, for the time of one sampling."""
@@ -147,7 +153,7 @@ class SampleRoom:
     @classmethod
     def allocate(cls, num_samples: int, vocab: int, device: torch.device) -> "SampleRoom":
         """Room for rows of `vocab` logits."""
-        tile = max(SMALLEST_TILE, triton.next_power_of_2(triton.cdiv(vocab, MOST_TILES)))
+        tile = tile_size(vocab)
         shape = (num_samples, triton.cdiv(vocab, tile))
         peaks, masses = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
         listed = torch.empty(shape, dtype=torch.int32, device=device)

@@ -120,19 +120,37 @@ def _penalise(at: Launch) -> None:
         at.within("penalised (row of logits)", 0, at["logits"].numel() // at.number("vocab"), known[:, 0])
 
 
-def _logprobs(at: Launch) -> None:
-    rows, top = at.grid[0], at.number("num_top")
+def _tiles_of_logprobs(at: Launch, rows: int) -> None:
+    """Logits, chosen tokens, and what is known of each tile."""
+    tiles = at.number("num_tiles")
     at.holds("logits", FLOAT32, rows * at.number("vocab"))
     at.holds("chosen", INT64, rows)
+    for name, kinds in (("peaks", FLOAT32), ("ids", INT32), ("masses", FLOAT32), ("above", INT32)):
+        at.holds(name, kinds, rows * tiles)
+    at.require(tiles * at.number("TILE") >= at.number("vocab"), "tiles do not reach the last token")
+    at.powers_of_two("TILE")
+    known = at.contents("chosen")
+    if known is not None:
+        at.within("chosen", -1, at.number("vocab"), known)
+
+
+def _tile_logprobs(at: Launch) -> None:
+    runs, rows = at.grid[:2]
+    _tiles_of_logprobs(at, rows)
+    at.require(runs * at.number("RUN") >= at.number("num_tiles"), "the grid does not reach the last tile")
+    at.powers_of_two("RUN")
+
+
+def _row_logprobs(at: Launch) -> None:
+    rows, top = at.grid[0], at.number("num_top")
+    _tiles_of_logprobs(at, rows)
     at.holds("logprob", FLOAT32, rows)
     at.holds("rank", INT32, rows)
     at.holds("top_ids", INT32, rows * top)
     at.holds("top_logprobs", FLOAT32, rows * top)
     at.require(top <= at.number("vocab"), "more than there are tokens")
-    at.powers_of_two("WIDE")
-    known = at.contents("chosen")
-    if known is not None:
-        at.within("chosen", -1, at.number("vocab"), known)
+    at.require(at.number("PADDED_TILES") >= at.number("num_tiles"), "a program does not see all tiles")
+    at.powers_of_two("PADDED_TILES")
 
 
 CONTRACTS = (
@@ -143,5 +161,6 @@ CONTRACTS = (
     _add_bias,
     _count_tokens,
     _penalise,
-    _logprobs,
+    _tile_logprobs,
+    _row_logprobs,
 )
