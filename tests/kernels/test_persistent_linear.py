@@ -1,6 +1,7 @@
 """Products whose programs divide the work evenly, interpreted, against torch's. The interpreter carries out tensor
 descriptors, so that it is the launched kernel that is tested."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,8 @@ from torch.nn.functional import linear
 from trunkline_kernels.gpu import persistent_linear as persistent
 from trunkline_kernels.gpu.persistent_linear import (
     FEWEST_STEPS,
-    LEAST_SAVED_STEPS,
+    LEAST_SAVED,
+    NEVER,
     Factors,
     PersistentTiling,
     ProductRoom,
@@ -159,11 +161,19 @@ def test_every_step_of_every_tile_is_one_programs(tiles: int, steps: int, progra
     assert min(shares) >= 1
     assert max(shares) <= steps, "a share is of two tiles at most"
     if division.sharing > cut:
-        assert steps - max(shares) >= LEAST_SAVED_STEPS
+        assert steps - max(shares) >= LEAST_SAVED
         assert min(shares) >= min(FEWEST_STEPS, steps)
     for number in range(division.sharing):
         assert program_of(bounds[number], cut * steps, division.sharing) == number
         assert program_of(bounds[number + 1] - 1, cut * steps, division.sharing) == number
+
+
+def test_a_tiling_may_leave_tiles_whole() -> None:
+    assert division_of(tiles=192, steps=64, programs=132, least_saved=NEVER).sharing == 60
+    (x, weight), tiling = drawn(5, 40, 640), replace(TILING, least_saved=NEVER)
+    room = room_for(7)
+    torch.testing.assert_close(persistent_linear(x, weight, tiling, room), linear(x, weight))
+    assert room.shares.isnan().all(), "a tile was cut"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The whole engine on real shapes with random weights: output tokens per second of many requests at once."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.engine_run import EngineUnderTest, running
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_bench.gpu.tiling_sweep import FILE
+from trunkline_bench.gpu.tuned_table import using_table
 from trunkline_bench.simulation.fitted_cost import fit
 from trunkline_kernels.gpu import tuned_tilings
 
@@ -36,14 +36,8 @@ def tuned_table(shapes: Shapes) -> Iterator[dict[tuned_tilings.Key, dict[str, in
     file = shapes.output / FILE
     if not file.exists():
         raise FileNotFoundError(f"{file}: the tiling sweep and the product sweep come first")
-    before = os.environ.get(tuned_tilings.VARIABLE)
-    os.environ[tuned_tilings.VARIABLE] = str(file)
-    try:
+    with using_table(file):
         yield tuned_tilings.table(file)
-    finally:
-        del os.environ[tuned_tilings.VARIABLE]
-        if before is not None:
-            os.environ[tuned_tilings.VARIABLE] = before
 
 
 def _is_own_product(entry: tuple[tuned_tilings.Key, dict[str, int]]) -> bool:

@@ -4,7 +4,7 @@ is faster is written into the table that engines read: see product_choice.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 
@@ -17,7 +17,7 @@ from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_bench.gpu.tiling_sweep import FILE
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.gated_linear import GatedTiling
-from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered
+from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling, ProductRoom, division_of, is_offered
 from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling
 from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling, QuantizedWeight, fp8_tiling, quantize
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, name_of
@@ -52,7 +52,7 @@ FP8_PERSISTENT_GATED_CANDIDATES = (
 )  # fmt: skip
 FP8_PERSISTENT_CANDIDATES = (
     PersistentTiling(64, 64, 256, 4, 3, 2), PersistentTiling(64, 128, 128, 4, 4, 2),
-    PersistentTiling(64, 128, 256, 4, 4, 1), PersistentTiling(128, 64, 128, 8, 4, 2),
+    PersistentTiling(64, 128, 256, 4, 4, 1), PersistentTiling(128, 64, 128, 8, 6, 1),
     PersistentTiling(128, 128, 128, 8, 4, 1), PersistentTiling(256, 64, 128, 8, 4, 1),
 )  # fmt: skip
 TINY, TINY_FP8 = GatedTiling(16, 64, 64, 4, 1), Fp8Tiling(16, 128, 64, 4, 1)
@@ -107,12 +107,29 @@ def candidates(kernel: str, dtype: torch.dtype, rows: int, *, persistent: bool) 
     return [tiling for tiling in found if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
 
 
+def ways(tiling: ProductTiling, rows: int, columns: int, inner: int, chip: Chip) -> list[ProductTiling]:
+    """A persistent kernel that would cut tiles may leave them whole too.  columns: of the result"""
+    if not isinstance(tiling, PersistentTiling):
+        return [tiling]
+    whole = replace(tiling, least_saved=NEVER)
+    divisions = [
+        division_of(
+            tiles=-(-rows // each.rows) * -(-columns // each.columns), steps=-(-inner // each.inner),
+            programs=chip.num_multiprocessors * each.programs, least_saved=each.least_saved,
+        )
+        for each in (tiling, whole)
+    ]  # fmt: skip
+    return [tiling] if divisions[0] == divisions[1] else [tiling, whole]
+
+
 def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight) -> Rows:
     """Candidates against the library, which has a kernel of its own for the gate. The winner is in the table
     afterwards."""
     chip, matrix = Chip.of(shapes.device), weight if isinstance(weight, Tensor) else weight.data
+    columns, inner = len(matrix) // 2 if kernel == GATED else len(matrix), matrix.shape[1]
     offered = is_offered(chip.capability, is_nvidia=torch.version.hip is None)
     tilings = candidates(kernel, matrix.dtype, len(x), persistent=offered)
+    tilings = [each for tiling in tilings for each in ways(tiling, len(x), columns, inner, chip)]
     if shapes.tiny:
         own = [TINY_FP8] if matrix.dtype == FP8 else [TINY] if kernel == GATED else []
         tilings = [*own, TINY_PERSISTENT]
@@ -123,10 +140,9 @@ def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight)
     library = product(kernel, None, x, weight, room, dependent=chip.dependent_launches)
     expected = library().clone()
     library_s = median_s(library, shapes.device)
-    columns, inner = matrix.shape
     yield {
         "what": f"{name}, library", "dtype": name_of(matrix.dtype), "rows": len(x), "us": library_s * 1e6,
-        "tflop_per_s": 2 * len(x) * columns * inner / library_s / 1e12,
+        "tflop_per_s": 2 * len(x) * matrix.numel() / library_s / 1e12,
         "gb_per_s": (matrix.nbytes + x.nbytes + expected.nbytes) / library_s / 1e9,
     }  # fmt: skip
     times_s: dict[ProductTiling, float] = {}
@@ -144,7 +160,6 @@ def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight)
             continue
         yield {**shown, "us": times_s[tiling] * 1e6, "of_library": library_s / times_s[tiling]}
     best = winner(library_s, times_s)
-    columns = columns // 2 if kernel == GATED else columns
     key = ProductKey(kernel, chip.name, len(x), columns, inner, name_of(matrix.dtype))
     own_s = min(times_s.values(), default=math.inf)
     measured = {"library_us": round(library_s * 1e6, 1), "own_us": round(own_s * 1e6, 1)}

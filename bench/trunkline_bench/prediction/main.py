@@ -10,12 +10,14 @@ import triton
 from trunkline_bench.prediction import report
 from trunkline_bench.prediction.device import H200, RANGES, Device
 from trunkline_bench.prediction.kernel_work import works
+from trunkline_bench.prediction.persistent_products import best_tilings
 from trunkline_bench.prediction.recorded_step import RecordedStep, decode_step, prompt_step
 from trunkline_worker.model.gpu_decoder import Chip
 from trunkline_worker.model.spec import read_spec
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROGRAM_SHARED_MEMORY = 227 << 10  # bytes that one program may use
+SHARE = "own_product_share"
 PROMPT_STEP_TOKENS = 8192  # of a step that computes prompts: what the headline stage of bench-gpu runs with
 
 
@@ -26,6 +28,11 @@ def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
     length = context * 2 // 3
     decode = decode_step(spec, chip, batch=batch, context=context)
     prompts = prompt_step(spec, chip, tokens=max(PROMPT_STEP_TOKENS, length), prompt=length)
+    own: dict[Device, RecordedStep] = {}
+    for share in (device.own_product_share, *RANGES[SHARE]):
+        changed = _changed(device, SHARE, share)
+        with best_tilings(spec, batch, changed):
+            own[changed] = decode_step(spec, replace(chip, name=device.name), batch=batch, context=context)
     job = report.Job(batch, length, length)
     predicted = _predicted(decode, prompts, job, device)
     rates = {
@@ -45,9 +52,24 @@ def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
         f"- job of {batch} requests of {length} tokens in and {length} out: prompts {predicted.prefill_s:.1f} s, "
         f"decodes {predicted.decode_s:.1f} s, **{predicted.tokens_per_s:,.0f} output tok/s**\n\n"
         f"## {batch} decodes with contexts of {context}\n\n{report.table(works(decode, device), device)}\n"
+        f"## The same decodes with a tuned table\n\n{_tuned(own, prompts, job)}\n"
         f"## A step of {sum(prompts.query_lens):,} prompt tokens\n\n{report.table(works(prompts, device), device)}\n"
         "## What the job would reach if one assumption is wrong\n\n"
         f"{report.sensitivity(rates, RANGES, device)}"
+    )
+
+
+def _tuned(own: dict[Device, RecordedStep], prompts: RecordedStep, job: report.Job) -> str:
+    """own: steps by what is assumed of our own products, the first of which is shown"""
+    rates = ", ".join(
+        f"{_predicted(decode, prompts, job, device).tokens_per_s:,.0f} if {SHARE} is {device.own_product_share}"
+        for device, decode in own.items()
+    )
+    device, decode = next(iter(own.items()))
+    return (
+        "A product of a layer goes through the persistent kernel if that should be faster than the library, as the "
+        f"product sweep decides it by measuring. The job would reach {rates} output tok/s.\n\n"
+        f"{report.table(works(decode, device), device)}"
     )
 
 

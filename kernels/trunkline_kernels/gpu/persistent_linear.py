@@ -29,8 +29,9 @@ OLDEST_CAPABILITY = (9, 0)
 ALIGNMENT = 16  # bytes: of a row of a tensor with a descriptor
 AHEAD = 4  # cache lines of each row of the weight that are asked for before the activations are there
 LINE = 128  # bytes
-# A tile is cut only if that saves this many steps of its inner loop: meeting costs some microseconds, a step half one.
-LEAST_SAVED_STEPS = 8
+# Tiles are cut only if that saves this many steps of the inner loop: meeting costs some microseconds, a step half one.
+LEAST_SAVED = 8
+NEVER = 1 << 16  # steps that no product has
 FEWEST_STEPS = 4  # of a program's share
 MERGED_COLUMNS = 32  # that are added up at a time
 
@@ -38,7 +39,8 @@ MERGED_COLUMNS = 32  # that are added up at a time
 @dataclass(frozen=True, slots=True)
 class PersistentTiling:
     """A tile of rows and columns (of gate and of up, each), how much of the inner dimension at a time, warps, stages of
-    the pipeline of loads, and programs at once on a multiprocessor."""
+    the pipeline of loads, programs at once on a multiprocessor, and steps of the inner loop that must be saved for
+    tiles to be cut: where memory is what limits, fewer programs with whole tiles may be as fast."""
 
     rows: int
     columns: int
@@ -46,6 +48,7 @@ class PersistentTiling:
     warps: int
     stages: int
     programs: int
+    least_saved: int = LEAST_SAVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,13 @@ def is_offered(capability: tuple[int, int], *, is_nvidia: bool) -> bool:
     return is_nvidia and capability >= OLDEST_CAPABILITY
 
 
-def division_of(*, tiles: int, steps: int, programs: int) -> Division:
-    """steps: of a tile's inner loop; programs: that run at once"""
+def division_of(*, tiles: int, steps: int, programs: int, least_saved: int = LEAST_SAVED) -> Division:
+    """steps: of a tile's inner loop; programs: that run at once; least_saved: of PersistentTiling"""
     waves, rest = divmod(tiles, programs)
     if not rest:
         return Division(programs, waves, 0)
     sharing = max(rest, min(programs, rest * steps // FEWEST_STEPS))
-    if steps - -(-rest * steps // sharing) < LEAST_SAVED_STEPS:
+    if steps - -(-rest * steps // sharing) < least_saved:
         sharing = rest
     return Division(programs if waves else sharing, waves, sharing)
 
@@ -219,9 +222,10 @@ def _persistent_matmul(
             cut = tile - first_cut
             in_tile = row_of_tile[:, None] * TILE_COLUMNS
             slot = shares + (2 * program + (begin // steps < cut).to(tl.int32)).to(tl.int64) * SLOT
-            tl.store(slot + in_tile + column_of_tile[None, :], acc)
+            some_rows = (row < num_rows)[:, None]
+            tl.store(slot + in_tile + column_of_tile[None, :], acc, mask=some_rows)
             if GATED:
-                tl.store(slot + UP + in_tile + column_of_tile[None, :], up)
+                tl.store(slot + UP + in_tile + column_of_tile[None, :], up, mask=some_rows)
             # All threads have stored before one of them counts the shares: the last program sees every share.
             tl.debug_barrier()
             first_program = _program_of(cut * steps, cut_steps, sharing)
@@ -235,9 +239,9 @@ def _persistent_matmul(
                     for one in tl.range(first_program, last_program + 1):
                         second = _first_step(one, cut_steps, sharing) // steps < cut
                         slot = shares + (2 * one + second.to(tl.int32)).to(tl.int64) * SLOT
-                        total += tl.load(slot + in_tile + in_columns[None, :])
+                        total += tl.load(slot + in_tile + in_columns[None, :], mask=some_rows, other=0.0)
                         if GATED:
-                            total_up += tl.load(slot + UP + in_tile + in_columns[None, :])
+                            total_up += tl.load(slot + UP + in_tile + in_columns[None, :], mask=some_rows, other=0.0)
                     _finish(
                         total, total_up, out, row_factors, column_factors, row, first_column + in_columns, num_rows,
                         num_columns, GATED, ADDED, SCALED,
@@ -320,6 +324,7 @@ def _launch(
         tiles=triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns),
         steps=triton.cdiv(inner, tiling.inner),
         programs=room.multiprocessors * tiling.programs,
+        least_saved=tiling.least_saved,
     )
     _persistent_matmul[(division.programs,)](
         TensorDescriptor.from_tensor(x, [tiling.rows, tiling.inner]),
