@@ -155,7 +155,7 @@ def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     )  # fmt: skip
 
 
-def quantized(kind: str) -> None:
+def quantized(kind: str, *, dependent: bool = False) -> None:
     data = {
         "int8": ints(6144, HIDDEN, dtype=torch.int8),
         "int4": ints(6144, HIDDEN // 2, dtype=torch.uint8),
@@ -163,7 +163,7 @@ def quantized(kind: str) -> None:
     }[kind]
     scale = empty(6144, HIDDEN // 128 if kind == "int4" else 1, dtype=torch.float32)
     for rows in (1, 64, 2048):
-        quantized_linear(empty(rows, HIDDEN), QuantizedWeight(kind, data, scale, HIDDEN))
+        quantized_linear(empty(rows, HIDDEN), QuantizedWeight(kind, data, scale, HIDDEN), dependent=dependent)
 
 
 def sampled(chip: Chip) -> None:
@@ -222,7 +222,7 @@ CASES = (
     Case("persistent products", persistent, products=True),
     Case("int8 weights", lambda chip: quantized("int8"), products=True),
     Case("int4 weights", lambda chip: quantized("int4"), products=True),
-    Case("fp8 product", lambda chip: quantized("fp8"), products=True, fp8=True),
+    Case("fp8 product", lambda chip: quantized("fp8", dependent=chip.dependent), products=True, fp8=True),
     Case("sampling", sampled),
     Case(
         "SwiGLU gate",

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 
 GROUP = 128  # inner elements that share a scale in the int4 weights of quantize()
@@ -183,8 +184,10 @@ def _quantize_rows(
     scale,  # [num_rows] float32 ←
     INNER: tl.constexpr,
     PADDED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
     values = tl.load(x + row * INNER + at, mask=at < INNER, other=0.0).to(tl.float32)
@@ -236,12 +239,17 @@ def _fp8_product(
     tl.store(place, acc.to(out.dtype.element_ty), mask=some_rows[:, None] & some_columns[None, :])
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x: [num_rows, inner] → fp8 like it, and [num_rows] float32 that its rows are to be multiplied by"""
+def quantize_rows(x: Tensor, *, dependent: bool = False) -> tuple[Tensor, Tensor]:
+    """x: [num_rows, inner] → fp8 like it, and [num_rows] float32 that its rows are to be multiplied by
+
+    dependent: see dependent_launch
+    """
     rows, inner = x.shape
     out, scale = torch.empty_like(x, dtype=FP8), torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
-        _quantize_rows[(rows,)](x, out, scale, inner, triton.next_power_of_2(inner), num_warps=8)
+        _quantize_rows[(rows,)](
+            x, out, scale, inner, triton.next_power_of_2(inner), dependent, num_warps=8, **launch_options(dependent)
+        )
     return out, scale
 
 
@@ -254,15 +262,15 @@ def _tile_rows(rows: int) -> int:
     return min(128, max(16, 1 << (rows - 1).bit_length()))
 
 
-def library_fp8_linear(x: Tensor, weight: QuantizedWeight) -> Tensor:
+def library_fp8_linear(x: Tensor, weight: QuantizedWeight, *, dependent: bool = False) -> Tensor:
     """x @ dequantize(weight).T through the library, with x rounded to 8 bits as quantized_linear does it. Sums are kept
     in full precision.
 
-    x: [num_rows, inner] contiguous → [num_rows, num_columns] in x's dtype
+    x: [num_rows, inner] contiguous; dependent: see dependent_launch → [num_rows, num_columns] in x's dtype
     """
     if not len(x):
         return x.new_empty(0, len(weight.data))
-    narrow, x_scale = quantize_rows(x)
+    narrow, x_scale = quantize_rows(x, dependent=dependent)
     return torch._scaled_mm(
         narrow, weight.data.t(), scale_a=x_scale[:, None], scale_b=weight.scale[None, :], out_dtype=x.dtype
     )
@@ -275,12 +283,18 @@ def library_takes(weight: QuantizedWeight) -> bool:
 
 
 def quantized_linear(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, tiling: Fp8Tiling | None = None
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    tiling: Fp8Tiling | None = None,
+    *,
+    dependent: bool = False,
 ) -> Tensor:
     """x @ dequantize(weight).T + bias; of fp8 with x rounded to 8 bits, row by row.
 
     x: [num_rows, inner] contiguous, bias: [num_columns] → [num_rows, num_columns] in x's dtype
     tiling: of fp8; None: by the number of rows
+    dependent: see dependent_launch; of the rounding of x
     """
     rows = len(x)
     columns = len(weight.data)
@@ -290,7 +304,7 @@ def quantized_linear(
     biased = bias is not None
     if weight.kind == "fp8":
         tiling = tiling or fp8_tiling(rows)
-        narrow, x_scale = quantize_rows(x)
+        narrow, x_scale = quantize_rows(x, dependent=dependent)
         _fp8_product[(triton.cdiv(columns, tiling.columns) * triton.cdiv(rows, tiling.rows),)](
             narrow, x_scale, weight.data, weight.scale, bias if biased else x, out, rows, columns, weight.inner,
             biased, tiling.rows, tiling.columns, tiling.inner, GROUP_ROWS, num_warps=tiling.warps,

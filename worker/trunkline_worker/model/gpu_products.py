@@ -134,7 +134,7 @@ class LayerProducts:
         tiling = self.qkv.tiling(len(x))
         if not isinstance(tiling, PersistentTiling) or bias is not None:
             return self._linear(x, weight, bias, self.qkv)
-        left, right, factors = _operands(x, weight)
+        left, right, factors = _operands(x, weight, dependent=self.dependent)
         return persistent_linear(
             left, right, tiling, self.room, factors=factors, dtype=x.dtype, dependent=self.dependent
         )
@@ -143,7 +143,7 @@ class LayerProducts:
         """The first half of a feed-forward layer.  → [num_tokens, intermediate]"""
         tiling = self.gate_up.tiling(len(x))
         if isinstance(tiling, PersistentTiling) and bias is None:
-            left, right, factors = _operands(x, weight)
+            left, right, factors = _operands(x, weight, dependent=self.dependent)
             return persistent_gated_linear(
                 left, right, tiling, self.room, factors=factors, dtype=x.dtype, dependent=self.dependent
             )
@@ -173,7 +173,7 @@ class LayerProducts:
     ) -> Tensor | None:
         tiling = choice.tiling(len(x))
         if isinstance(tiling, PersistentTiling) and bias is None:
-            left, right, factors = _operands(x, weight)
+            left, right, factors = _operands(x, weight, dependent=self.dependent)
             add_persistent_linear(left, right, residual, tiling, self.room, factors=factors, dependent=self.dependent)
             return None
         if self.deterministic or bias is not None or isinstance(weight, QuantizedWeight):
@@ -187,16 +187,17 @@ class LayerProducts:
         if isinstance(weight, Tensor):
             return fixed_linear(x, weight, bias) if self.deterministic else linear(x, weight, bias)
         if choice.library_won(len(x)) and library_takes(weight) and bias is None:
-            return library_fp8_linear(x, weight)
+            return library_fp8_linear(x, weight, dependent=self.dependent)
         tiling = choice.tiling(len(x))
-        return quantized_linear(x, weight, bias, tiling if isinstance(tiling, Fp8Tiling) else None)
+        own = tiling if isinstance(tiling, Fp8Tiling) else None
+        return quantized_linear(x, weight, bias, own, dependent=self.dependent)
 
 
-def _operands(x: Tensor, weight: Tensor | QuantizedWeight) -> tuple[Tensor, Tensor, Factors | None]:
+def _operands(x: Tensor, weight: Tensor | QuantizedWeight, *, dependent: bool) -> tuple[Tensor, Tensor, Factors | None]:
     """What a persistent kernel multiplies: of an fp8 weight, x is rounded to 8 bits too."""
     if isinstance(weight, Tensor):
         return x, weight, None
-    narrow, scale = quantize_rows(x)
+    narrow, scale = quantize_rows(x, dependent=dependent)
     return narrow, weight.data, Factors(scale, weight.scale)
 
 
