@@ -13,6 +13,7 @@ from trunkline_worker.step_cost import (
     DECODE_SAMPLE_EVERY,
     FIRST_STEPS,
     KEPT_STEPS,
+    MOST_LATE_TIMES,
     MOST_PAIR_SHARE,
     STEPS_PER_FIT,
     StepCost,
@@ -160,6 +161,15 @@ def test_prompts_with_log_probabilities_have_a_cost_of_their_own() -> None:
         longest = cost.longest_chunk(0.05, 0, is_scored=is_scored)
         assert cost.chunk_s(longest, 0, is_scored=is_scored) <= 0.05
         assert cost.chunk_s(longest + 1, 0, is_scored=is_scored) > 0.05
+
+
+@pytest.mark.parametrize(("noise", "times"), [(0.0, 1.0), (0.1, 1.1), (0.3, 1.25), (3.0, MOST_LATE_TIMES)])
+def test_steps_with_prompts_are_planned_to_be_late_one_time_in_ten(noise: float, times: float) -> None:
+    rng = Random(0)
+    loads = [chunk(rng.randint(16, 2048), decodes=rng.randint(0, 8)) for _ in range(KEPT_STEPS)]
+    cost = learned((load, true_s(load) * rng.uniform(1 - noise / 2, 1 + noise)) for load in loads)
+    assert cost.late_times == pytest.approx(times, abs=0.1)
+    assert cost.late_times >= 1
 
 
 chunk_loads = st.builds(

@@ -38,9 +38,9 @@ class StepBudget:
 
     def decodes_are_in(self) -> None:
         """The rest of the step's time is for chunks."""
-        target_s = self._limits.itl_target_s
-        if not target_s:
+        if not self._limits.itl_target_s:
             return
+        target_s = self._limits.itl_target_s / self._cost.late_times
         decodes_s = self._cost.time_s(StepLoad(self.num_decode, self.decode_kv_tokens, 0.0))
         cautious_s = self._cost.cautious_s(self.num_decode, self.decode_kv_tokens)
         decodes_s = max(decodes_s, min(cautious_s, target_s))

@@ -9,6 +9,10 @@ all alike, it is a fixed share of a step.
 A cost that is too low corrects itself, since prompts come and their steps are learned from; one that is too high sends
 prompts elsewhere, and nothing is learned any more. So to routers what is not known is cheap. A step must not be filled
 by that: how much it may hold beyond what steps have told is bounded by experience.py.
+
+Steps that are filled up to a target time would miss it half of the time. So they are filled to what nine of ten steps
+keep, by how the latest ones differed from the fit. On a device of its own that is a few percent less; beside other
+processes on the same cores it may be a third.
 """
 
 from collections import deque
@@ -37,6 +41,7 @@ TOKENS_AS_FIXED = 512.0  # what so many tokens add is taken to be the fixed time
 # on pairs, and a long prompt at hundreds of times what it takes.
 MOST_PAIR_SHARE = 1 / 64
 CLEARLY = 10.0  # a coefficient takes away so many times the variance: some three standard deviations
+LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # beyond it, steps tell of something else than of their load
 LEAST_ERROR = 0.01  # of a step's time: what is smaller is no step's fault
 
 # What a fit is a sum of, none of it negative, in the columns: a step; a step with tokens at what is taken for granted;
@@ -80,6 +85,7 @@ class StepCost:
         self._steps_since_sample = 0
         self._since_sample_s = 0.0
         self.num_fits = 0
+        self.late_times = 1.0  # nine of ten steps with prompts take no longer than so many times their fitted time
         self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = 0.0
 
     @property
@@ -158,6 +164,9 @@ class StepCost:
         costs: list[float] = (PARTS @ (solution / scale)).tolist()
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s = costs
         self.experience.fitted((load.size, time_s, self.time_s(load)) for load, time_s in samples)
+        ratios = [time_s / max(self.time_s(load), 1e-9) for load, time_s in self._chunks]
+        late_times = float(np.quantile(ratios, LATE_QUANTILE)) if ratios else 1.0
+        self.late_times = min(max(late_times, 1.0), MOST_LATE_TIMES)
 
 
 def longest_chunk(num_pairs: float, num_before: int) -> int:
