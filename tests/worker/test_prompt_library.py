@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.device.cards import H200
+from tests.worker.device.faults import DeviceFault, HostSync, LaunchFault, MixedDevices
 from tests.worker.device.models import spec_of
 from tests.worker.device.session import drive, plans_for, session
 from tests.worker.engine_rig import drive as drive_engine
@@ -61,7 +62,7 @@ def tokens(model: Path, waves: list[list[list[int]]], **options: Any) -> list[di
     engine = make_engine(model, kv_blocks=128, block_size=4, itl_target_ms=0.0, max_step_tokens=128, **options)
     found = []
     for wave in waves:
-        submits = [make_submit(handle, prompt, max_tokens=3, ignore_eos=True) for handle, prompt in enumerate(wave)]
+        submits = [make_submit(handle, prompt, max_tokens=2, ignore_eos=True) for handle, prompt in enumerate(wave)]
         found.append(drive_engine(engine, submits).tokens)
     return found
 
@@ -71,16 +72,16 @@ def prompt(length: int) -> list[int]:
 
 
 def test_tokens_are_those_of_the_twins(shallow_model: Path, chosen: list[FreshPrompts]) -> None:
-    cached = prompt(40)
+    cached = prompt(34)
     # The second wave has a step with a cached context beside fresh prompts; nothing is fresh about one token.
-    waves = [[cached, prompt(17)], [[*cached, *prompt(9)], prompt(21), prompt(1), prompt(30)]]
+    waves = [[cached], [[*cached, *prompt(5)], prompt(17), prompt(1), prompt(16)]]
     found = tokens(shallow_model, waves, kernels="triton")
     first, second = chosen[0], chosen[-1]
     assert found == tokens(shallow_model, waves, kernels="torch")
-    assert first.starts.tolist() == [0, 40, 57]
-    assert (first.first_row, first.num_rows, first.longest) == (0, 57, 40)
-    assert second.starts.tolist() == [0, 21, 51]
-    assert second.first_row > 9, "a token and the rest of a cached prompt come first"
+    assert first.starts.tolist() == [0, 34]
+    assert (first.first_row, first.num_rows, first.longest) == (0, 34, 34)
+    assert second.starts.tolist() == [0, 17, 33]
+    assert second.first_row > 5, "a token and the rest of a cached prompt come first"
 
 
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"max_step_tokens": 20}], ids=str)
@@ -151,3 +152,35 @@ def test_steps_with_the_library_keep_the_devices_rules(tmp_path: Path, monkeypat
     assert found.replays > 5
     assert max(MIXED_SIZES) < options["max_step_tokens"]
     assert isinstance(found.runner, GpuRunner)
+
+
+def knows_its_lengths(q: Tensor, keys: Tensor, values: Tensor, fresh: FreshPrompts, **options: Any) -> Tensor:
+    return torch.empty_like(q) if fresh.starts.tolist() else q
+
+
+def starts_from_the_host(q: Tensor, keys: Tensor, values: Tensor, fresh: FreshPrompts, **options: Any) -> Tensor:
+    starts = torch.tensor([0, len(q)], dtype=torch.int32)
+    return prompt_attention.prompt_attention(q, keys, values, replace(fresh, starts=starts), **options)
+
+
+@pytest.mark.parametrize(
+    ("fault", "mutant"), [(HostSync, knows_its_lengths), (MixedDevices, starts_from_the_host)], ids=str
+)
+def test_a_library_that_breaks_the_rules_is_noticed(
+    fault: type[DeviceFault], mutant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of("qwen3-0.6b", layers=1)
+    choose_library(tmp_path, monkeypatch, spec, H200.name, torch.bfloat16)
+    monkeypatch.setattr(gpu_decoder, "prompt_attention", mutant)
+    with pytest.raises(fault), session(spec, max_step_tokens=1024, max_running_requests=4):
+        pass  # its warm-up computes such a prompt
+
+
+def test_kernels_beside_the_library_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of("qwen3-0.6b", layers=1)
+    options: dict[str, Any] = {"max_step_tokens": 2048, "max_running_requests": 8}
+    with session(spec, num_blocks=3000, context_length=4096, **options) as found:
+        found.runner._decoder.library_prompts = True  # only once it is warm
+        plans = plans_for(found, EngineSettings("model", **options), 3000, 4096, SEED)
+        with pytest.raises(LaunchFault, match=r"_rotary_kv.*compiled while requests wait"):
+            drive(found, plans, 60)

@@ -26,7 +26,7 @@ STAGES = (
     Stage("headline", "trunkline_bench.gpu.headline:measure", 1, 130, 220),
     Stage("headline without graphs", "trunkline_bench.gpu.headline:without_graphs", 1, 110, 180, "headline"),
     Stage("decode attention", "trunkline_bench.gpu.attention:decode_speed", 1, 50, 100),
-    Stage("tiling sweep", "trunkline_bench.gpu.tiling_sweep:measure", 1, 100, 150),
+    Stage("tiling sweep", "trunkline_bench.gpu.tiling_sweep:measure", 1, 115, 170),
     Stage("attention correctness", "trunkline_bench.gpu.attention:check", 1, 50, 100),
     Stage("other kernels' correctness", "trunkline_bench.gpu.token_wise:check", 1, 40, 80),
     Stage("engine equality", "trunkline_bench.gpu.equality:check", 1, 90, 150),
