@@ -5,17 +5,22 @@ their steps need, launches that are what kernels assume.
 import ast
 import importlib
 import pkgutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import trunkline_kernels.gpu
 from tests.worker.device import contracts
 from tests.worker.device.cards import A100, H200, L4, RTX_4090, Card
+from tests.worker.device.faults import LaunchFault
 from tests.worker.device.models import NAMES, spec_of
 from tests.worker.device.session import Session, drive, plans_for, session
 from trunkline_kernels.gpu import tuned_tilings
+from trunkline_kernels.gpu.persistent_linear import ProductRoom
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
 from trunkline_worker.settings import EngineSettings
 
@@ -153,3 +158,33 @@ def test_fp8_products_of_the_library_keep_the_rules(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_models_keep_the_rules(name: str) -> None:
     run(name, {"layers": None, "max_step_tokens": 2048, "max_running_requests": 64}, count=20, seed=4)
+
+
+def room_of_one_multiprocessor(patch: pytest.MonkeyPatch) -> None:
+    real = ProductRoom.allocate
+
+    def allocate(tilings: Any, *, multiprocessors: int, device: Any) -> ProductRoom:
+        return replace(real(tilings, multiprocessors=1, device=device), multiprocessors=multiprocessors)
+
+    patch.setattr(ProductRoom, "allocate", allocate)
+
+
+def descriptors_of_other_blocks(patch: pytest.MonkeyPatch) -> None:
+    real = TensorDescriptor.from_tensor
+    patch.setattr(TensorDescriptor, "from_tensor", lambda tensor, block: real(tensor, [block[0], 2 * block[1]]))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "fault"), [(room_of_one_multiprocessor, "shares has"), (descriptors_of_other_blocks, "x is read by")]
+)
+def test_a_persistent_product_without_what_it_assumes_is_noticed(
+    mutant: Callable[[pytest.MonkeyPatch], None], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of("qwen3-0.6b")
+    tiling = {"rows": 64, "columns": 64, "inner": 64, "warps": 4, "stages": 4, "programs": 1}
+    key = ProductKey(GATED, H200.name, 16, spec.intermediate_size, spec.hidden_size, "bfloat16")
+    tuned_tilings.write(tmp_path / "tuned.json", {key: (tiling, {})})
+    monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
+    mutant(monkeypatch)
+    with pytest.raises(LaunchFault, match=fault):
+        run("qwen3-0.6b", SMALL, count=30, seed=2)

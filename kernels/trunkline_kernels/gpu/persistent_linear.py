@@ -26,7 +26,6 @@ from trunkline_kernels.gpu.dependent_launch import ask_for, launch_options, wait
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 
 OLDEST_CAPABILITY = (9, 0)
-ALIGNMENT = 16  # bytes: of a row of a tensor with a descriptor
 AHEAD = 4  # cache lines of each row of the weight that are asked for before the activations are there
 LINE = 128  # bytes
 # Tiles are cut only if that saves this many steps of the inner loop: meeting costs some microseconds, a step half one.
