@@ -266,12 +266,18 @@ def _failure(error: BaseException, method: str, request: Any) -> RequestRefused:
     return RequestRefused(CODE_INTERNAL, INTERNAL, message)
 
 
-async def _end(context: Context, failure: RequestRefused) -> NoReturn:
+async def _end(context: Context, failure: RequestRefused) -> None:
+    """Ends the call when its handler returns. To abort it would leave a cycle: the call keeps the exception, whose
+    traceback leads to the call."""
+    if not isinstance(failure, _NoRequest):
+        status = to_status(rich_status(failure))
+        context.set_code(status.code)
+        context.set_details(status.details or "")
+        context.set_trailing_metadata(status.trailing_metadata or ())
+        return
     try:
         await abort_with(context, failure)
     except grpc.aio.InternalError:
-        if not isinstance(failure, _NoRequest):
-            raise
         raise asyncio.CancelledError from None  # its client has cancelled it, which takes a moment to be known here
 
 

@@ -108,7 +108,7 @@ class Dispatch:
     _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.suspicion = Suspicion()
+        self.suspicion = suspicion = Suspicion()
         prepared, shared = self.prepared, self.shared
         self.stream = RequestStream(
             prepared.request_id,
@@ -119,7 +119,10 @@ class Dispatch:
             self.meter,
         )
         self.placement = self.shared.placement(
-            prepared, self.time_left, self.stream.answer, is_suspect=lambda: self.suspicion.is_suspect
+            prepared,
+            self.time_left,
+            self.stream.answer,
+            is_suspect=lambda: suspicion.is_suspect,  # without `self`: no cycle
         )
         self._responses = self.responses()
 

@@ -8,7 +8,7 @@ it can no longer be used, and one that was used costs what the worker has comput
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from trunkline.grant import LIFETIME_S
 from trunkline.proof import WINDOW_S
@@ -30,9 +30,15 @@ class Timer(Protocol):
 Later = Callable[[float, Callable[[], None]], Timer]  # calls after so many seconds, as the event loop's call_later
 
 
+class _Told(NamedTuple):
+    """What a charge came to, without the charge: it refers to its reservation, and no cycle is to be left."""
+
+    is_owed: bool
+    has_ended: bool
+
+
 class GrantCharge:
-    """`most_output_tokens`: of all choices. `later`: None is the event loop's. A Metered: what workers have told. To be
-    let go of, whatever comes."""
+    """`most_output_tokens`: of all choices. `later`: None is the event loop's. To be let go of, whatever comes."""
 
     def __init__(
         self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int, later: Later | None = None
@@ -154,7 +160,7 @@ class GrantCharge:
     def _settle(self) -> None:
         if self.is_owed:
             self._reservation.took(GenerateResponse(prompt=self._prompt))
-        self._reservation.follow(self)
+        self._reservation.follow(_Told(self.is_owed, self.has_ended))
         self._reservation.meter.add(sum(self._output_tokens.values()))
         self._reservation.settle()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +40,7 @@ from trunkline_router.shared_state.store import Store
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import WorkerLink
+from trunkline_runtime.garbage import spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.metrics import export_lag, metric_reader
@@ -196,8 +196,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         useful.cancel()
     if not signals.stop.is_set():
         await server.start()
-        gc.collect()
-        gc.freeze()  # what is there now stays: the collector need not look at it again and again
+        spare_what_stays()
         log.info("router listening", port=server.port, workers=list(settings.workers))
         if shared_port is not None:
             shared_port.on_listening()

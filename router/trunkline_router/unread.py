@@ -112,3 +112,8 @@ class Unread:
         self.holds_any = False
         self._chunks_bytes = self._waiting_bytes = self._leaving_bytes = 0
         self._backlog.clear(self)
+        self.fall_behind = _is_over  # a cycle with whoever was to be told would stay until the collector comes by
+
+
+def _is_over(reason: str) -> None:
+    """Nobody is told of a client that reads no more."""

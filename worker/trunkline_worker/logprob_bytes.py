@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline.v1.generation_pb2 import PromptReport, TokenLogprob, TokenLogprobs
-from trunkline_runtime.wire import FIXED32, LENGTH, VARINT, varint_bytes
 from trunkline_worker.plan import PositionLogprobs
 
+VARINT, LENGTH, FIXED32 = 0, 2, 5  # how a field is written
 NUMBER_BYTES = 5  # of 32 bits, seven in a byte
 TOKEN_LOGPROB = np.dtype(
     [
@@ -48,8 +48,9 @@ def prompt_logprobs_bytes(positions: Sequence[PositionLogprobs]) -> bytes:
     ranks = np.tile(np.arange(1 + num_top), (len(positions), 1))
     ranks[:, 0] = [position.rank for position in positions]
     columns["rank"] = _numbers(ranks)
-    head = varint_bytes(_tag(PromptReport, "logprobs", LENGTH)) + varint_bytes(ENTRY.itemsize * (1 + num_top))
-    heads = np.tile(np.frombuffer(head, np.uint8), (len(positions), 1))
+    size = _numbers(np.array([ENTRY.itemsize * (1 + num_top)]))[0]
+    head = np.concatenate([np.array([_tag(PromptReport, "logprobs", LENGTH)], np.uint8), size])
+    heads = np.tile(head, (len(positions), 1))
     rows = entries.view(np.uint8).reshape(len(positions), -1)
     return np.concatenate([heads, rows], axis=1).tobytes()
 

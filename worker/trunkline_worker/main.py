@@ -1,7 +1,6 @@
 """`trunkline-worker`: one replica of one model."""
 
 import asyncio
-import gc
 import secrets
 import sys
 import time
@@ -13,6 +12,7 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.grant import grant_key_problem, key_id
 from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import DrainResponse
+from trunkline_runtime.garbage import spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
@@ -125,8 +125,7 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
     try:
         await server.start()
         await server.set_ready(True)
-        gc.collect()
-        gc.freeze()  # what is there now stays: the collector need not look at it again and again
+        spare_what_stays()
         log.info("worker ready", model=model.model, port=server.port, device=model.device, dtype=model.dtype,
                  kv_blocks=model.kv_blocks, context_length=model.context_length,
                  start_up_s=round(model.start_up_s, 1))  # fmt: skip
