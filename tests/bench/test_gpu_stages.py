@@ -41,6 +41,8 @@ def misbehaving(*names: str, limit_s: float = 60.0) -> list[Stage]:
     return [Stage(name, f"tests.bench.misbehaving_stages:{name}", 1, 1, limit_s) for name in names]
 
 
+# Eighteen processes one after the other, of which each imports torch and most start an engine or two.
+@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_every_stage_runs(tmp_path: Path) -> None:
     done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--minutes", "30")

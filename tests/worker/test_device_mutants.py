@@ -33,7 +33,7 @@ from trunkline_worker.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.gpu.runner import GpuRunner
 from trunkline_worker.gpu.step_inputs import StepInputs
 from trunkline_worker.gpu.step_programs import StepPrograms
-from trunkline_worker.model import gpu_decoder
+from trunkline_worker.model import gpu_decoder, gpu_products
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.settings import EngineSettings
 
@@ -330,7 +330,7 @@ MUTANTS: list[tuple[type[DeviceFault], str, Mutation]] = [
     (GraphFault, "operations were captured", launches_more_for_chunks),
     (LaunchFault, "slots is torch.int32", replaced(StepInputs, "batch", narrow_slots)),
     (LaunchFault, "is torch.int64", replaced(StepInputs, "batch", wide_contexts)),
-    (LaunchFault, "not contiguous", replaced(gpu_decoder, "silu_and_mul", transposed_gate)),
+    (LaunchFault, "not contiguous", replaced(gpu_products, "silu_and_mul", transposed_gate)),
     (LaunchFault, "not contiguous", replaced(gpu_decoder, "rms_norm", strided_rows)),
     (LaunchFault, "are read or written", replaced(DecodePlan, "allocate", room_for_one)),
     (LaunchFault, "are read or written", replaced(DecodePlan, "allocate", room_for_one_arrival)),
