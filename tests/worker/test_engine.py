@@ -185,3 +185,15 @@ def test_load_samples_tell_routers_what_waits_by_lane_and_what_a_step_takes() ->
         cost.kv_token_s,
         cost.pair_s,
     )
+
+
+def test_time_between_steps_is_what_the_engine_does_and_not_what_it_rests() -> None:
+    engine, now_s = make_engine(kv_blocks=64), 0.0
+    engine._clock_s = lambda: now_s
+    for handle in range(1, 4):
+        engine.accept(EngineRequest(submits=[make_submit(handle, PROMPT, max_tokens=40, ignore_eos=True)]))
+        while engine.has_work:
+            engine.step()
+            now_s += 0.02  # messages, which the engine sends and takes in
+        now_s += 10.0
+    assert engine.scheduler.cost.between_s == pytest.approx(0.02, rel=0.05)

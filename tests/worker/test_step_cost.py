@@ -172,6 +172,17 @@ def test_steps_with_prompts_are_planned_to_be_late_one_time_in_ten(noise: float,
     assert cost.late_times >= 1
 
 
+def test_a_step_leaves_the_engine_its_time_between_steps() -> None:
+    cost = learned([(chunk(30), true_s(chunk(30)))] * STEPS_PER_FIT)
+    assert cost.within_s(0.1) == pytest.approx(0.1)
+    for _ in range(100):
+        cost.waited(0.02)
+    assert cost.within_s(0.1) == pytest.approx(0.08, rel=0.01)
+    for _ in range(100):
+        cost.waited(0.09)
+    assert cost.within_s(0.1) == pytest.approx(0.05), "steps make headway, however much else there is to do"
+
+
 chunk_loads = st.builds(
     chunk, st.integers(2, 8192), decodes=st.integers(0, 256), decode_kv_tokens=st.integers(0, 10**7)
 )

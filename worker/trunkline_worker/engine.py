@@ -82,6 +82,7 @@ class Engine:
         self._outputs: list[EngineOutput] = []  # refusals that are not told yet
         self._plan_at_s = 0.0  # when the next step is planned, while one is under way
         self._planning_s = 0.0  # time that planning takes, of late
+        self._collected_s: float | None = None  # when the last step was, where the next one follows at once
         self._cost_told: StepCostModel | None = None
         self._fits_told = 0
         self._load_changed = False  # by an abort, which may be all that happens for a while
@@ -124,13 +125,18 @@ class Engine:
             plan = self._repeated(plan)
             if self.before_launch is not None:
                 self.before_launch([step.sequence_id for step in plan.steps])
+            if self._collected_s is not None and not self.executor.run_ahead:
+                self.scheduler.cost.waited(self._clock_s() - self._collected_s)
             self.executor.launch(plan)
             self._in_flight.append(plan)
             self._host_s.append(self._clock_s() - started_s)
             self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
             if len(self._in_flight) == 1:
                 self._time_next_plan()
-        if not self._in_flight or (plan is not None and len(self._in_flight) <= self.executor.run_ahead):
+        if not self._in_flight:
+            self._collected_s = None  # what comes before the next step is a rest
+            return self._tell(None)
+        if plan is not None and len(self._in_flight) <= self.executor.run_ahead:
             return self._tell(None)
         if self._in_flight[0].repeats > 1:  # just launched, by an executor that does not run ahead
             earlier = self._collect_repetitions()
@@ -228,10 +234,12 @@ class Engine:
         """The oldest step's news."""
         plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
         result = self.executor.collect()
-        started_s = self._clock_s()
+        self._collected_s = started_s = self._clock_s()
         news = self.scheduler.commit(plan, result, started_s)
         if self._in_flight:
             self._time_next_plan()
+        if not self.has_work:
+            self._collected_s = None
         now_s = self._clock_s()
         decodes, padding = plan.num_decodes, plan.num_padding + result.num_padding
         counts = StepCounts(

@@ -16,7 +16,7 @@ from trunkline_worker.step_cost import (
 # never done would stall everything behind it. One prompt only: the first in order.
 LEAST_CHUNK = 16
 # Of the time that is left for prompts, in a step that brings a tenant the only thing it waits for.
-HASTENED_SHARE = 0.5
+HASTENED_SHARE = 0.25
 
 
 class StepBudget:
@@ -40,7 +40,7 @@ class StepBudget:
         """The rest of the step's time is for chunks."""
         if not self._limits.itl_target_s:
             return
-        target_s = self._limits.itl_target_s / self._cost.late_times
+        target_s = self._cost.within_s(self._limits.itl_target_s)
         decodes_s = self._cost.time_s(StepLoad(self.num_decode, self.decode_kv_tokens, 0.0))
         cautious_s = self._cost.cautious_s(self.num_decode, self.decode_kv_tokens)
         decodes_s = max(decodes_s, min(cautious_s, target_s))
@@ -59,8 +59,8 @@ class StepBudget:
         return min(self.tokens_left, self.lower_left) if lane else self.tokens_left
 
     def hasten(self) -> None:
-        """Prompts that are still to come share half of the time that is left: a tenant that has nothing else here gets
-        a first token from this step, and has waited for the step before it."""
+        """Prompts that are still to come share a quarter of the time that is left: a tenant that has nothing else here
+        gets a first token from this step, and has waited for the step before it."""
         if self._time_left_s is not None and not self._is_hastened:
             self._is_hastened = True
             self._time_left_s *= HASTENED_SHARE

@@ -42,6 +42,8 @@ TOKENS_AS_FIXED = 512.0  # what so many tokens add is taken to be the fixed time
 MOST_PAIR_SHARE = 1 / 64
 CLEARLY = 10.0  # a coefficient takes away so many times the variance: some three standard deviations
 LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # beyond it, steps tell of something else than of their load
+WAIT_WEIGHT = 0.1  # of the latest time between two steps
+LEAST_STEP_SHARE = 0.5  # of an interval, however much the engine has to do in between
 LEAST_ERROR = 0.01  # of a step's time: what is smaller is no step's fault
 
 # What a fit is a sum of, none of it negative, in the columns: a step; a step with tokens at what is taken for granted;
@@ -85,6 +87,7 @@ class StepCost:
         self._steps_since_sample = 0
         self._since_sample_s = 0.0
         self.num_fits = 0
+        self.between_s = 0.0  # no step is computed, of late, between two that follow each other
         self.late_times = 1.0  # nine of ten steps with prompts take no longer than so many times their fitted time
         self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = 0.0
 
@@ -112,6 +115,16 @@ class StepCost:
         self._seen += 1
         if self._seen % STEPS_PER_FIT == 0:
             self._fit()
+
+    def waited(self, time_s: float) -> None:
+        """So long no step was computed between two that followed each other at once: the engine took in requests, told
+        of what had been computed, and planned."""
+        self.between_s += WAIT_WEIGHT * (time_s - self.between_s)
+
+    def within_s(self, interval_s: float) -> float:
+        """What a step with prompts is planned to take at most, where steps are to follow each other by an interval.
+        Nine of ten keep it, as far as is known."""
+        return max(interval_s - self.between_s, LEAST_STEP_SHARE * interval_s) / self.late_times
 
     def time_s(self, load: StepLoad) -> float:
         """What a step should take."""
