@@ -180,7 +180,7 @@ class GrantCall:
         return granted
 
     def _unsent(self) -> TrunklineError:
-        """The error of a call that had ended before a message was sent."""
+        """The error of a call that had ended before a message was sent, as far as that can be known."""
         if self._call.time_remaining() == 0:
             return DeadlineExceeded("the deadline passed before the router was asked")
         return NoWorker("the router has ended the call")

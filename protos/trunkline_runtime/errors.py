@@ -212,8 +212,9 @@ def _behaviour(call: _Call, gate: RequestGate | None, answer: Answer) -> Behavio
             passage = None if gate is None else gate.enter(call.method, context)
             request = await call.request(context, passage)
             return await answer(call, request, context, passage)
-        except grpc.aio.AbortError:
-            raise
+        except grpc.aio.AbortError as aborted:  # of grpc's own services
+            _leave_no_cycle(aborted)
+            return None
         except BaseException as error:
             if isinstance(_reason(error), asyncio.CancelledError):
                 raise
@@ -267,18 +268,21 @@ def _failure(error: BaseException, method: str, request: Any) -> RequestRefused:
 
 
 async def _end(context: Context, failure: RequestRefused) -> None:
-    """Ends the call when its handler returns. To abort it would leave a cycle: the call keeps the exception, whose
-    traceback leads to the call."""
-    if not isinstance(failure, _NoRequest):
-        status = to_status(rich_status(failure))
-        context.set_code(status.code)
-        context.set_details(status.details or "")
-        context.set_trailing_metadata(status.trailing_metadata or ())
-        return
+    """Ends the call with the failure's status alone: after a message, however empty, clients would not try again."""
     try:
         await abort_with(context, failure)
+    except grpc.aio.AbortError as aborted:
+        _leave_no_cycle(aborted)
     except grpc.aio.InternalError:
+        if not isinstance(failure, _NoRequest):
+            raise
         raise asyncio.CancelledError from None  # its client has cancelled it, which takes a moment to be known here
+
+
+def _leave_no_cycle(aborted: grpc.aio.AbortError) -> None:
+    """grpc keeps the exception with the call, and raises it again when the handler has returned. The frames of its
+    traceback would lead to the call, which would stay until the collector comes by."""
+    aborted.__traceback__ = None
 
 
 def _request_id_of(request: Any) -> str:

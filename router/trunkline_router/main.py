@@ -40,7 +40,7 @@ from trunkline_router.shared_state.store import Store
 from trunkline_router.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.tokenizer_pool import Tokenizers
 from trunkline_router.worker_link import WorkerLink
-from trunkline_runtime.garbage import spare_what_stays
+from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.metrics import export_lag, metric_reader
@@ -124,8 +124,9 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
 
 async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedPort | None = None) -> None:
     """Serves until a signal. Raises PortInUse."""
-    read_wake_ups_at_once()
     log = get_logger()
+    if not read_wake_ups_at_once():
+        log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
     rng = Random()
     pools = Pools(rng, RoutingPolicy(settings.policy))
@@ -210,6 +211,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
 
     following = asyncio.create_task(follow_readiness())
     tasks.append(following)
+    tasks.append(asyncio.create_task(keep_collecting()))
     try:
         done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -1,15 +1,18 @@
 """New calls do not queue behind one another for the event loop's attention, and a server that stops leaves none."""
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
 import grpc
+import pytest
 from grpc._cython import cygrpc
 
 from trunkline_runtime.accepting import (
     AT_ONCE,
     BEGUN_IN_A_TURN,
+    DROPPED_TOGETHER,
     MAX_WAITING,
     MAX_WAITING_OF_CONNECTION,
     ArrivedCalls,
@@ -96,43 +99,63 @@ async def test_a_server_that_stops_while_calls_come_ends_every_one_of_them() -> 
     assert set(outcomes) <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
-def test_a_connection_with_many_calls_has_one_begun_for_each_of_the_others() -> None:
-    arrived: ArrivedCalls[tuple[str, int]] = ArrivedCalls()
+def test_hosts_take_turns_and_so_do_the_connections_of_a_host() -> None:
+    arrived: ArrivedCalls[str] = ArrivedCalls()
     for number in range(500):
-        arrived.add("busy", ("busy", number))
+        arrived.add("busy", "busy:1", f"busy:1 {number}")
+        arrived.add("busy", "busy:2", f"busy:2 {number}")
     for number in range(2):
-        arrived.add("quiet", ("quiet", number))
-        arrived.add("other", ("other", number))
-    assert [arrived.next() for _ in range(7)] == [
-        ("busy", 0), ("quiet", 0), ("other", 0), ("busy", 1), ("quiet", 1), ("other", 1), ("busy", 2),
-    ]  # fmt: skip
-    assert [arrived.next() for _ in range(len(arrived))] == [("busy", number) for number in range(3, 500)]
+        arrived.add("quiet", "quiet:1", f"quiet:1 {number}")
+    assert [arrived.next() for _ in range(5)] == ["busy:1 0", "quiet:1 0", "busy:2 0", "quiet:1 1", "busy:1 1"]
+    rest = [arrived.next() for _ in range(len(arrived))]
+    busy = {f"busy:{one} {number}" for one in (1, 2) for number in range(500)}
+    assert set(rest) == busy - {"busy:1 0", "busy:2 0", "busy:1 1"}
+    assert len(rest) == len(set(rest))
     assert not arrived
 
 
-def test_of_calls_that_a_connection_cannot_have_open_together_the_oldest_are_dropped() -> None:
+def test_a_connection_has_no_more_calls_waiting_than_it_may_have_open() -> None:
     arrived: ArrivedCalls[int] = ArrivedCalls()
-    for number in range(3 * MAX_WAITING_OF_CONNECTION):
-        arrived.add("busy", number)
-    arrived.add("quiet", -1)
-    assert len(arrived) == MAX_WAITING_OF_CONNECTION + 1
-    assert [arrived.next(), arrived.next()] == [2 * MAX_WAITING_OF_CONNECTION, -1]
+    dropped = [arrived.add("host", "host:1", number) for number in range(3 * MAX_WAITING_OF_CONNECTION)]
+    assert dropped == [0] * MAX_WAITING_OF_CONNECTION + [1] * 2 * MAX_WAITING_OF_CONNECTION
+    assert arrived.add("host", "host:2", -1) == 0
+    assert [arrived.next() for _ in range(len(arrived))] == [0, -1, *range(1, MAX_WAITING_OF_CONNECTION)]
 
 
-def test_where_too_many_calls_wait_those_of_the_busiest_connection_are_dropped() -> None:
+@pytest.mark.parametrize("calls_each", [1, 2, 40])
+def test_connections_by_the_thousand_of_one_host_cost_others_nothing(calls_each: int) -> None:
+    """16 calls begin for 32 that come: half of them are dropped, and none of another host's."""
+    arrived: ArrivedCalls[str] = ArrivedCalls()
+    connections, begun, asked = 2 * MAX_WAITING // calls_each, Counter[str](), 0
+    longest_s = 0.0
+    for turn in range(1500):
+        for number in range(32):
+            connection = f"busy:{(32 * turn + number) % connections}"
+            started_s = time.perf_counter()
+            arrived.add("busy", connection, "busy")
+            longest_s = max(longest_s, time.perf_counter() - started_s)
+        if turn % 5 == 0:
+            asked += 1
+            arrived.add("quiet", "quiet:1", "quiet")
+        begun.update(arrived.next() for _ in range(16))
+        assert len(arrived) <= MAX_WAITING
+    assert begun["quiet"] == asked
+    assert begun["busy"] == 16 * 1500 - asked
+    assert longest_s < 0.1
+
+
+def test_of_one_host_the_connections_with_the_most_calls_lose_the_latest() -> None:
     arrived: ArrivedCalls[str] = ArrivedCalls()
     for number in range(MAX_WAITING_OF_CONNECTION):
-        for name in ("first", "second", "third", "fourth", "fifth"):
-            arrived.add(name, name)
-            assert len(arrived) <= MAX_WAITING
-        if number % 10 == 0:
-            arrived.add("quiet", f"quiet {number}")
-    waiting = Counter(arrived.next() for _ in range(len(arrived)))
-    assert sum(name.startswith("quiet") for name in waiting) == MAX_WAITING_OF_CONNECTION // 10
-    for number in range(2 * MAX_WAITING):
-        arrived.add(f"connection {number}", "x")
-    assert len(arrived) == MAX_WAITING, "with one call each, a connection is forgotten with its call"
-    assert [arrived.next() for _ in range(MAX_WAITING)] == ["x"] * MAX_WAITING
+        for one in range(9):
+            arrived.add("host", f"host:{one}", f"{one} {number}")
+        if number < 100:
+            arrived.add("host", "host:quiet", f"quiet {number}")
+    waiting = [arrived.next() for _ in range(len(arrived))]
+    assert [each for each in waiting if "quiet" in each] == [f"quiet {number}" for number in range(100)]
+    kept = Counter(each.split()[0] for each in waiting if "quiet" not in each)
+    assert max(kept.values()) - min(kept.values()) <= DROPPED_TOGETHER / 9 + 1
+    assert "0 0" in waiting
 
 
 async def test_a_server_stops_without_a_call() -> None:

@@ -98,7 +98,8 @@ class Admission:
     def _time_to_add_s(self, lane: Lane, alone_s: float) -> float:
         """What others may add to a step that takes one sequence `alone_s`."""
         share = 1.0 if lane is Lane.INTERACTIVE else LOWER_LANES_DECODE_SHARE
-        return max(share * (self._limits.itl_target_s - alone_s), LEAST_ADDED_SHARE * alone_s)
+        step_s = self._cost.within_s(self._limits.itl_target_s)
+        return max(share * (step_s - alone_s), LEAST_ADDED_SHARE * alone_s)
 
     def foreseen_blocks(self, sequences: list[Sequence], lane: Lane, *, waits: bool) -> list[float]:
         """For each sequence, blocks of its own that it is foreseen to hold in the end; where admission does not look

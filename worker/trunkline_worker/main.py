@@ -12,7 +12,7 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.grant import grant_key_problem, key_id
 from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import DrainResponse
-from trunkline_runtime.garbage import spare_what_stays
+from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
@@ -66,8 +66,9 @@ def main() -> None:
 
 async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles) -> int:
     """Serves until a signal or the engine's death; returns the exit status."""
-    read_wake_ups_at_once()
     log = get_logger()
+    if not read_wake_ups_at_once():
+        log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
     epoch = secrets.randbits(64)
     mirror = CacheMirror(epoch)
@@ -138,6 +139,8 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         silence = Silence(settings.engine.step_timeout_s)
         watching = asyncio.create_task(link.kill_when_silent(silence, is_idle))
         watching.add_done_callback(lambda task: task.cancelled() or task.result())
+        collecting = asyncio.create_task(keep_collecting())
+        collecting.add_done_callback(lambda task: task.cancelled() or task.result())
         if settings.stats_interval_s:
             logging_stats = asyncio.create_task(log_stats(front, settings.stats_interval_s))
             logging_stats.add_done_callback(lambda task: task.cancelled() or task.result())

@@ -42,7 +42,7 @@ TOKENS_AS_FIXED = 512.0  # what so many tokens add is taken to be the fixed time
 MOST_PAIR_SHARE = 1 / 64
 CLEARLY = 10.0  # a coefficient takes away so many times the variance: some three standard deviations
 LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # beyond it, steps tell of something else than of their load
-WAIT_WEIGHT = 0.1  # of the latest time between two steps
+WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one was an accident
 LEAST_STEP_SHARE = 0.5  # of an interval, however much the engine has to do in between
 LEAST_ERROR = 0.01  # of a step's time: what is smaller is no step's fault
 
@@ -119,7 +119,7 @@ class StepCost:
     def waited(self, time_s: float) -> None:
         """So long no step was computed between two that followed each other at once: the engine took in requests, told
         of what had been computed, and planned."""
-        self.between_s += WAIT_WEIGHT * (time_s - self.between_s)
+        self.between_s += WAIT_WEIGHT * (min(max(time_s, 0.0), MOST_WAIT_S) - self.between_s)
 
     def within_s(self, interval_s: float) -> float:
         """What a step with prompts is planned to take at most, where steps are to follow each other by an interval.
