@@ -10,6 +10,7 @@ it is asked only after large requests.
 import asyncio
 import contextlib
 import ctypes
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from resource import getpagesize
@@ -44,6 +45,11 @@ class FreedMemory:
         self._looks = 0  # since the last return
         self._come = self._come_before = 0  # bytes of all large requests so far, and at the last return in quiet
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no large requests came at the last look."""
+        return self._was_quiet
+
     def is_due(self, resident: int, in_requests: int, come: int) -> bool:
         """`resident`: memory of the process; `in_requests`: of it, large requests as they came; `come`: of all large
         requests so far."""
@@ -74,6 +80,8 @@ async def return_freed_memory(requests: Callable[[], tuple[int, int]]) -> None:
         await asyncio.sleep(LOOK_S)
         resident = resident_bytes()
         if trim is not None and resident is not None and memory.is_due(resident, *requests()):
+            if memory.is_quiet:
+                gc.collect()  # cycles that requests have left are memory too
             await asyncio.to_thread(trim, 0)  # a call through ctypes lets go of the GIL
             memory.returned(resident_bytes() or 0)
 

@@ -26,8 +26,7 @@ SICK = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
         ("front stopped (SIGSTOP), continued later", FEWEST),
         ("link reset", FEWEST),
         ("link stalled, healed later", FEWEST),
-        ("drain that hands over after 0.2 s", FEWEST),
-        ("rolling restart of every worker", FEWEST // 2),
+        ("drain that hands over after 0.2 s", FEWEST),  # a rolling restart is three of these: the slow test has it
     ],
 )
 async def test_no_token_is_lost_repeated_or_changed_by_an_accident(
