@@ -43,7 +43,7 @@ class FreedMemory:
         self._settled = 0  # resident memory after the last return while no large requests came, or less
         self._was_quiet = False
         self._looks = 0  # since the last return
-        self._come = self._come_before = 0  # bytes of all large requests so far, and at the last return in quiet
+        self._come = self._come_before = 0  # so far, and at the last return in quiet
 
     @property
     def is_quiet(self) -> bool:
@@ -51,8 +51,8 @@ class FreedMemory:
         return self._was_quiet
 
     def is_due(self, resident: int, in_requests: int, come: int) -> bool:
-        """`resident`: memory of the process; `in_requests`: of it, large requests as they came; `come`: of all large
-        requests so far."""
+        """`resident`: memory of the process; `in_requests`: of it, large requests as they came; `come`: of everything
+        so far that leaves much to be returned."""
         self._come = come
         was_quiet, self._was_quiet = self._was_quiet, in_requests < QUIET_BYTES
         self._settled = min(self._settled or resident, resident)
@@ -71,15 +71,16 @@ class FreedMemory:
             self._settled, self._come_before = resident, self._come
 
 
-async def return_freed_memory(requests: Callable[[], tuple[int, int]]) -> None:
-    """Looks for ever. `requests` tells how many bytes of large requests are in memory, and how many have come so far.
-    Does nothing where the C library is not glibc, or the system does not tell the size of the process."""
+async def return_freed_memory(large: Callable[[], tuple[int, int]]) -> None:
+    """Looks for ever. `large` tells how many bytes of large requests are in memory, and how many of these and of what
+    slow clients left have come so far. Does nothing where the C library is not glibc, or the system does not tell the
+    size of the process."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     memory = FreedMemory()
     while True:
         await asyncio.sleep(LOOK_S)
         resident = resident_bytes()
-        if trim is not None and resident is not None and memory.is_due(resident, *requests()):
+        if trim is not None and resident is not None and memory.is_due(resident, *large()):
             if memory.is_quiet:
                 gc.collect()  # cycles that requests have left are memory too
             await asyncio.to_thread(trim, 0)  # a call through ctypes lets go of the GIL

@@ -180,7 +180,12 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     pools.search.lookups += lookups
     lag, reader = LoopLag(), metric_reader("trunkline-router")
     metrics = None if reader is None else export_lag(lag, "trunkline-router", reader)
-    background = (shared.run(), members.run(sources, leases), lag.run(), return_freed_memory(gate.large_requests))
+
+    def in_and_freed() -> tuple[int, int]:
+        in_requests, of_requests = gate.large_requests()
+        return in_requests, of_requests + dispatcher.backlog.remains.bytes_so_far
+
+    background = (shared.run(), members.run(sources, leases), lag.run(), return_freed_memory(in_and_freed))
     tasks = [asyncio.create_task(running) for running in background]
     stopped = asyncio.create_task(signals.stop.wait())
 

@@ -49,7 +49,7 @@ def test_rotated_keys_replace_the_others_where_they_are_kept(tokens_of_padding: 
     kept = qkv.clone()
     q = rotary_kv(kept, *inputs, num_heads=heads, keep_keys=True)
     assert torch.equal(q, rotary_kv(before := qkv.clone(), *inputs, num_heads=heads))
-    assert torch.equal(before, qkv), "not where nobody asks for it"
+    assert torch.equal(before, qkv), "without keep_keys the keys stay as they are"
     _, keys, values = kept.view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     real = tokens - tokens_of_padding
     assert torch.equal(keys[:real], kv.keys.flatten(0, 1)[:real])

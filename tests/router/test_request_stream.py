@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import pairwise
 
 import pytest
 
@@ -10,6 +11,7 @@ from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline_router import backlog as backlog_module
 from trunkline_router import unread
 from trunkline_router.backlog import Backlog
 from trunkline_router.meter import OutputMeter
@@ -223,7 +225,7 @@ async def test_progress_is_told_by_attempt_and_choice() -> None:
 async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_taken_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unread, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(unread, "MAX_WAITING_BYTES", 2000)
     news = stream(choices=2)
     told = Told()
     news.begin("w", told)
@@ -332,6 +334,45 @@ async def test_a_backlog_counts_what_has_merged_until_it_has_left_or_nobody_will
     assert backlog.waiting_bytes == 0
 
 
+async def test_chunks_that_fill_a_response_each_by_itself_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them refers to its step's whole message as long as it is kept as it came."""
+    monkeypatch.setattr(unread, "MAX_RESPONSE_BYTES", 1000)
+    backlog = Backlog()
+    news = RequestStream("r", 16, PromptInfo(), backlog=backlog)
+    num_bytes = 0
+    for step in range(4):
+        for index in range(16):
+            news.put(brought := output(index, first=2 * step, text="x" * 2000, offset=2000 * step))
+            num_bytes += brought.chunk.ByteSize() if step else 0
+    assert backlog.waiting_bytes > num_bytes
+    news.close()
+
+
+async def test_what_was_kept_for_clients_that_go_together_is_freed_in_turns_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unread, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(backlog_module, "TURN_BYTES", 20_000)
+    backlog = Backlog()
+    streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(5)]
+    for news in streams:
+        for step in range(11):
+            news.put(output(first=2 * step, text="x" * 1000, offset=1000 * step))
+    waiting_bytes = backlog.waiting_bytes
+    for news in streams:
+        news.close()
+    assert backlog.waiting_bytes == 0
+    freed_bytes = [backlog.remains.bytes_so_far]
+    while freed_bytes[-1] < waiting_bytes - 5 * 3000:  # all but what had not become a full response
+        await asyncio.sleep(0)
+        freed_bytes.append(backlog.remains.bytes_so_far)
+    assert freed_bytes[0] == 0
+    assert max(after - before for before, after in pairwise(freed_bytes)) < 20_000 + 5000
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert backlog.remains.bytes_so_far <= waiting_bytes
+
+
 async def test_responses_that_do_not_leave_count_against_what_may_wait() -> None:
     """Clients whose transport is full: what each was given last stays in memory."""
     backlog = Backlog(max_bytes=10_000)
@@ -357,7 +398,7 @@ async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(unread, "RESPONSE_COST", 0)
-    backlog = Backlog(max_bytes=3000)
+    backlog = Backlog(max_bytes=6000)
     streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(3)]
     told = [Told() for _ in streams]
     for number, news in enumerate(streams):

@@ -103,7 +103,7 @@ def candidates(kernel: str, dtype: torch.dtype, rows: int, *, persistent: bool) 
         found += GATED_CANDIDATES if kernel == GATED else ()
         some = PERSISTENT_GATED_CANDIDATES if kernel == GATED else PERSISTENT_CANDIDATES
     found += some if persistent else ()
-    # A tile twice as high as there are rows computes at least half of its results for nobody.
+    # At least half of the results of a tile that is twice as high as there are rows are thrown away.
     return [tiling for tiling in found if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
 
 
