@@ -72,7 +72,7 @@ async def test_direct_answers_are_the_routers_to_the_bit(fleet: HarmedFleet) -> 
     assert KEY not in "".join(router.lines)
 
 
-@pytest.mark.parametrize("accident", ["kill -9 of an engine", "link reset"])
+@pytest.mark.parametrize("accident", ["kill -9 of an engine", pytest.param("link reset", marks=pytest.mark.slow)])
 async def test_no_token_of_a_direct_answer_is_lost_repeated_or_changed_by_an_accident(
     fleet: HarmedFleet, accident: str
 ) -> None:

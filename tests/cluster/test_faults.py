@@ -25,13 +25,14 @@ SICK = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
         ("engine stopped (SIGSTOP), continued later", FEWEST),
         ("front stopped (SIGSTOP), continued later", FEWEST),
         ("link reset", FEWEST),
-        ("link stalled, healed later", FEWEST),
-        ("drain that hands over after 0.2 s", FEWEST),  # a rolling restart is three of these: the slow test has it
+        ("drain that hands over after 0.2 s", FEWEST),
     ],
 )
 async def test_no_token_is_lost_repeated_or_changed_by_an_accident(
     fleet: HarmedFleet, accident: str, streams: int
 ) -> None:
+    """The slow test has the others: a rolling restart is three drains, and a stalled link is as silent as a
+    front that is stopped."""
     wanted, expected = fleet.longest(streams)
     outcome = await struck(fleet.routed, wanted, expected, ACCIDENTS[accident])
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)

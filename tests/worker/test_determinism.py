@@ -85,7 +85,7 @@ def test_in_a_batch_of_64_with_the_cache_cold_then_warm(how, alone, chunk) -> No
     check(warm, alone)
 
 
-@pytest.mark.parametrize("chunk", [1, 16, 512])
+@pytest.mark.parametrize("chunk", [1, pytest.param(16, marks=pytest.mark.slow), 512])
 def test_whatever_the_chunk_size(how, alone, chunk) -> None:  # type: ignore[no-untyped-def]
     engine = make_engine(deterministic=True, kv_blocks=256, max_step_tokens=chunk)
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)
@@ -143,7 +143,7 @@ def test_with_every_feature_of_the_scheduler_on(how, alone, run_ahead) -> None: 
     assert engine.scheduler.stats.preemptions > 0
 
 
-@pytest.mark.parametrize("batching", ["static", "static-unpadded", "dynamic"])
+@pytest.mark.parametrize("batching", ["static", pytest.param("static-unpadded", marks=pytest.mark.slow), "dynamic"])
 def test_with_every_baseline(how, alone, batching) -> None:  # type: ignore[no-untyped-def]
     engine = make_engine(deterministic=True, kv_blocks=512, batching=batching, batch_size=4, batch_window_ms=0.0)
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)

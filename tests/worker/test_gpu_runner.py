@@ -187,7 +187,11 @@ def test_decodes_that_share_a_prefix_get_what_they_would_alone(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_step_tokens": 9}, pytest.param({"deterministic": True}, marks=pytest.mark.slow)],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"max_step_tokens": 9},
+        pytest.param({"deterministic": True}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_step_may_begin_before_the_one_before_is_known(options: dict[str, Any], shallow_model: Path) -> None:
