@@ -52,46 +52,66 @@ ENGINE = {"grpc", "trunkline_runtime", "structlog", "opentelemetry", "redis", "u
 MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline.block_hash": {"grpc", "google", "torch"},
     "trunkline.validation": {"grpc", "torch"},
-    "trunkline_worker.scheduler": PURE,
-    "trunkline_worker.blocks": PURE,
-    "trunkline_worker.prefix_tree": PURE,
-    "trunkline_worker.sequence": PURE,
-    "trunkline_worker.plan": PURE,
-    "trunkline_worker.admission": PURE,
-    "trunkline_worker.waiting": PURE,
-    "trunkline_worker.fair_share": PURE,
-    "trunkline_worker.step_cost": PURE,
-    "trunkline_worker.engine": PURE,
-    "trunkline_worker.engine_process": ENGINE,
+    "trunkline_worker.step.plan": PURE,
+    "trunkline_worker.engine.engine": PURE,
+    "trunkline_worker.engine.engine_process": ENGINE,
     "trunkline_kernels.paged_attention": ENGINE,
-    "trunkline_worker.preemption": PURE,
-    "trunkline_worker.guest": PURE,
-    "trunkline_worker.repeats": PURE,
-    "trunkline_router.worker_blocks": PURE | {"redis"},
-    "trunkline_router.worker_breaker": PURE | {"redis"},
-    "trunkline_router.cache_follower": PURE | {"redis"},
-    "trunkline_router.failover": PURE | {"redis"},
-    "trunkline_router.retry_budget": PURE | {"redis"},
-    "trunkline_router.signs_of_life": PURE | {"redis"},
-    "trunkline_router.suspicion": PURE | {"redis"},
-    "trunkline_router.policy": PURE | {"redis"},
-    "trunkline_router.route": PURE | {"redis"},
-    "trunkline_router.accuracy": PURE | {"redis"},
-    "trunkline_router.prefix_index": PURE | {"redis"},
-    "trunkline_router.ttft": PURE | {"redis"},
-    "trunkline_router.shared_state.accounts": PURE | {"redis"},
-    "trunkline_router.shared_state.convictions": PURE | {"redis"},
-    "trunkline_router.shared_state.output_estimate": PURE | {"redis"},
-    "trunkline_router.shared_state.quota": PURE | {"redis"},
-    "trunkline_router.shared_state.quota_book": PURE | {"redis"},
-    "trunkline_router.shared_state.breaker": PURE | {"redis"},
-    "trunkline_router.shared_state.fairness": PURE | {"redis"},
-    "trunkline_router.shared_state.served": PURE | {"redis"},
-    "trunkline_router.shared_state.embedded_store": {"torch", "grpc", "redis"},
-    "trunkline_router.worker_state": PURE | {"redis"},
+    **dict.fromkeys(
+        (
+            *("trunkline_router.workers." + module for module in ("cache_follower", "signs_of_life", "worker_breaker")),
+            *("trunkline_router.shared_state." + module for module in ("quota_book", "served")),
+            *("trunkline_router.stores." + module for module in ("breaker", "convictions")),
+        ),
+        PURE | {"redis"},
+    ),
+    "trunkline_router.stores.embedded_store": {"torch", "grpc", "redis"},
     "trunkline_router.main": {"torch", "trunkline_worker", "triton", "transformers"},
     "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router"},
 }
+
+
+# Rooms: sub-packages, in order. Each one → the rooms that it may import, all of them above it.
+ROOMS: dict[str, dict[str, str]] = {
+    "trunkline_worker": {
+        "step": "",
+        "lanes": "",
+        "cache": "lanes step",
+        "queue": "cache lanes",
+        "pace": "cache lanes queue",
+        "scheduling": "cache lanes pace queue step",
+        "checkpoint": "",
+        "model": "checkpoint",
+        "execution": "model step",
+        "gpu": "execution model step",
+        "link": "",
+        "engine": "cache checkpoint execution gpu lanes link model pace scheduling step",
+        "text": "checkpoint",
+        "front": "lanes link text",
+        "door": "front",
+    },
+    "trunkline_router": {
+        "routing": "",
+        "quotas": "",
+        "claims": "routing",
+        "streaming": "quotas",
+        "sessions": "claims",
+        "prompts": "claims",
+        "workers": "claims prompts routing sessions",
+        "discovery": "workers",
+        "stores": "discovery quotas routing",
+        "failover": "stores",
+        "shared_state": "quotas routing stores workers",
+        "request": "prompts quotas routing shared_state workers",
+        "gate": "prompts request workers",
+        "dispatch": "failover quotas request routing streaming workers",
+        "api": "dispatch gate prompts quotas request routing sessions shared_state streaming workers",
+    },
+}
+EVERYWHERE = {"settings"}  # what a process was told at its start: any room may import it
+PURE_ROOMS = [
+    *("trunkline_worker." + room for room in ("lanes", "cache", "queue", "pace", "scheduling")),
+    *("trunkline_router." + room for room in ("routing", "quotas", "claims", "failover")),
+]
 
 
 def imported(file: Path) -> set[str]:
@@ -104,6 +124,17 @@ def imported(file: Path) -> set[str]:
             assert node.level == 0, f"{file}: relative import"
             names.add((node.module or "").split(".")[0])
     return names - set(sys.stdlib_module_names)
+
+
+def imported_modules(file: Path) -> set[str]:
+    """Dotted names of what a file imports anywhere in it, with the names that it takes from there."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 # What the engine process may import itself, so that GPU checks run where only these are installed.
@@ -130,7 +161,7 @@ def reached_files(module: str) -> dict[str, Path]:
 
 
 def test_the_engine_process_needs_nothing_but_what_a_gpu_machine_has() -> None:
-    reached = reached_files("trunkline_worker.engine_process")
+    reached = reached_files("trunkline_worker.engine.engine_process")
     assert "trunkline_kernels.paged_attention" in reached, "the walk reaches the kernels"
     for name, file in reached.items():
         extra = imported(file) - ENGINE_MAY - {"trunkline", "trunkline_worker", "trunkline_kernels"}
@@ -147,11 +178,42 @@ def test_a_package_imports_only_what_its_layer_may(package: str) -> None:
         assert not extra, f"{file.relative_to(REPOSITORY)} imports {', '.join(sorted(extra))}"
 
 
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_that_it_may(package: str) -> None:
+    folder = REPOSITORY / OURS[package] / package
+    rooms = {room: set(may.split()) for room, may in ROOMS[package].items()}
+    above = set[str]()
+    for room, may in rooms.items():
+        assert may <= above, f"{room} comes before {', '.join(sorted(may - above))}"
+        above.add(room)
+    for inner in (each for each in folder.iterdir() if (each / "__init__.py").is_file()):
+        files = [file for file in inner.glob("*.py") if file.name != "__init__.py"]
+        assert 3 <= len(files) <= 15, f"{inner.name} has {len(files)} modules"
+        for file in files:
+            found = {name for name in imported_modules(file) if name.startswith(f"{package}.")}
+            extra = {name.split(".")[1] for name in found} - rooms[inner.name] - EVERYWHERE - {inner.name}
+            assert not extra, f"{file.relative_to(REPOSITORY)} imports {', '.join(sorted(extra))}"
+
+
+@pytest.mark.parametrize("room", PURE_ROOMS)
+def test_a_pure_room_reaches_nothing_heavy(room: str) -> None:
+    package = room.split(".")[0]
+    files = (REPOSITORY / OURS[package] / room.replace(".", "/")).glob("*.py")
+    modules = [room if file.stem == "__init__" else f"{room}.{file.stem}" for file in files]
+    assert len(modules) > 1
+    assert not (PURE | {"redis"}) & loaded_by(modules)
+
+
 @pytest.mark.parametrize("module", MUST_NOT_REACH)
 def test_a_pure_module_reaches_nothing_heavy(module: str) -> None:
-    code = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not MUST_NOT_REACH[module] & set(loaded)
+    assert not MUST_NOT_REACH[module] & loaded_by([module])
+
+
+def loaded_by(modules: list[str]) -> set[str]:
+    """Top-level names of everything that is loaded with these modules."""
+    code = f"import sys, {', '.join(modules)}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(loaded.stdout.split())
 
 
 def test_no_test_module_imports_another() -> None:

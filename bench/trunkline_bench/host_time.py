@@ -15,13 +15,13 @@ from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_bench.facts import facts, listed, make_command
-from trunkline_worker.blocks import KVBlocks
-from trunkline_worker.engine import Engine, ModelLimits
-from trunkline_worker.limits import SchedulerLimits
-from trunkline_worker.plan import StepPlan, StepResult
-from trunkline_worker.prefix_tree import PrefixTree
-from trunkline_worker.scheduler import Scheduler
-from trunkline_worker.stats import EngineStats
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.prefix_tree import PrefixTree
+from trunkline_worker.engine.engine import Engine, ModelLimits
+from trunkline_worker.pace.limits import SchedulerLimits
+from trunkline_worker.scheduling.scheduler import Scheduler
+from trunkline_worker.scheduling.stats import EngineStats
+from trunkline_worker.step.plan import StepPlan, StepResult
 
 REPOSITORY = Path(__file__).parents[2]
 CONTEXT = 8192

@@ -33,8 +33,8 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_runtime.server import GrpcServer
-from trunkline_worker.fair_share import Account, Accounts
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes.fair_share import Account, Accounts
+from trunkline_worker.lanes.lanes import Lane
 
 TOKENIZER = Path(__file__).parents[2] / "deploy" / "demo" / "tiny-tales"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

@@ -26,19 +26,19 @@ from trunkline.v1.worker_pb2 import (
 from trunkline_bench.engine import DEMO_MODEL
 from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.simulation import report
-from trunkline_router.link_context import LinkContext
-from trunkline_router.live import Live
-from trunkline_router.pool import Pools
-from trunkline_router.prefix_index import PrefixIndex, keys_of
-from trunkline_router.render_pool import RenderPool
-from trunkline_router.route import Route, chains_of, route_chains
-from trunkline_router.route_request import RouteRequest
-from trunkline_router.session import WorkerSession
-from trunkline_router.tokenizer import PromptTokenizer
-from trunkline_router.tokenizer_pool import Tokenizers
-from trunkline_router.worker_blocks import WorkerBlocks
-from trunkline_router.worker_link import WorkerLink
-from trunkline_router.worker_state import WorkerState
+from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
+from trunkline_router.routing.route import Route, chains_of, route_chains
+from trunkline_router.routing.route_request import RouteRequest
+from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.worker_state import WorkerState
+from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.workers.link_context import LinkContext
+from trunkline_router.workers.live import Live
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.worker_link import WorkerLink
 
 RESULTS = Path(__file__).parents[1] / "results"
 BLOCK_SIZE = 16

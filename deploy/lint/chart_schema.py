@@ -6,8 +6,8 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
+from trunkline_router.request.tenants import TERMS
 from trunkline_router.settings import RouterSettings
-from trunkline_router.tenants import TERMS
 from trunkline_runtime.settings import base_type, flat_fields
 from trunkline_worker.front_settings import WorkerSettings
 

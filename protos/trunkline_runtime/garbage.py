@@ -3,7 +3,7 @@
 A full collection looks at every object that has lived for a while, and nothing else happens meanwhile: with 600
 requests open these are 90,000 objects of a router, and 40 to 80 ms. By Python's own thresholds one comes with every
 burst of requests and every six seconds after it. It finds next to nothing: what a request leaves is freed without the
-collector (tests/router/test_request_garbage.py). What is not is found after a minute.
+collector (tests/router/dispatch/test_request_garbage.py). What is not is found after a minute.
 """
 
 import asyncio

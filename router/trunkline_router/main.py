@@ -13,33 +13,33 @@ import uvloop
 from trunkline.grant import grant_key_problem
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from trunkline_router.backlog import Backlog
-from trunkline_router.discovery import Membership, sources_of
-from trunkline_router.dispatch import Dispatcher
-from trunkline_router.failover import FailoverLimits
-from trunkline_router.fleet_service import FleetService
-from trunkline_router.freed_memory import keep_freed_memory, return_freed_memory
-from trunkline_router.link_context import LinkContext, LinkLimits
-from trunkline_router.open_calls import request_bounds
-from trunkline_router.pool import Pools
+from trunkline_router.api.fleet_service import FleetService
+from trunkline_router.api.service import InferenceService
+from trunkline_router.discovery.discovery import Membership, sources_of
+from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.failover.failover import FailoverLimits
+from trunkline_router.failover.quarantine import Quarantine
+from trunkline_router.gate.freed_memory import keep_freed_memory, return_freed_memory
+from trunkline_router.gate.open_calls import request_bounds
+from trunkline_router.gate.request_gate import RequestGate
+from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
-from trunkline_router.quarantine import Quarantine
-from trunkline_router.render_pool import RenderPool
-from trunkline_router.request_gate import RequestGate
-from trunkline_router.request_size import MAX_REQUEST_BYTES
-from trunkline_router.routing_policy import RoutingPolicy
-from trunkline_router.service import InferenceService
+from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.request.tenants import Tenants, TenantsError, read_tenants
+from trunkline_router.routing.routing_policy import RoutingPolicy
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
-from trunkline_router.shared_state.conviction_key import conviction_key
-from trunkline_router.shared_state.embedded_store import EmbeddedStore
 from trunkline_router.shared_state.fleet import Fleet
 from trunkline_router.shared_state.pool_fleet import PoolFleet
-from trunkline_router.shared_state.redis_store import RedisStore
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.shared_state.store import Store
-from trunkline_router.tenants import Tenants, TenantsError, read_tenants
-from trunkline_router.tokenizer_pool import Tokenizers
-from trunkline_router.worker_link import WorkerLink
+from trunkline_router.stores.conviction_key import conviction_key
+from trunkline_router.stores.embedded_store import EmbeddedStore
+from trunkline_router.stores.redis_store import RedisStore
+from trunkline_router.stores.store import Store
+from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.workers.link_context import LinkContext, LinkLimits
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.loop_lag import LoopLag

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trunkline_router.address import is_address
-from trunkline_router.open_calls import MAX_CALLS, MAX_TENANT_CALLS
-from trunkline_router.routing_policy import PolicyName
-from trunkline_router.shared_state.redis_connection import redis_url_problem
+from trunkline_router.discovery.address import DNS_PREFIX, is_address
+from trunkline_router.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
+from trunkline_router.routing.routing_policy import PolicyName
+from trunkline_router.stores.redis_connection import redis_url_problem
 from trunkline_runtime.settings import setting
 
 
@@ -114,9 +114,6 @@ class RouterSettings:
     @property
     def name(self) -> str:
         return self.router_id or f"{self.host}:{self.port}"
-
-
-DNS_PREFIX = "dns:"
 
 
 def sharing_problem(redis_url: str, key_prefix: str) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 from trunkline_bench.faults.near_ties import NEAR, Parting, contradictions, partings
 from trunkline_bench.faults.scenarios import RouterLoss
 from trunkline_bench.faults.streams import Order, Record
-from trunkline_worker.sampling_key import choice_seed, position_key, race_noise
+from trunkline_worker.step.sampling_key import choice_seed, position_key, race_noise
 
 GREEDY = Order([3, 4, 5], {"temperature": 0.0, "seed": 1, "logprobs": 2})
 TOKENS = [10, 11, 12, 13]

@@ -10,8 +10,8 @@ from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.replay import replay
 from trunkline_bench.simulation.traces import TraceRequest
 from trunkline_bench.simulation.worker import WorkerSpec
-from trunkline_worker.engine import Engine
-from trunkline_worker.limits import Batching, SchedulerLimits
+from trunkline_worker.engine.engine import Engine
+from trunkline_worker.pace.limits import Batching, SchedulerLimits
 
 LIMITS = SchedulerLimits(max_step_tokens=1024, batching=Batching.DYNAMIC, batch_size=8, batch_window_s=0.5)
 WORKER = WorkerSpec(PROFILES["h200-8b"], 100, 16, replace(LIMITS, batching=Batching.CONTINUOUS))

@@ -13,7 +13,7 @@ from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.step_work import StepWork
 from trunkline_bench.simulation.traces import TraceRequest, at_once, mixed_lengths, poisson
 from trunkline_bench.simulation.worker import WorkerSpec
-from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.pace.limits import AdmissionRule, Batching, SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
 LIMITS = SchedulerLimits(max_step_tokens=1024, max_running_requests=24, itl_target_s=0.05, interactive_reserve=0.1)

@@ -34,9 +34,9 @@ from tests.deploy.chart import (
     port_of,
     selected,
 )
+from trunkline_router.quotas.quota import QUOTA_NAMES
+from trunkline_router.request.tenants import read_tenants
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
-from trunkline_router.shared_state.quota import QUOTA_NAMES
-from trunkline_router.tenants import read_tenants
 from trunkline_runtime.server import LIVENESS, READINESS
 from trunkline_runtime.settings import parse_settings
 from trunkline_worker.front_settings import WorkerSettings

@@ -15,24 +15,24 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
-from trunkline_router.backlog import Backlog
-from trunkline_router.dispatch import Dispatcher
-from trunkline_router.failover import FailoverLimits
-from trunkline_router.fleet_service import FleetService
-from trunkline_router.link_context import LinkContext, LinkLimits
-from trunkline_router.live import Live
-from trunkline_router.pool import Pools
-from trunkline_router.render_pool import TIME_LIMIT_S, RenderPool
-from trunkline_router.request_gate import RequestGate
-from trunkline_router.request_size import MAX_REQUEST_BYTES
-from trunkline_router.routing_policy import PolicyName, RoutingPolicy
-from trunkline_router.service import InferenceService
-from trunkline_router.shared_state.embedded_store import EmbeddedStore
+from trunkline_router.api.fleet_service import FleetService
+from trunkline_router.api.service import InferenceService
+from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.failover.failover import FailoverLimits
+from trunkline_router.gate.request_gate import RequestGate
+from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
+from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.request.tenants import Tenants
+from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.tenants import Tenants
-from trunkline_router.tokenizer_pool import Tokenizers
-from trunkline_router.worker_link import WorkerLink
+from trunkline_router.stores.embedded_store import EmbeddedStore
+from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.workers.link_context import LinkContext, LinkLimits
+from trunkline_router.workers.live import Live
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 

@@ -15,7 +15,7 @@ from trunkline import Client
 from trunkline.client import Piece
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GenerateRequest, GrantRequest, GrantResponse, TokenIds
 from trunkline.v1.worker_pb2 import Resume
-from trunkline_router.grant_charge import GrantCharge
+from trunkline_router.api.grant_charge import GrantCharge
 
 KEY = b"a key of thirty-two bytes, or so"
 PROMPT = list(range(10, 30))
@@ -87,7 +87,7 @@ class Timers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._set: list[_Timer] = []
-        monkeypatch.setattr("trunkline_router.service.GrantCharge", partial(GrantCharge, later=self._later))
+        monkeypatch.setattr("trunkline_router.api.service.GrantCharge", partial(GrantCharge, later=self._later))
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> "_Timer":
         self._set.append(_Timer(delay_s, call))

@@ -9,10 +9,10 @@ from redis.asyncio import Redis
 from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.redis_server import RedisServer
-from trunkline_router.shared_state.convictions import CONVICTION_MS
-from trunkline_router.shared_state.quota import Quotas
-from trunkline_router.shared_state.redis_store import KEYS_OF_ALL_LIVES, RedisStore
-from trunkline_router.shared_state.store import KEEP_MS, Credit, Lease, WorkerKey
+from trunkline_router.quotas.quota import Quotas
+from trunkline_router.stores.convictions import CONVICTION_MS
+from trunkline_router.stores.redis_store import KEYS_OF_ALL_LIVES, RedisStore
+from trunkline_router.stores.store import KEEP_MS, Credit, Lease, WorkerKey
 
 QUOTAS = Quotas(requests_per_minute=1_000, tokens_per_minute=100_000, tokens_in_flight=50_000)
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
-from trunkline_router.discovery import (
+from trunkline_router.api.service import InferenceService
+from trunkline_router.discovery.discovery import (
     Addresses,
     Membership,
     Source,
     watch_name,
 )
-from trunkline_router.dispatch import Dispatcher
-from trunkline_router.link_context import LinkContext
-from trunkline_router.pool import Pools
-from trunkline_router.render_pool import RenderPool
-from trunkline_router.service import InferenceService
-from trunkline_router.tokenizer_pool import Tokenizers
-from trunkline_router.worker_link import WorkerLink
+from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.workers.link_context import LinkContext
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 

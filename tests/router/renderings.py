@@ -1,7 +1,7 @@
 """Templates and conversations for the processes that render."""
 
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
-from trunkline_router.render_pool import RenderPool, TemplateSource
+from trunkline_router.prompts.render_pool import RenderPool, TemplateSource
 
 ECHO = TemplateSource("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
 # Hangs where the message says so, in rendering.

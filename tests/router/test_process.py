@@ -22,7 +22,7 @@ from trunkline_runtime.channel import open_channel
 FREEZE_COUNT = """
 import asyncio, gc, os, signal, sys
 from trunkline_router.main import SharedPort, router_settings, serve
-from trunkline_router.tenants import Tenants
+from trunkline_router.request.tenants import Tenants
 
 def on_listening():
     print("frozen:", gc.get_freeze_count())

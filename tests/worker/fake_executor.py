@@ -2,7 +2,7 @@
 
 import zlib
 
-from trunkline_worker.plan import PositionLogprobs, Sampling, StepPlan, StepResult
+from trunkline_worker.step.plan import PositionLogprobs, Sampling, StepPlan, StepResult
 
 VOCAB = 50
 

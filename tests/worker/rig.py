@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 
 from tests.worker.fake_executor import HistoryExecutor
 from trunkline.block_hash import packed_hash
-from trunkline_worker.blocks import KVBlocks
-from trunkline_worker.lanes import Lane
-from trunkline_worker.limits import SchedulerLimits
-from trunkline_worker.news import SequenceNews
-from trunkline_worker.plan import Sampling, StepPlan, StepResult
-from trunkline_worker.prefix_tree import PrefixTree
-from trunkline_worker.scheduler import Scheduler
-from trunkline_worker.sequence import Finish
-from trunkline_worker.sequence import Sequence as EngineSequence
-from trunkline_worker.stats import EngineStats
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.prefix_tree import PrefixTree
+from trunkline_worker.cache.sequence import Finish
+from trunkline_worker.cache.sequence import Sequence as EngineSequence
+from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.pace.limits import SchedulerLimits
+from trunkline_worker.scheduling.news import SequenceNews
+from trunkline_worker.scheduling.scheduler import Scheduler
+from trunkline_worker.scheduling.stats import EngineStats
+from trunkline_worker.step.plan import Sampling, StepPlan, StepResult
 
 BLOCK_SIZE = 4
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trunkline_worker.batch_rows import Row
-from trunkline_worker.sampling_key import position_key, race_noise
+from trunkline_worker.execution.batch_rows import Row
+from trunkline_worker.step.sampling_key import position_key, race_noise
 
 Floats = NDArray[np.float64]
 LARGEST = float(np.finfo(np.float32).max)

@@ -18,19 +18,19 @@ from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
-from trunkline_worker.cache_mirror import CacheMirror
-from trunkline_worker.door import Door, most_message_bytes
-from trunkline_worker.engine_link import EngineLink, EngineStartError
-from trunkline_worker.front import Front
+from trunkline_worker.checkpoint.errors import ModelError
+from trunkline_worker.checkpoint.spec import read_spec
+from trunkline_worker.door.door import Door, most_message_bytes
+from trunkline_worker.door.gate import Gate
+from trunkline_worker.front.cache_mirror import CacheMirror
+from trunkline_worker.front.front import Front
+from trunkline_worker.front.grant_desk import GrantDesk
+from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
+from trunkline_worker.front.stats_log import log_stats
 from trunkline_worker.front_settings import WorkerSettings
-from trunkline_worker.gate import Gate
-from trunkline_worker.grant_desk import GrantDesk
-from trunkline_worker.model.errors import ModelError
-from trunkline_worker.model.spec import read_spec
-from trunkline_worker.service import SERVICE, WorkerService, add_to_server
-from trunkline_worker.silence import Silence
-from trunkline_worker.stats_log import log_stats
-from trunkline_worker.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from trunkline_worker.link.engine_link import EngineLink, EngineStartError
+from trunkline_worker.link.silence import Silence
+from trunkline_worker.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 STOP_GRACE_S = 1.0  # after draining, for the last messages to leave
 

@@ -7,7 +7,7 @@ from itertools import zip_longest
 import numpy as np
 
 from trunkline_bench.faults.streams import Order, Record
-from trunkline_worker.sampling_key import choice_seed, position_key, race_noise
+from trunkline_worker.step.sampling_key import choice_seed, position_key, race_noise
 
 # bfloat16 has 8 bits of precision: logits from 16 to 32, which the demo model's reach, lie 0.125 apart. What is further
 # apart than a few such steps no rounding brings together.

@@ -17,12 +17,12 @@ from trunkline.v1.worker_pb2 import Submit
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_bench.simulation.fitted_cost import Sample
 from trunkline_bench.simulation.recording import RecordingExecutor
-from trunkline_worker.engine import Engine
-from trunkline_worker.engine_process import build_engine, idle_s
+from trunkline_worker.checkpoint.spec import DecoderSpec
+from trunkline_worker.engine.engine import Engine
+from trunkline_worker.engine.engine_process import build_engine, idle_s
+from trunkline_worker.execution.step_thread import WaitingExecutor
 from trunkline_worker.model.loading import LoadedModel, load_model
-from trunkline_worker.model.spec import DecoderSpec
 from trunkline_worker.settings import EngineSettings
-from trunkline_worker.step_thread import WaitingExecutor
 
 
 @dataclass(slots=True)

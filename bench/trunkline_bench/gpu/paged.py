@@ -27,7 +27,7 @@ from trunkline_worker.gpu.prefix_groups import PrefixGroup, prefix_tiles
 from trunkline_worker.gpu.row_table import TableRow
 from trunkline_worker.gpu.step_inputs import PREFIX_ALIGNMENT
 from trunkline_worker.model.gpu_decoder import Chip
-from trunkline_worker.plan import Sampling
+from trunkline_worker.step.plan import Sampling
 
 
 @dataclass(frozen=True, slots=True)

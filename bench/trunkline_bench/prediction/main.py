@@ -12,8 +12,8 @@ from trunkline_bench.prediction.device import H200, RANGES, Device
 from trunkline_bench.prediction.kernel_work import works
 from trunkline_bench.prediction.persistent_products import best_tilings
 from trunkline_bench.prediction.recorded_step import RecordedStep, decode_step, prompt_step
+from trunkline_worker.checkpoint.spec import read_spec
 from trunkline_worker.model.gpu_decoder import Chip
-from trunkline_worker.model.spec import read_spec
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROGRAM_SHARED_MEMORY = 227 << 10  # bytes that one program may use

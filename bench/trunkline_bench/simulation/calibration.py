@@ -31,10 +31,10 @@ from trunkline_bench.simulation.recording import RecordingExecutor
 from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, random_prompt, read_trace
 from trunkline_bench.simulation.worker import WorkerSpec
-from trunkline_worker.engine import Engine
-from trunkline_worker.engine_process import build_engine, scheduler_limits
-from trunkline_worker.limits import SchedulerLimits
+from trunkline_worker.engine.engine import Engine
+from trunkline_worker.engine.engine_process import build_engine, scheduler_limits
 from trunkline_worker.model.loading import load_model
+from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 
 LENGTH_SCALE = 0.25  # of the trace's lengths: a small model on a CPU

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from trunkline_bench.simulation.trace_lines import InvalidLineError, SkippedLines
 from trunkline_bench.simulation.traces import TraceRequest, read_trace
-from trunkline_worker.limits import SchedulerLimits
+from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 
 WORKER_BOUNDS = {setting.name: setting.metadata for setting in fields(EngineSettings)}

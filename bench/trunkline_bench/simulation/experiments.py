@@ -19,8 +19,8 @@ from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.traces import at_once, at_rate, mixed_lengths, poisson, read_trace
 from trunkline_bench.simulation.worker import WorkerSpec
-from trunkline_worker.fair_share import INPUT_COST, OUTPUT_COST
-from trunkline_worker.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.lanes.fair_share import INPUT_COST, OUTPUT_COST
+from trunkline_worker.pace.limits import AdmissionRule, Batching, SchedulerLimits
 
 REPOSITORY = Path(__file__).parents[3]
 RESULTS = REPOSITORY / "bench" / "results" / "scheduler"

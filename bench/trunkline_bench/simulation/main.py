@@ -28,7 +28,7 @@ from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.trace_lines import SkippedLines, TraceError
 from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, window
 from trunkline_bench.simulation.worker import WorkerSpec
-from trunkline_worker.limits import AdmissionRule, Batching
+from trunkline_worker.pace.limits import AdmissionRule, Batching
 
 MOST_RATE = 1e9  # requests per second
 MOST_TIME_S = 1e10

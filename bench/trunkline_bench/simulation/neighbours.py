@@ -9,12 +9,12 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_bench.simulation.simulated_executor import END_TOKEN, FIRST_TOKEN, SimulatedExecutor, VirtualClock
 from trunkline_bench.simulation.worker import FINGERPRINT, StatsOfAllTime, WorkerSpec
-from trunkline_worker.blocks import KVBlocks
-from trunkline_worker.engine import Engine, ModelLimits
-from trunkline_worker.lanes import Lane, lane_number
-from trunkline_worker.prefix_tree import PrefixTree
-from trunkline_worker.scheduler import Scheduler
-from trunkline_worker.submission import Prompt
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.prefix_tree import PrefixTree
+from trunkline_worker.engine.engine import Engine, ModelLimits
+from trunkline_worker.engine.submission import Prompt
+from trunkline_worker.lanes.lanes import Lane, lane_number
+from trunkline_worker.scheduling.scheduler import Scheduler
 
 REFUSED_S = 0.1  # a client whose request was refused sends the next one after this time
 

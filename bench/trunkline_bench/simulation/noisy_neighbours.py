@@ -20,7 +20,7 @@ from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fitted_cost import FittedCost
 from trunkline_bench.simulation.neighbours import Neighbours, Observed, Tenant
 from trunkline_bench.simulation.worker import WorkerSpec
-from trunkline_worker.limits import SchedulerLimits
+from trunkline_worker.pace.limits import SchedulerLimits
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 # The defaults of a worker's settings.

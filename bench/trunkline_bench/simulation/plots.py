@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.step_series import StepSeries
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes.lanes import Lane
 
 SIZE_INCHES = (7.0, 3.6)
 DPI = 80

@@ -4,8 +4,8 @@ from collections import deque
 
 from trunkline_bench.simulation.fitted_cost import Sample
 from trunkline_bench.simulation.step_work import StepWork, work_of
-from trunkline_worker.executor import Executor
-from trunkline_worker.plan import StepPlan, StepResult
+from trunkline_worker.step.executor import Executor
+from trunkline_worker.step.plan import StepPlan, StepResult
 
 
 class RecordingExecutor:

@@ -10,7 +10,7 @@ from trunkline_bench.simulation.outcome import Outcome, record
 from trunkline_bench.simulation.step_series import StepSeries
 from trunkline_bench.simulation.traces import TraceRequest
 from trunkline_bench.simulation.worker import SimulatedWorker, WorkerSpec, submit_of
-from trunkline_worker.submission import Prompt
+from trunkline_worker.engine.submission import Prompt
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from trunkline_bench.simulation.replay import Replayed
 from trunkline_bench.simulation.trace_lines import LANES
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes.lanes import Lane
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.step_work import StepWork, work_of
-from trunkline_worker.plan import StepPlan, StepResult
+from trunkline_worker.step.plan import StepPlan, StepResult
 
 END_TOKEN = 2  # what ends a sequence that has as many tokens as the trace says
 FIRST_TOKEN = 3

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from trunkline_worker.plan import StepPlan
+from trunkline_worker.step.plan import StepPlan
 
 
 class StepWork(NamedTuple):

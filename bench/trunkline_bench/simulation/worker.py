@@ -10,15 +10,15 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import LoadSample, Submit
 from trunkline_bench.simulation.simulated_executor import END_TOKEN, SimulatedExecutor, StepCost, VirtualClock
 from trunkline_bench.simulation.traces import TraceRequest
-from trunkline_worker.blocks import KVBlocks
-from trunkline_worker.cache_mirror import LOAD_INTERVAL_S
-from trunkline_worker.engine import Engine, ModelLimits
-from trunkline_worker.lanes import Lane, lane_number
-from trunkline_worker.limits import SchedulerLimits
-from trunkline_worker.prefix_tree import PrefixTree
-from trunkline_worker.scheduler import Scheduler
-from trunkline_worker.stats import EngineStats
-from trunkline_worker.submission import Prompt
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.prefix_tree import PrefixTree
+from trunkline_worker.engine.engine import Engine, ModelLimits
+from trunkline_worker.engine.submission import Prompt
+from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
+from trunkline_worker.lanes.lanes import Lane, lane_number
+from trunkline_worker.pace.limits import SchedulerLimits
+from trunkline_worker.scheduling.scheduler import Scheduler
+from trunkline_worker.scheduling.stats import EngineStats
 
 FINGERPRINT = "simulated"  # of the model whose blocks are hashed
 NEVER_S = float("inf")

@@ -1,4 +1,4 @@
-"""Bias and penalties on the device, as trunkline_worker.penalties has them."""
+"""Bias and penalties on the device, as trunkline_worker.execution.penalties has them."""
 
 import torch
 import triton

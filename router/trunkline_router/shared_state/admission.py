@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
-from trunkline_router.shared_state.output_estimate import OutputEstimates
-from trunkline_router.shared_state.quota import Quotas, Refusal
+from trunkline_router.quotas.output_estimate import OutputEstimates
+from trunkline_router.quotas.quota import Quotas, Refusal
+from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.shared_state.quota_book import QuotaBook, TenantBook, When
-from trunkline_router.shared_state.reservation import Reservation
-from trunkline_router.shared_state.store import Answer
-from trunkline_router.shared_state.store_link import StoreLink
+from trunkline_router.stores.store import Answer
+from trunkline_router.stores.store_link import StoreLink
 
 RETRY_WHEN_DOWN_MS = 1000
 

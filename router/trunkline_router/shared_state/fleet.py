@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from trunkline_router.credit import Credit
-from trunkline_router.shared_state.store import Lease, WorkerKey
+from trunkline_router.routing.credit import Credit
+from trunkline_router.stores.store import Lease, WorkerKey
 
 
 class Fleet(Protocol):

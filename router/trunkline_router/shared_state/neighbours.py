@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from heapq import nlargest
 
-from trunkline_router.credit import NO_CREDIT, Credit
-from trunkline_router.shared_state.store import News, RouterNews, WorkerKey
+from trunkline_router.routing.credit import NO_CREDIT, Credit
+from trunkline_router.stores.store import News, RouterNews, WorkerKey
 
 # Of all routers together: 63 others that are busy at 520 workers each fit in. Where they come to more, those that say
 # the most are heard in part.

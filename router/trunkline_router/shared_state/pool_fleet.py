@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from trunkline_router.credit import NO_CREDIT, Credit
-from trunkline_router.live import Live
-from trunkline_router.pool import Pools
-from trunkline_router.shared_state.store import Lease, WorkerKey
+from trunkline_router.routing.credit import NO_CREDIT, Credit
+from trunkline_router.stores.store import Lease, WorkerKey
+from trunkline_router.workers.live import Live
+from trunkline_router.workers.pool import Pools
 
 
 class PoolFleet:

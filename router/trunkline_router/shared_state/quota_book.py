@@ -4,8 +4,8 @@ time is passed in.
 
 from dataclasses import dataclass
 
-from trunkline_router.shared_state.quota import Quotas, Refusal, Used, Window, judge
-from trunkline_router.shared_state.store import Answer, WindowChange
+from trunkline_router.quotas.quota import Quotas, Refusal, Used, Window, judge
+from trunkline_router.stores.store import Answer, WindowChange
 
 # Other routers that are reckoned with while the store does not answer: it is Redis that says how many there are, and
 # anybody may have written there. So of what is left of a quota a router admits at least one part in 32.

@@ -6,7 +6,7 @@ Pure: time is passed in.
 from collections import defaultdict
 from collections.abc import Mapping
 
-from trunkline_router.shared_state.fairness import HALF_LIFE_MS, MAX_TENANTS, decayed
+from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS, decayed
 
 
 class Served:

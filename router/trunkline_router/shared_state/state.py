@@ -16,16 +16,16 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from trunkline_router.shared_state.accounts import Accounts
+from trunkline_router.quotas.accounts import Accounts
+from trunkline_router.quotas.fairness import weight_factor
+from trunkline_router.quotas.quota import WINDOW_MS, Quotas
+from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.shared_state.admission import Admission, Admitted
-from trunkline_router.shared_state.fairness import weight_factor
 from trunkline_router.shared_state.fleet import Fleet
-from trunkline_router.shared_state.quota import WINDOW_MS, Quotas
 from trunkline_router.shared_state.quota_book import QuotaBook
-from trunkline_router.shared_state.reservation import Reservation
-from trunkline_router.shared_state.store import Store
-from trunkline_router.shared_state.store_link import PATIENCE_S, StoreLink
 from trunkline_router.shared_state.sync import MOST_REST_S, Sync
+from trunkline_router.stores.store import Store
+from trunkline_router.stores.store_link import PATIENCE_S, StoreLink
 
 
 class SharedState:

@@ -10,14 +10,14 @@ router: so a router rests for ten times as long as it took to tell and hear. doc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from trunkline_router.credit import Credit
-from trunkline_router.shared_state.convictions import Convictions
+from trunkline_router.routing.credit import Credit
 from trunkline_router.shared_state.fleet import Fleet
 from trunkline_router.shared_state.neighbours import Neighbours
 from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.served import Served
-from trunkline_router.shared_state.store import MAX_CONVICTIONS, TTL_MS, News, Report, StoreDown, WorkerKey
-from trunkline_router.shared_state.store_link import StoreLink
+from trunkline_router.stores.convictions import Convictions
+from trunkline_router.stores.store import MAX_CONVICTIONS, TTL_MS, News, Report, StoreDown, WorkerKey
+from trunkline_router.stores.store_link import StoreLink
 
 LEAST_REST_S, MOST_REST_S = 0.005, 0.020
 REST_TIMES = 10  # as long as a tick took

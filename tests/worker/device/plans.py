@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
-from trunkline_worker.plan import Padding, Sampling, SequenceStart, SequenceStep, StepPlan
+from trunkline_worker.step.plan import Padding, Sampling, SequenceStart, SequenceStep, StepPlan
 
 MOST_LOGPROBS = 20
 SHARED_PREFIXES = 3

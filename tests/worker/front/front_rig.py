@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.v1.worker_pb2 import GetModelResponse, SequenceOutput, Submit
-from trunkline_worker.engine_link import EngineLink
+from trunkline_worker.link.engine_link import EngineLink
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 

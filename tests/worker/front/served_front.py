@@ -13,14 +13,14 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.worker_pb2 import DrainResponse, GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.server import GrpcServer
-from trunkline_worker.cache_mirror import CacheMirror
-from trunkline_worker.door import Door, most_message_bytes
-from trunkline_worker.engine_link import EngineLink
-from trunkline_worker.front import Front
-from trunkline_worker.gate import Gate
-from trunkline_worker.grant_desk import GrantDesk
-from trunkline_worker.service import SERVICE, WorkerService, add_to_server
-from trunkline_worker.tokenizer_files import read_tokenizer_files
+from trunkline_worker.door.door import Door, most_message_bytes
+from trunkline_worker.door.gate import Gate
+from trunkline_worker.front.cache_mirror import CacheMirror
+from trunkline_worker.front.front import Front
+from trunkline_worker.front.grant_desk import GrantDesk
+from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
+from trunkline_worker.link.engine_link import EngineLink
+from trunkline_worker.text.tokenizer_files import read_tokenizer_files
 
 FILES = read_tokenizer_files(DEMO_MODEL)
 MODEL = GetModelResponse(

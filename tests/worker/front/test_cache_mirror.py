@@ -7,8 +7,8 @@ import pytest
 
 from trunkline.status import OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, LoadSample, WatchCacheResponse
-from trunkline_worker import cache_mirror
-from trunkline_worker.cache_mirror import CacheMirror
+from trunkline_worker.front import cache_mirror
+from trunkline_worker.front.cache_mirror import CacheMirror
 
 
 def digest(n: int) -> bytes:

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from trunkline.engine.v1.engine_pb2 import EngineResponse
-from trunkline_worker import engine_link
-from trunkline_worker.engine_link import EngineLink
+from trunkline_worker.link import engine_link
+from trunkline_worker.link.engine_link import EngineLink
+from trunkline_worker.link.silence import Silence
 from trunkline_worker.settings import EngineSettings
-from trunkline_worker.silence import Silence
 
 # Speaks as an engine does; each answer takes it as long as argv[1] says, as behind a step.
 ENGINE = """
 import socket, sys, time
 from trunkline.engine.v1.engine_pb2 import EngineReady, EngineRequest, EngineResponse
 from trunkline.v1.worker_pb2 import GetStatsResponse
-from trunkline_worker.frames import FrameReader, frame
+from trunkline_worker.link.frames import FrameReader, frame
 
 link = socket.socket(fileno=int(sys.argv[sys.argv.index("--socket-fd") + 1]))
 link.sendall(frame(EngineResponse(ready=EngineReady())))

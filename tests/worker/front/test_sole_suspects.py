@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tests.worker.front.front_rig import MODEL, PROMPT, TOKENIZER, Link, Reader
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import SequenceOutput, Submit
-from trunkline_worker.cache_mirror import CacheMirror
-from trunkline_worker.front import Front
+from trunkline_worker.front.cache_mirror import CacheMirror
+from trunkline_worker.front.front import Front
 
 
 class SteppingLink(Link):

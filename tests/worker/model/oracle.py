@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trunkline_worker.model.errors import ModelError
-from trunkline_worker.model.spec import parse_spec
+from trunkline_worker.checkpoint.errors import ModelError
+from trunkline_worker.checkpoint.spec import parse_spec
 
 VOCAB = 61
 ARCHITECTURES = {

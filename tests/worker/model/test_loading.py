@@ -8,11 +8,11 @@ import torch
 
 from tests.worker.engine_rig import DEMO_MODEL
 from tests.worker.model.checkpoints import write_checkpoint
-from trunkline_worker.model.checkpoint import Checkpoint
-from trunkline_worker.model.errors import ModelError
+from trunkline_worker.checkpoint.checkpoint import Checkpoint
+from trunkline_worker.checkpoint.errors import ModelError
+from trunkline_worker.checkpoint.spec import parse_spec
+from trunkline_worker.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.loading import LoadedModel, load_model
-from trunkline_worker.model.spec import parse_spec
-from trunkline_worker.model.weight_stream import WeightStream
 
 
 def load(directory: Path, **options: object) -> LoadedModel:

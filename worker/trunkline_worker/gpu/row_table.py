@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trunkline_kernels.gpu.device_rows import SAMPLING_COLUMNS, DeviceRows, write_segments
 from trunkline_worker.gpu.to_device import to_device
-from trunkline_worker.plan import RowError, Sampling, SequenceStart, StepPlan
+from trunkline_worker.step.plan import RowError, Sampling, SequenceStart, StepPlan
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.ragged_attention import Pieces
 from trunkline_kernels.ragged_batch import allocate_kv
+from trunkline_worker.execution.sampler import NOT_FINITE
 from trunkline_worker.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
 from trunkline_worker.gpu.row_table import RowTable, TableRow
@@ -23,7 +24,8 @@ from trunkline_worker.gpu.step_sampling import StepSamples, sample_step, told_lo
 from trunkline_worker.gpu.to_device import to_device
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.plan import (
+from trunkline_worker.settings import EngineSettings
+from trunkline_worker.step.plan import (
     PositionLogprobs,
     RowError,
     Sampling,
@@ -32,8 +34,6 @@ from trunkline_worker.plan import (
     StepPlan,
     StepResult,
 )
-from trunkline_worker.sampler import NOT_FINITE
-from trunkline_worker.settings import EngineSettings
 
 # Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
 LOGPROB_ROWS = 128

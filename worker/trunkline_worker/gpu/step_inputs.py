@@ -18,7 +18,7 @@ from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
 from trunkline_worker.gpu.prefix_groups import PrefixGroup, PrefixGroups, PrefixTiles, prefix_tiles
 from trunkline_worker.gpu.row_table import RowTable, TableRow
 from trunkline_worker.model.gpu_decoder import GpuDecoder
-from trunkline_worker.plan import SequenceStep
+from trunkline_worker.step.plan import SequenceStep
 
 ALIGNMENT = 4  # int32: 16 bytes, what kernels are specialised to
 PREFIX_ALIGNMENT = 128  # tokens: a multiple of every tile of keys

@@ -11,10 +11,10 @@ from trunkline_kernels.gpu.device_rows import DeviceRows
 from trunkline_kernels.gpu.logit_changes import add_bias, penalise
 from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.sampling import sample
+from trunkline_worker.execution.penalties import changes_logits
 from trunkline_worker.gpu.row_table import TableRow
 from trunkline_worker.gpu.to_device import to_device
-from trunkline_worker.penalties import changes_logits
-from trunkline_worker.plan import PositionLogprobs, RowError
+from trunkline_worker.step.plan import PositionLogprobs, RowError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from trunkline_kernels.cpu.library import library
 from trunkline_kernels.cpu.packed_linear import PackedLinear, can_pack
 from trunkline_kernels.cpu.paged_batch import PagedBatch
 from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
 from trunkline_worker.model.rotary_tables import rotary_tables
-from trunkline_worker.model.spec import DecoderSpec
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # of the C kernels' buffers
 MAX_HIDDEN = 1 << 16  # of the row that the C kernels keep on a thread's stack

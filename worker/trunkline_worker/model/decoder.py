@@ -15,8 +15,8 @@ from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.row_tiles import map_row_tiles
 from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
+from trunkline_worker.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.rotary_tables import rotary_tables
-from trunkline_worker.model.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,11 @@ from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.checkpoint.errors import ModelError
+from trunkline_worker.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import DecoderWeights
-from trunkline_worker.model.errors import ModelError
 from trunkline_worker.model.gpu_products import LayerProducts, Products, QuantizedLayer
 from trunkline_worker.model.rotary_tables import rotary_tables
-from trunkline_worker.model.spec import DecoderSpec
 
 MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)

@@ -29,9 +29,9 @@ from trunkline_kernels.gpu.quantized_linear import (
 )
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
+from trunkline_worker.checkpoint.errors import ModelError
+from trunkline_worker.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import LayerWeights
-from trunkline_worker.model.errors import ModelError
-from trunkline_worker.model.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)

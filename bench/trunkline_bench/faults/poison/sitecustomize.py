@@ -14,8 +14,8 @@ DEADLY_STEP = int(os.environ.get("TRUNKLINE_DEADLY_STEP", "1"))
 HANGS = bool(os.environ.get("TRUNKLINE_DEADLY_HANG"))  # then it does not end
 POISON = [1999, 1998, 1997, 1996]  # tokens that no other prompt of a harmed fleet begins with
 
-if "trunkline_worker.engine_process" in sys.orig_argv:
-    from trunkline_worker.step_thread import InlineExecutor
+if "trunkline_worker.engine.engine_process" in sys.orig_argv:
+    from trunkline_worker.execution.step_thread import InlineExecutor
 
     sick: dict[int, int] = {}  # steps survived, by sequence
     launch = InlineExecutor.launch

@@ -6,9 +6,9 @@ They know what the router's own policies know: the exact index, the workers' sam
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from trunkline_router.prefix_index import PrefixIndex
-from trunkline_router.route import Route
-from trunkline_router.worker_state import WorkerState
+from trunkline_router.routing.prefix_index import PrefixIndex
+from trunkline_router.routing.route import Route
+from trunkline_router.routing.worker_state import WorkerState
 
 TOKENS_PER_RUNNING_CHOICE = 16
 

@@ -20,11 +20,11 @@ from trunkline_bench.simulation.fleet.router import EPOCH, FleetRouter, cache_ne
 from trunkline_bench.simulation.outcome import Outcome, record
 from trunkline_bench.simulation.traces import TraceRequest
 from trunkline_bench.simulation.worker import FINGERPRINT, SimulatedWorker, WorkerSpec, submit_of
-from trunkline_router.prefix_index import keys_of
-from trunkline_router.route_request import RouteRequest
-from trunkline_worker.cache_mirror import LOAD_INTERVAL_S
-from trunkline_worker.lanes import Lane
-from trunkline_worker.submission import Prompt
+from trunkline_router.routing.prefix_index import keys_of
+from trunkline_router.routing.route_request import RouteRequest
+from trunkline_worker.engine.submission import Prompt
+from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
+from trunkline_worker.lanes.lanes import Lane
 
 CHECK_EVERY_S = 5.0  # of virtual time: whether the run is to be given up
 

@@ -28,7 +28,7 @@ from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summ
 from trunkline_bench.simulation.trace_lines import SkippedLines, TraceError
 from trunkline_bench.simulation.traces import TraceRequest
 from trunkline_bench.simulation.worker import WorkerSpec
-from trunkline_router.routing_policy import PolicyName
+from trunkline_router.routing.routing_policy import PolicyName
 
 MOST_WORKERS = 4096
 MOST_ROUTERS = 64

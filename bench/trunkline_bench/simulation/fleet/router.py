@@ -9,14 +9,14 @@ from random import Random
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import CacheEvents, CacheSnapshot, GetModelResponse, LoadSample, WatchCacheResponse
 from trunkline_bench.simulation.fleet.baselines import BASELINES, rerouted
-from trunkline_router.cache_follower import CacheFollower
-from trunkline_router.credit import Credit, summed
-from trunkline_router.prefix_index import PrefixIndex
-from trunkline_router.route import Route, route_chains
-from trunkline_router.route_request import RouteRequest
-from trunkline_router.routing_policy import PolicyName, RoutingPolicy
-from trunkline_router.worker_blocks import WorkerBlocks
-from trunkline_router.worker_state import InFlight, WorkerState
+from trunkline_router.routing.credit import Credit, summed
+from trunkline_router.routing.prefix_index import PrefixIndex
+from trunkline_router.routing.route import Route, route_chains
+from trunkline_router.routing.route_request import RouteRequest
+from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.worker_state import InFlight, WorkerState
+from trunkline_router.workers.cache_follower import CacheFollower
 
 EPOCH = 1
 POLICIES = (*(name.value for name in PolicyName), *BASELINES)

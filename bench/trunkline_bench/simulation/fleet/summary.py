@@ -7,8 +7,8 @@ from typing import Any
 
 from trunkline_bench.simulation.fleet.fleet import FleetOutcome, FleetRun
 from trunkline_bench.simulation.report import percentile
-from trunkline_worker.histogram import Histogram
-from trunkline_worker.lanes import Lane
+from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.scheduling.histogram import Histogram
 
 BIN_S = 10.0  # of what is told over time
 COLUMNS = (

@@ -26,7 +26,7 @@ from trunkline_bench.simulation.fleet.summary import summary
 from trunkline_bench.simulation.fleet.workloads import GOAL_S, WORKLOADS, Workload
 from trunkline_bench.simulation.traces import TraceRequest, read_trace
 from trunkline_bench.simulation.worker import WorkerSpec
-from trunkline_worker.limits import SchedulerLimits
+from trunkline_worker.pace.limits import SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
 BETWEEN = (0.05, 1.6)  # where the highest load is looked for

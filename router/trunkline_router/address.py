@@ -1,8 +1,0 @@
-"""Where a worker listens: host:port."""
-
-
-def is_address(text: str) -> bool:
-    """Whether it has a host without spaces, and a port of 1 to 65535."""
-    host, _, port = text.rpartition(":")
-    is_host = bool(host) and host.isprintable() and " " not in host
-    return is_host and len(port) <= 5 and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535

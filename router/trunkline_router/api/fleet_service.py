@@ -1,0 +1,150 @@
+"""FleetService: what operators ask a router.
+
+Clients can ask it too, so its answers must not tell one tenant of another's prompts. The number of cached blocks would
+tell whether a prompt was new, so it is left out. Numbers that depend on what waits or runs are rounded to one
+significant digit. A request's trace and a worker's GetStats have the exact ones.
+"""
+
+import re
+import time
+from typing import Any
+
+import grpc
+
+from trunkline.v1 import fleet_pb2
+from trunkline.v1.fleet_pb2 import (
+    ExplainRouteRequest,
+    ExplainRouteResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+    RouteCandidate,
+    WorkerStatus,
+)
+from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
+from trunkline.v1.worker_pb2 import LoadSample
+from trunkline_router.request.call_charge import charged_call
+from trunkline_router.request.prepare import check_request_id, prepare, request_id_of, session_of
+from trunkline_router.request.tenants import Tenants, tenant_of
+from trunkline_router.routing.policy import Candidate
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.worker_link import WorkerLink
+
+EXACT_MS = re.compile(r"\d+\.\d(?= ms)")
+ACCURACY_STEP = 20  # requests: each of them is one that found something cached
+MOST_SHOWN = (1 << 32) - 1  # some of the fields have 32 bits
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class FleetService(FleetServiceServicer):
+    """Asks the same functions that requests go through, and changes nothing of what these go by. As they do,
+    ExplainRoute looks for workers before it says that there is none: it hurries tries to connect that were due later.
+    """
+
+    def __init__(self, pools: Pools, *, max_choices: int, shared: SharedState, tenants: Tenants | None = None) -> None:
+        self._pools = pools
+        self._shared = shared
+        self._tenants = tenants or Tenants()
+        self._max_choices = max_choices
+
+    async def ExplainRoute(self, request: ExplainRouteRequest, context: Context) -> ExplainRouteResponse:
+        wanted = request.request
+        check_request_id(wanted)
+        metadata = context.invocation_metadata()
+        tenant = tenant_of(metadata)
+        pool = await self._pools.found(wanted.model, tenant, context.time_remaining())
+        prepared = await prepare(
+            wanted,
+            request_id_of(wanted),
+            pool,
+            max_choices=self._max_choices,
+            scheduling=self._tenants.scheduling(tenant, wanted.lane),
+            session=session_of(metadata, tenant),
+        )
+        async with charged_call(self._shared, self._tenants, tenant):
+            now_s = time.monotonic()
+            pool = self._pools.pool(pool.name)  # it may have changed meanwhile
+            workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
+            plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
+        return ExplainRouteResponse(
+            model=pool.name,
+            policy=plan.policy,
+            prompt_tokens=len(prepared.prompt),
+            worker_id=plan.worker_id,
+            reason=EXACT_MS.sub(lambda time_ms: f"{_about_s(float(time_ms[0])):g}", plan.reason),
+            candidates=[_candidate(candidate) for candidate in plan.candidates],
+        )
+
+    async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
+        now_s = time.monotonic()
+        return ListWorkersResponse(workers=[worker_status(link, now_s) for link in self._pools.links])
+
+
+def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
+    """Where a worker stands."""
+    status = WorkerStatus(address=link.address, state=fleet_pb2.WORKER_STATE_CONNECTING, problem=link.problem)
+    if link.model is not None:
+        status.worker_id, status.epoch, status.model = link.model.worker_id, link.model.epoch, link.model.model
+    live = link.live
+    if live is None:
+        return status
+    if live.is_hung:
+        status.state, status.problem = fleet_pb2.WORKER_STATE_HUNG, "it has work, and says nothing"
+    elif live.load.draining:
+        status.state = fleet_pb2.WORKER_STATE_DRAINING
+    elif live.aside:
+        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, live.aside
+    elif not link.breaker.is_closed:
+        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, "requests failed there of late"
+    else:
+        status.state, status.problem = fleet_pb2.WORKER_STATE_READY, live.distrust(now_s)
+    status.load.CopyFrom(shown_load(live.load))
+    status.open_choices = live.open_choices
+    status.index_accuracy = round(live.accuracy.share, 1)
+    status.index_accuracy_requests = live.accuracy.num_requests // ACCURACY_STEP * ACCURACY_STEP
+    status.routed_by_load = bool(live.distrust(now_s))
+    return status
+
+
+def shown_load(load: LoadSample) -> LoadSample:
+    """A load sample as any client may see it. Numbers that depend on other tenants' prompts have one significant digit,
+    and blocks that hold cached prefixes count as free."""
+    shown = LoadSample()
+    shown.CopyFrom(load)
+    shown.waiting_tokens = about(load.waiting_tokens)
+    shown.waiting_uncached_tokens = about(load.waiting_uncached_tokens)
+    shown.uncached_tokens_by_lane[:] = map(about, load.uncached_tokens_by_lane)
+    shown.running_kv_tokens = about(load.running_kv_tokens)
+    shown.step_time_us = about(load.step_time_us)
+    shown.kv_live_blocks = about(load.kv_live_blocks)
+    shown.kv_free_blocks = about(load.kv_free_blocks + load.kv_cached_blocks)
+    shown.kv_cached_blocks = 0
+    return shown
+
+
+def about(number: int) -> int:
+    """The number, rounded to one significant digit, and at most MOST_SHOWN."""
+    return min(int(float(f"{number:.0e}")), MOST_SHOWN)
+
+
+def _about_s(time_s: float) -> float:
+    return float(f"{time_s:.0e}")
+
+
+def _candidate(candidate: Candidate) -> RouteCandidate:
+    return RouteCandidate(
+        worker_id=candidate.worker_id,
+        matched_tokens=candidate.matched_tokens,
+        queued_tokens=about(candidate.queued_tokens),
+        running=candidate.running,
+        queue_s=_about_s(candidate.queue_s),
+        prefill_s=candidate.prefill_s,
+        decode_s=_about_s(candidate.decode_s),
+        kv_wait_s=_about_s(candidate.kv_wait_s),
+        kv_penalty_s=_about_s(candidate.kv_penalty_s),
+        slow_start_s=candidate.slow_start_s,
+        others_s=_about_s(candidate.others_s),
+        cost_s=_about_s(candidate.cost_s),
+        routed_by_load=candidate.routed_by_load,
+    )

@@ -1,0 +1,262 @@
+"""The direct path: the router chooses and signs, the client streams from the worker.
+
+The client's word moves its own request and nothing else. It opens no breaker, counts in no worker's accuracy, and
+raises no suspicion: all of that a client could say of a worker that is well. How often it may ask is bounded.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from trunkline.answer_ledger import AnswerLedger
+from trunkline.channel import MAX_MESSAGE_BYTES
+from trunkline.grant import LIFETIME_S, forbidden, key_id, sign_grant
+from trunkline.ledger import Ledger
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
+from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
+from trunkline.validation import validate_token_ids
+from trunkline_router.api.grant_charge import GrantCharge
+from trunkline_router.dispatch.dispatch import Dispatcher, trace_route
+from trunkline_router.dispatch.placement import Placement, TimeLeft
+from trunkline_router.dispatch.running import Running
+from trunkline_router.request.prepare import PreparedRequest
+from trunkline_router.routing.route import Route
+from trunkline_router.routing.worker_state import InFlight
+from trunkline_router.streaming.request_stream import MAX_LEDGER_BYTES
+from trunkline_router.workers.live import Live
+from trunkline_router.workers.signs_of_life import Silence
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import current_trace_context
+
+# Of one request, whatever becomes of them: failover is bounded by what is lost, but full workers may come again.
+MAX_GRANTS = 64
+# A grant holds the prompt, once for each choice: what a client asks for in few bytes must not come to many. The first
+# answer leaves room in a message for ledgers; all of a request's together come to eight of those.
+MAX_FIRST_BYTES = MAX_MESSAGE_BYTES // 2
+MAX_ALL_BYTES = 8 * MAX_FIRST_BYTES
+LEAST_COME_BACK_MS, MOST_COME_BACK_MS = 10, 60_000  # what a client may say that a full worker said
+REPORT_WAIT_S = 0.5  # for the worker's own word on what its client says that it has lost
+MID_ANSWER_WAIT_S = 15.0  # for the same, or for the router to see that the worker hangs
+LOST = "the client has lost the worker that computed its request"
+FULL = "the worker has no room"
+
+
+Reserve = Callable[[], Awaitable[GrantCharge]]  # a request's part in its tenant's quotas; raises RequestRefused
+
+
+class Granter:
+    """What granted requests of one router have in common. `key`: empty where it grants nothing. `now_unix_ms`: the time
+    that grants expire by. `running`: where they are counted."""
+
+    def __init__(self, dispatcher: Dispatcher, key: bytes, now_unix_ms: Callable[[], int], running: Running) -> None:
+        self.dispatcher = dispatcher
+        self.key = key
+        self.key_id = key_id(key)
+        self.now_unix_ms = now_unix_ms
+        self.running = running
+
+    def check_offered(self) -> None:
+        """Raises RequestRefused (FORBIDDEN) where this router grants nothing."""
+        if not self.key:
+            raise forbidden("this router gives no grants: it was started without --grant-key")
+
+    def takes_grants(self, live: Live) -> bool:
+        """Whether the worker would open this router's grants, and say what became of them."""
+        session = live.session
+        return live.model.grant_key_id == self.key_id and session.number > 0 and not session.is_broken
+
+    def check_taken(self, model: str) -> None:
+        """Raises RequestRefused (FORBIDDEN) where no worker takes this router's grants."""
+        if not any(self.takes_grants(live) for live in self.dispatcher.pools.pool(model).workers):
+            raise forbidden(
+                f"no worker of model {model} takes this router's grants: start both with one --grant-key, "
+                "and workers of a version that reports them"
+            )
+
+    def answers(
+        self,
+        prepared: PreparedRequest,
+        news: AsyncIterator[GrantRequest],
+        time_left: TimeLeft,
+        reserve: Reserve,
+        span: Span,
+        facts: dict[str, Any],
+    ) -> AsyncGenerator[GrantResponse, None]:
+        """Grants, as often as the client has reason to ask; until it ends its side. Raises RequestRefused."""
+        claims = Claims(prepared)
+        placement = self.dispatcher.placement(prepared, time_left, claims.answer, is_usable=self.takes_grants)
+        return _Granting(self, prepared, claims, placement, news, reserve, span, facts).answers()
+
+
+class Claims:
+    """What a client says that it has of its answer, as far as that can be."""
+
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._most_tokens = prepared.most_output_tokens
+        self._vocab_size = prepared.vocab_size
+        self.answer = AnswerLedger(prepared.choices, MAX_LEDGER_BYTES)
+
+    def take(self, lost: DirectLost) -> None:
+        """The client's ledgers. What it once had it still has. Raises RequestRefused (INVALID_REQUEST)."""
+        answer = self.answer
+        for claimed in lost.ledgers:
+            choice, output = claimed.choice, claimed.output
+            if choice >= len(answer.ledgers):
+                raise invalid("ledgers.choice", f"{choice} is not in [0, {len(answer.ledgers)})")
+            self._check(claimed, answer.ledgers[choice])
+            answer.claim(choice, output.output_token_ids, output.text_bytes_sent, finished=claimed.finished)
+        answer.prompt_known |= lost.prompt_known
+        if not answer.num_unfinished:
+            raise invalid("ledgers", "every choice is finished: there is nothing to go on with")
+
+    def _check(self, claimed: ChoiceLedger, known: Ledger) -> None:
+        token_ids = claimed.output.output_token_ids
+        if known.finished and not claimed.finished:
+            raise invalid("ledgers.finished", f"choice {claimed.choice} had ended before")
+        if len(token_ids) > self._most_tokens:
+            raise invalid("ledgers.output", f"{len(token_ids)} tokens are more than the {self._most_tokens} possible")
+        if not claimed.finished and len(token_ids) < known.num_tokens:
+            raise invalid("ledgers.output", f"{len(token_ids)} tokens, after {known.num_tokens} before")
+        validate_token_ids(token_ids, vocab_size=self._vocab_size, field="ledgers.output.output_token_ids")
+
+
+@dataclass(slots=True)
+class _Granting:
+    """One request."""
+
+    granter: Granter
+    prepared: PreparedRequest
+    claims: Claims
+    placement: Placement
+    news: AsyncIterator[GrantRequest]
+    reserve: Reserve
+    span: Span
+    facts: dict[str, Any]
+    grants: int = 0
+    granted_bytes: int = 0
+    has_lost: bool = False  # a worker, as the client says
+    is_streaming: bool = False  # from its present worker, likewise
+
+    async def answers(self) -> AsyncGenerator[GrantResponse, None]:
+        prepared, dispatcher = self.prepared, self.granter.dispatcher
+        now_s = dispatcher.clock_s()
+        tenant = prepared.scheduling.tenant
+        dispatcher.quarantine.check(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
+        dispatcher.budget.on_request()
+        charge = await self.reserve()
+        try:
+            while True:
+                route = await self.placement.place()
+                worker = route.worker
+                silence = Silence(worker.watched_s, news=worker.num_heard)
+                with route.in_flight(is_granted=True) as flight:
+                    yield self._grants(route, charge, flight)
+                    while (lost := await self._next(flight)) is not None:
+                        silent_s = silence.lasts_s(worker.watched_s, news=worker.num_heard)
+                        is_left = worker.is_hung or silent_s >= worker.may_be_silent_s
+                        if is_left or lost.WhichOneof("news") == "lost":
+                            break
+                        # It does something for others, or may be in a long step: the request waits for its turn.
+                        yield GrantResponse(request_id=prepared.request_id, wait=True)
+                if lost is None:
+                    return
+                self._take(worker, lost)
+                charge = await self._account(worker, charge)
+        finally:
+            charge.let_go()
+
+    async def _account(self, worker: Live, charge: GrantCharge) -> GrantCharge:
+        """What the next grants are charged to. Where the client alone says that it needs others, those before may be
+        computed all the same: it pays for both. Raises RequestRefused."""
+        within_s = REPORT_WAIT_S if charge.is_limited else 0.0
+        if await charge.is_excused(within_s, hangs=worker.is_hung):
+            return charge
+        try:
+            further = await self.reserve()
+        except RequestRefused:
+            if not self.claims.answer.has_output:
+                raise
+            # In the middle of an answer it is worth waiting for: the worker's link may only take its time to break.
+            is_told = await charge.is_excused(MID_ANSWER_WAIT_S, hangs=False)
+            if not is_told and not await charge.is_excused(0.0, hangs=worker.is_hung):
+                raise
+            return charge
+        charge.let_go()
+        return further
+
+    async def _next(self, flight: InFlight) -> GrantRequest | None:
+        """The next message that wants an answer; None where the client needs none any more. Raises RequestRefused."""
+        while (message := await self._message()) is not None:
+            kind = message.WhichOneof("news")
+            if kind == "started":
+                self.is_streaming = True
+                flight.has_started()
+            elif kind in ("lost", "silent"):
+                return message
+            elif kind == "request":
+                raise invalid("request", "is for the first message; a call is for one request")
+            else:
+                raise invalid("news", "one of started, lost and silent must be set")
+        return None
+
+    async def _message(self) -> GrantRequest | None:
+        """The client's next one; None where it ends its side, or the router stops while the client streams."""
+        coming = anext(self.news, None)
+        return await (self.granter.running.unneeded(coming) if self.is_streaming else coming)
+
+    def _grants(self, route: Route[Live], charge: GrantCharge, flight: InFlight) -> GrantResponse:
+        """What the client takes to this worker. Raises RequestRefused."""
+        granter, prepared, worker, claims = self.granter, self.prepared, route.worker, self.claims
+        timeout_ns = self.placement.timeout_ns()
+        submits = prepared.submits(
+            claims.answer.unfinished(),
+            timeout_ns=timeout_ns,
+            trace=current_trace_context(),
+            prompt_known=claims.answer.prompt_known,
+            # Convicts nobody. But should this be what killed that worker, no innocent one beside it is convicted.
+            suspect=self.has_lost,
+        )
+        charge.grant(worker.session, submits, timeout_ns, on_over=flight.end)
+        expires_unix_ms = granter.now_unix_ms() + int(LIFETIME_S * 1e3)
+        epoch = worker.model.epoch
+        response = GrantResponse(
+            request_id=prepared.request_id,
+            worker_address=worker.address,
+            grants=[sign_grant(granter.key, one, epoch=epoch, expires_unix_ms=expires_unix_ms) for one in submits],
+            prompt=prepared.prompt_info(),
+        )
+        num_bytes = response.ByteSize()
+        if not self.grants and num_bytes > MAX_FIRST_BYTES:
+            charge.revoke()
+            raise forbidden(f"too long to be granted: prompt and choices make {num_bytes} bytes")
+        self.granted_bytes += num_bytes
+        response.prompt.worker_id = self.facts["worker"] = worker.model.worker_id
+        self.grants += 1
+        self.is_streaming = False
+        self.facts["grants"] = self.grants
+        trace_route(self.span, route)
+        return response
+
+    def _take(self, worker: Live, message: GrantRequest) -> None:
+        """The client wants to go on elsewhere. Raises RequestRefused where it may not."""
+        kind = message.WhichOneof("news")
+        lost = message.lost if kind == "lost" else message.silent
+        self.claims.take(lost)
+        refused = no_worker(LOST)
+        if kind == "lost" and lost.refusal.reason == OVERLOADED:
+            delay_ms = min(max(lost.refusal.retry_delay_ms, LEAST_COME_BACK_MS), MOST_COME_BACK_MS)
+            refused = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, FULL, retry_delay_ms=delay_ms)
+        self.has_lost |= refused.reason != OVERLOADED
+        self.placement.on_lost(worker, refused)
+        if self.grants >= MAX_GRANTS or self.granted_bytes > MAX_ALL_BYTES:
+            raise refused
+        problem = "granting another worker"
+        facts: dict[str, str | int] = {
+            "worker": worker.model.worker_id,
+            "problem": kind or "",
+            "tokens": self.claims.answer.completion_tokens,
+        }
+        self.span.add_event(problem, facts)
+        get_logger().warning(problem, request_id=self.prepared.request_id, **facts)

@@ -1,0 +1,257 @@
+"""InferenceService: what clients call."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import grpc
+from opentelemetry.trace import Span, Status, StatusCode
+
+from trunkline.grant import forbidden
+from trunkline.status import (
+    CODE_INTERNAL,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    RequestRefused,
+    invalid,
+)
+from trunkline.v1.inference_pb2 import (
+    DetokenizeRequest,
+    GenerateRequest,
+    GenerateResponse,
+    GrantRequest,
+    GrantResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+    TokenizeRequest,
+)
+from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
+from trunkline.validation import max_total_tokens
+from trunkline_router.api.grant_charge import GrantCharge
+from trunkline_router.api.granting import Granter
+from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.dispatch.running import Running
+from trunkline_router.gate.request_size import MAX_DETOKENIZED_IDS
+from trunkline_router.prompts.token_ids import detokenize_response, read_ids, tokenize_response
+from trunkline_router.quotas.reservation import Reservation
+from trunkline_router.request.call_charge import charged_call
+from trunkline_router.request.prepare import PreparedRequest, check_request_id, prepare, request_id_of, session_of
+from trunkline_router.request.steps import give_way
+from trunkline_router.request.tenants import Tenants, tenant_of
+from trunkline_router.shared_state.state import SharedState
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import request_span, trace_context_of
+
+FIRST_MESSAGE_S = 10.0  # a Grant call that says nothing for so long is over: it would be held for ever, for nothing
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceService(InferenceServiceServicer):
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        max_choices: int,
+        shared: SharedState,
+        tenants: Tenants | None = None,
+        grant_key: bytes = b"",
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._pools = dispatcher.pools
+        self._shared = shared
+        self._tenants = tenants or Tenants()
+        self._max_choices = max_choices
+        self._running = Running()
+        self._granter = Granter(dispatcher, grant_key, lambda: int(time.time() * 1e3), self._running)
+
+    async def stop_admission(self) -> None:
+        """Refuses new requests from now on; returns when the last running one has ended."""
+        await self._running.stop()
+
+    async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
+        request_id = request_id_of(request)
+        with self._observed("router.generate", request_id, context) as (span, facts), self._running.admitted():
+            prepared = await self._prepare(request, request_id, context, facts)
+            with await self._reserve(prepared) as reservation:
+                async with aclosing(
+                    self._dispatcher.dispatch(prepared, context.time_remaining, span, facts, reservation.meter)
+                ) as responses:
+                    reservation.follow(responses.stream)
+                    async for response in responses:
+                        reservation.took(response)
+                        yield response
+
+    async def Grant(
+        self, request_iterator: AsyncIterator[GrantRequest], context: Context
+    ) -> AsyncGenerator[GrantResponse, None]:
+        self._granter.check_offered()
+        first = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("news") != "request":
+            raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
+        request, request_id = first.request, request_id_of(first.request)
+        with self._observed("router.grant", request_id, context) as (span, facts), self._running.admitted():
+            prepared = await self._prepare(request, request_id, context, facts)
+            self._granter.check_taken(prepared.model)
+            self._check_reservable(prepared)
+            reserve = partial(self._charge, prepared)
+            async with aclosing(
+                self._granter.answers(prepared, request_iterator, context.time_remaining, reserve, span, facts)
+            ) as answers:
+                async for answer in answers:
+                    yield answer
+            facts["outcome"] = "granted"  # what became of it the worker's log says
+
+    @contextmanager
+    def _observed(self, name: str, request_id: str, context: Context) -> Iterator[tuple[Span, dict[str, Any]]]:
+        """A request's span, and its line in the log with the facts that it gathers; bugs become INTERNAL."""
+        started_s = time.monotonic()
+        traceparent, tracestate = trace_context_of(context.invocation_metadata())
+        log = get_logger().bind(request_id=request_id)
+        facts: dict[str, Any] = {"outcome": "cancelled"}
+        attributes = {"trunkline.request_id": request_id}
+        with request_span(name, traceparent=traceparent, tracestate=tracestate, attributes=attributes) as span:
+            try:
+                yield span, facts
+            except RequestRefused as refused:
+                facts["outcome"] = refused.reason
+                span.set_status(Status(StatusCode.ERROR, refused.reason))
+                if refused.reason == INTERNAL and request_id not in refused.message:  # a worker's
+                    raise _internal(request_id) from None
+                raise
+            except Exception as error:
+                facts["outcome"] = INTERNAL
+                log.error("unexpected error", exc_info=error)
+                raise _internal(request_id) from None
+            except (asyncio.CancelledError, GeneratorExit):
+                remaining_s = context.time_remaining()
+                if remaining_s is not None and remaining_s <= 0:
+                    facts["outcome"] = DEADLINE_EXCEEDED
+                raise
+            finally:
+                if span.is_recording():
+                    span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
+                log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **facts)
+
+    async def _prepare(
+        self, request: GenerateRequest, request_id: str, context: Context, facts: dict[str, Any]
+    ) -> PreparedRequest:
+        """The request as any worker can take it. Raises RequestRefused."""
+        check_request_id(request)
+        metadata = context.invocation_metadata()
+        facts["tenant"] = tenant = tenant_of(metadata)
+        scheduling = self._tenants.scheduling(tenant, request.lane)
+        facts["lane"] = scheduling.lane_name
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        facts["model"] = pool.name
+        prepared = await prepare(
+            request,
+            request_id,
+            pool,
+            max_choices=self._max_choices,
+            scheduling=scheduling.corrected(self._shared.weight_factor(tenant)),
+            session=session_of(metadata, tenant),
+        )
+        facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
+        return prepared
+
+    async def _reserve(self, prepared: PreparedRequest, *, in_full: bool = False) -> Reservation:
+        """The request's part in its tenant's quotas; `in_full`: all that it can come to. Raises RequestRefused."""
+        sampling, tenant = prepared.sampling, prepared.scheduling.tenant
+        most_tokens = prepared.most_output_tokens
+        terms = self._tenants.terms(tenant)
+        return await self._shared.reserve(
+            tenant,
+            terms.quotas,
+            is_listed=self._tenants.lists(tenant),
+            weight=terms.weight,
+            prompt_tokens=len(prepared.prompt),
+            max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,
+            most_tokens=most_tokens,
+            choices=prepared.choices,
+        )
+
+    def _check_reservable(self, prepared: PreparedRequest) -> None:
+        """Raises RequestRefused (FORBIDDEN) where its tenant's quotas can never hold all that it may come to, and the
+        router would serve it by an estimate."""
+        quotas = self._tenants.terms(prepared.scheduling.tenant).quotas
+        bound = None if quotas is None else quotas.largest_request()
+        if bound is None or prepared.sampling.HasField("max_tokens"):
+            return
+        name, most_tokens = bound
+        prompt_tokens = len(prepared.prompt)
+        tokens = prompt_tokens + prepared.choices * prepared.most_output_tokens
+        if prompt_tokens <= most_tokens < tokens:
+            words = name.replace("_", " ")
+            raise forbidden(
+                f"without max_tokens the request may use {tokens} tokens, more than can ever be granted to its tenant: "
+                f"{most_tokens} {words}"
+            )
+
+    async def _charge(self, prepared: PreparedRequest) -> GrantCharge:
+        """The same for one that is granted: all that it can come to. Raises RequestRefused."""
+        reservation = await self._reserve(prepared, in_full=True)
+        return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
+
+    async def Tokenize(self, request: TokenizeRequest, context: Context) -> Any:  # serialized
+        tenant = tenant_of(context.invocation_metadata())
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        tokenizer = pool.tokenizer
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise invalid("input", "one of text and chat must be set")
+        weight = self._tenants.terms(tenant).weight
+        if kind == "chat":
+            chat = request.chat
+            tokenizer.check_chat(chat)
+            async with charged_call(self._shared, self._tenants, tenant):
+                ids = await tokenizer.encode_chat(chat, tenant=tenant, weight=weight)
+        else:
+            text = request.text  # a copy each time that it is asked for
+            await give_way(len(text))
+            tokenizer.check_fits(text)
+            await give_way(len(text))
+            special_tokens = not request.omit_special_tokens
+            async with charged_call(self._shared, self._tenants, tenant):
+                ids = await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+        return await tokenize_response(ids)
+
+    async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
+        tenant = tenant_of(context.invocation_metadata())
+        pool = await self._pools.found(request.model, tenant, context.time_remaining())
+        most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
+        if len(request.token_ids) > most:
+            raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
+        ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
+        keep_special, weight = request.keep_special_tokens, self._tenants.terms(tenant).weight
+        async with charged_call(self._shared, self._tenants, tenant):
+            text = await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
+        return detokenize_response(text)
+
+    async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
+        models = []
+        found = await self._pools.found_models(tenant_of(context.invocation_metadata()))
+        for name, pool in sorted(found.items()):
+            models.append(
+                Model(
+                    name=name,
+                    context_length=pool.limits.context_length,
+                    vocab_size=pool.limits.vocab_size,
+                    has_chat_template=pool.tokenizer.has_chat_template,
+                    ready_workers=len(pool.workers),
+                )
+            )
+        return ListModelsResponse(models=models)
+
+
+def _internal(request_id: str) -> RequestRefused:
+    return RequestRefused(
+        CODE_INTERNAL, INTERNAL, f"an internal error; the servers' logs have it under request {request_id}"
+    )

@@ -1,0 +1,1 @@
+"""Whether what a worker says can be true."""

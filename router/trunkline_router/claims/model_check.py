@@ -1,0 +1,29 @@
+"""Whether what a worker says of itself can be worked with."""
+
+from trunkline.grant import key_id
+from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.claims.worker_claims import model_problem
+
+
+class WorkerUnusable(Exception):
+    """What the worker says of itself makes no sense: perhaps it is of another version. One line for a person."""
+
+
+class FalseClaim(WorkerUnusable):
+    """A message of the worker cannot be true. It is left alone for longer than one that is only gone."""
+
+
+def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
+    """Raises WorkerUnusable where requests could not be routed by it."""
+    if model.min_router_protocol > PROTOCOL_VERSION:
+        raise WorkerUnusable(
+            f"the worker asks for routers that speak protocol {model.min_router_protocol}, and this one speaks "
+            f"{PROTOCOL_VERSION}: upgrade routers before workers"
+        )
+    asks_for_proofs = model.min_router_protocol >= MIN_ROUTER_PROTOCOL_WITH_KEY
+    if asks_for_proofs and model.grant_key_id and model.grant_key_id != key_id(grant_key):
+        lacks = "has another one" if grant_key else "has none"
+        raise WorkerUnusable(f"the worker has a grant key, and this router {lacks}: start both with one --grant-key")
+    if problem := model_problem(model):
+        raise WorkerUnusable(problem)

@@ -1,0 +1,245 @@
+"""What a worker may say. Everything that comes from one is checked here, where it enters. Pure.
+
+Each function takes a message and returns what is wrong with it, in one line, or None. What it lets through cannot break
+the arithmetic of routing, the status of a request or another worker's requests. It may still be untrue.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from trunkline.status import RequestRefused, code_of
+from trunkline.v1.generation_pb2 import (
+    FinishReason,
+    OutputChunk,
+    PromptReport,
+    RequestError,
+    SamplingParams,
+    TokenLogprobs,
+)
+from trunkline.v1.worker_pb2 import GetModelResponse, GrantReport, LoadSample, SequenceOutput, SessionWelcome, Submit
+from trunkline.validation import MAX_STOP_BYTES, MAX_TOP_LOGPROBS, validate_sampling
+from trunkline_router.routing.route_request import NUM_LANES
+
+MAX_NAME_CHARACTERS = 512  # of names, fingerprints and the like
+MAX_DIGEST_BYTES = 64
+MAX_EOS_TOKENS = 1024
+# The largest of each kind that a model or a machine is known to have, and a good deal more. The policy computes with
+# products of these in doubles, and reports them in fields of 32 and 64 bits.
+MAX_BLOCK_SIZE = 1 << 16
+MAX_VOCAB_SIZE = 1 << 24
+MAX_CONTEXT_TOKENS = 1 << 26
+MAX_KV_TOKENS = 1 << 44
+MAX_STEP_TOKENS = 1 << 24
+MAX_CHOICES = 1 << 24
+MAX_TOKENS = 1 << 48
+MAX_TARGET_MS = 60_000.0
+MAX_WINDOW_MS = 3.6e6
+MAX_STEP_COST_S = 1e3  # of each term: a step, or one of its tokens
+# A token's text is at most a few hundred bytes. What was held back for a stop string comes with later tokens.
+MAX_TOKEN_CHARACTERS = 1024
+MAX_HELD_TOKENS = 1024
+MAX_REASON_CHARACTERS = 128
+# Of a step's news of one choice, on the wire: some hundred tokens with 20 log-probabilities each, or what a stop string
+# has held back. Where a prompt's log-probabilities were asked for they come on top.
+MOST_OUTPUT_BYTES = 256 << 10
+LOGPROB_BYTES = 24
+
+_FINISH_REASONS = frozenset(FinishReason.values()) - {FinishReason.FINISH_REASON_UNSPECIFIED}
+_NAMES = ("model", "worker_id", "fingerprint", "architecture", "dtype", "device", "batching", "admission")
+_MODEL_RANGES: dict[str, tuple[float, float]] = {
+    "block_size": (1, MAX_BLOCK_SIZE),
+    "vocab_size": (1, MAX_VOCAB_SIZE),
+    "context_length": (1, MAX_CONTEXT_TOKENS),
+    "kv_token_capacity": (1, MAX_KV_TOKENS),
+    "max_step_tokens": (0, MAX_STEP_TOKENS),
+    "max_running_requests": (0, MAX_CHOICES),
+    "itl_target_ms": (0.0, MAX_TARGET_MS),
+    "interactive_reserve": (0.0, 1.0),
+    "batch_window_ms": (0.0, MAX_WINDOW_MS),
+}
+_LOAD_RANGES: dict[str, tuple[float, float]] = {
+    "running": (0, MAX_CHOICES),
+    "waiting": (0, MAX_CHOICES),
+    "waiting_uncached_tokens": (0, MAX_TOKENS),
+    "waiting_tokens": (0, MAX_TOKENS),
+    "running_kv_tokens": (0, MAX_TOKENS),
+}
+_COST_RANGES: dict[str, tuple[float, float]] = {
+    name: (0.0, MAX_STEP_COST_S) for name in ("fixed_s", "token_s", "kv_token_s", "pair_s")
+}
+_BY_LANE = ("waiting_by_lane", "retry_delay_ms_by_lane", "uncached_tokens_by_lane")
+# What a router fills in where a client leaves it open; the model's other parameters go nowhere.
+_DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def model_problem(model: GetModelResponse) -> str | None:
+    """What is wrong with a worker's model and limits."""
+    if not model.model:
+        return "the worker does not say which model it serves"
+    for name in _NAMES:
+        if problem := _name_problem(name, getattr(model, name)):
+            return problem
+    if problem := _range_problem(model, _MODEL_RANGES):
+        return problem
+    if len(model.tokenizer_digest) > MAX_DIGEST_BYTES or len(model.grant_key_id) > MAX_DIGEST_BYTES:
+        return f"the worker's tokenizer_digest or grant_key_id is longer than {MAX_DIGEST_BYTES} bytes"
+    if len(model.eos_token_ids) > MAX_EOS_TOKENS or not _are_tokens(model.eos_token_ids, model.vocab_size):
+        return f"the worker's eos_token_ids are not at most {MAX_EOS_TOKENS} tokens below its vocab_size"
+    return _defaults_problem(model.default_sampling)
+
+
+def welcome_problem(welcome: SessionWelcome, model: GetModelResponse) -> str | None:
+    """What is wrong with the answer to a session's opening; a new epoch alone means that the worker was restarted."""
+    if welcome.worker_id != model.worker_id:
+        return "the worker gives its session another name than its model"
+    return None
+
+
+def load_problem(load: LoadSample) -> str | None:
+    """What is wrong with a load sample."""
+    if problem := _range_problem(load, _LOAD_RANGES):
+        return problem
+    for name in _BY_LANE:
+        if (count := len(getattr(load, name))) not in (0, NUM_LANES):
+            return f"the worker's {name} has {count} entries; allowed: {NUM_LANES}, or none"
+    if any(tokens > MAX_TOKENS for tokens in load.uncached_tokens_by_lane):
+        return f"the worker's uncached_tokens_by_lane has more than {MAX_TOKENS} tokens"
+    return _range_problem(load.step_cost, _COST_RANGES) if load.HasField("step_cost") else None
+
+
+@dataclass(slots=True)
+class Expected:
+    """What a worker may still say of a choice. left_tokens: of its output; suspect: it was submitted as one;
+    most_bytes: of one piece of news"""
+
+    choice: int
+    left_tokens: int
+    prompt_tokens: int
+    vocab_size: int
+    suspect: bool = False
+    is_first: bool = True
+    most_bytes: int = MOST_OUTPUT_BYTES
+
+
+def most_output_bytes(submit: Submit) -> int:
+    """How much one piece of news of this choice can take on the wire."""
+    sampling = submit.sampling
+    if not sampling.HasField("prompt_logprobs"):
+        return MOST_OUTPUT_BYTES
+    return MOST_OUTPUT_BYTES + len(submit.prompt_token_ids) * (sampling.prompt_logprobs + 1) * LOGPROB_BYTES
+
+
+def output_problem(output: SequenceOutput, chunk: OutputChunk, expected: Expected) -> str | None:
+    """What is wrong with the next news of a choice, which are no error; `chunk` is theirs. What they say is expected no
+    longer. Every token of every request comes through here."""
+    if chunk.index != expected.choice:
+        if not output.HasField("chunk"):
+            return None  # a newer worker's news, of which an older router knows nothing
+        return f"output for choice {chunk.index} came under the handle of choice {expected.choice}"
+    token_ids = chunk.token_ids
+    if num_tokens := len(token_ids):
+        expected.left_tokens -= num_tokens
+        if expected.left_tokens < 0:
+            return "there are more tokens than were asked for"
+        if num_tokens == 1:
+            if not 0 <= token_ids[0] < expected.vocab_size:
+                return f"token id {token_ids[0]} is not in [0, {expected.vocab_size})"
+        elif not _are_tokens(token_ids, expected.vocab_size):
+            return f"a token id is not in [0, {expected.vocab_size})"
+    if len(chunk.text) > (num_tokens + MAX_HELD_TOKENS) * MAX_TOKEN_CHARACTERS:
+        return f"{len(chunk.text)} characters of text came with {num_tokens} tokens"
+    if chunk.finish_reason and (problem := _end_problem(chunk)):
+        return problem
+    if chunk.logprobs and (problem := _logprobs_problem(chunk.logprobs, num_tokens)):
+        return problem
+    if expected.is_first:
+        expected.is_first = False
+        return _prompt_problem(output.prompt, expected.prompt_tokens)
+    return None
+
+
+def end_problem(output: SequenceOutput, expected: Expected) -> str | None:
+    """What is wrong with news of a choice that are an error."""
+    if output.sole_suspect and not (output.suspect and expected.suspect):
+        return "it calls the only suspect what was submitted as none"
+    return error_problem(output.error)
+
+
+def error_problem(error: RequestError) -> str | None:
+    """What is wrong with the row of the error table with which a worker ends a request."""
+    if not (error.reason and error.reason.isprintable() and len(error.reason) <= MAX_REASON_CHARACTERS):
+        return "the request was refused without a reason"
+    if len(error.field) > MAX_REASON_CHARACTERS or not error.field.isprintable():
+        return "the request was refused for a field without a name"
+    expected = code_of(error.reason)
+    if error.code != expected if expected is not None else not 0 < error.code <= 16:
+        return f"the request was refused with {error.reason} and code {error.code}"
+    return None
+
+
+def report_problem(report: GrantReport, *, prompt_tokens: int, most_tokens: int) -> str | None:
+    """What is wrong with the report of a grant for so many prompt tokens and at most so many output tokens."""
+    if report.prompt_tokens not in (0, prompt_tokens) or report.cached_tokens > report.prompt_tokens:
+        return f"of a prompt of {prompt_tokens} tokens it reports {report.cached_tokens} of {report.prompt_tokens}"
+    if report.output_tokens > most_tokens:
+        return f"it reports {report.output_tokens} output tokens of {most_tokens}"
+    return None
+
+
+def _end_problem(chunk: OutputChunk) -> str | None:
+    if chunk.finish_reason not in _FINISH_REASONS:
+        return f"finish reason {chunk.finish_reason} is none"
+    if len(chunk.stop_string) > MAX_STOP_BYTES:
+        return f"a stop string has {len(chunk.stop_string)} characters"
+    return None
+
+
+def _prompt_problem(report: PromptReport, prompt_tokens: int) -> str | None:
+    if report.cached_tokens > prompt_tokens:
+        return f"of a prompt of {prompt_tokens} tokens {report.cached_tokens} are said to be cached"
+    return _logprobs_problem(report.logprobs, prompt_tokens) if report.logprobs else None
+
+
+def _logprobs_problem(logprobs: Sequence[TokenLogprobs], num_tokens: int) -> str | None:
+    if len(logprobs) != num_tokens:
+        return f"{len(logprobs)} log-probabilities came for {num_tokens} tokens"
+    for entry in logprobs:
+        top = entry.top
+        if len(top) > MAX_TOP_LOGPROBS:
+            return f"a token came with {len(top)} log-probabilities"
+        if entry.chosen.logprob != entry.chosen.logprob or any(other.logprob != other.logprob for other in top):
+            return "a log-probability is not a number"
+    return None
+
+
+def _defaults_problem(defaults: SamplingParams) -> str | None:
+    filled_in = SamplingParams()
+    for name in _DEFAULTED:
+        if defaults.HasField(name):  # type: ignore[arg-type]
+            setattr(filled_in, name, getattr(defaults, name))
+    try:
+        validate_sampling(filled_in, vocab_size=1, prefix="the worker's default_sampling")
+    except RequestRefused as refused:
+        return refused.message
+    return None
+
+
+def _range_problem(message: Message, ranges: dict[str, tuple[float, float]]) -> str | None:
+    for name, (least, most) in ranges.items():
+        value = getattr(message, name)
+        if not least <= value <= most:  # NaN fails too
+            return f"the worker's {name} is {value}; allowed: {least:.15g} to {most:.15g}"
+    return None
+
+
+def _name_problem(name: str, text: str) -> str | None:
+    if len(text) <= MAX_NAME_CHARACTERS and text.isprintable():
+        return None
+    return f"the worker's {name} is not at most {MAX_NAME_CHARACTERS} printable characters"
+
+
+def _are_tokens(token_ids: Iterable[int], vocab_size: int) -> bool:
+    ids = list(token_ids)
+    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)

@@ -1,0 +1,1 @@
+"""One request at one worker after the other."""

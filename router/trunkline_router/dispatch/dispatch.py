@@ -1,0 +1,290 @@
+"""A prepared request at the workers: which one computes it, and what happens where that one cannot."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any, NoReturn
+
+from opentelemetry.trace import Span
+
+from trunkline.answer_ledger import AnswerLedger
+from trunkline.names import finish_name
+from trunkline.status import OVERLOADED
+from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.dispatch.placement import Placement, TimeLeft
+from trunkline_router.failover.failover import FailoverLimits, Recovery
+from trunkline_router.failover.quarantine import Quarantine, quarantined
+from trunkline_router.failover.retry_budget import RetryBudget
+from trunkline_router.failover.suspicion import GONE_WITHIN_S, Cells, Suspicion, Witnesses
+from trunkline_router.quotas.meter import OutputMeter
+from trunkline_router.request.prepare import PreparedRequest
+from trunkline_router.routing.route import Route
+from trunkline_router.routing.worker_state import InFlight
+from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.streaming.fanout import Fanout
+from trunkline_router.streaming.request_stream import BrokenOff, RequestStream
+from trunkline_router.workers.live import Live
+from trunkline_router.workers.pool import Pools
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import current_trace_context
+
+# Candidates in a request's trace: the chosen one and those that came next.
+MOST_TRACED = 8
+
+
+class Dispatcher:
+    """What requests of one router have in common."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        clock_s: Callable[[], float],
+        rng: Random,
+        *,
+        limits: FailoverLimits | None = None,
+        quarantine: Quarantine | None = None,
+        backlog: Backlog | None = None,
+    ) -> None:
+        self.pools = pools
+        self.clock_s = clock_s
+        self.rng = rng
+        self.limits = limits or FailoverLimits()
+        self.quarantine = quarantine or Quarantine()
+        self.budget = RetryBudget(clock_s())
+        self.cells = Cells(on_free=pools.notify)
+        self.witnesses = Witnesses()
+        self.fanout = Fanout(clock_s)
+        self.backlog = backlog or Backlog()
+
+    def dispatch(
+        self, prepared: PreparedRequest, time_left: TimeLeft, span: Span, facts: dict[str, Any], meter: OutputMeter
+    ) -> "Dispatch":
+        """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
+        Iterating raises RequestRefused."""
+        return Dispatch(self, prepared, time_left, span, facts, meter)
+
+    def placement(
+        self,
+        prepared: PreparedRequest,
+        time_left: TimeLeft,
+        progress: AnswerLedger,
+        *,
+        is_usable: Callable[[Live], bool] | None = None,
+        is_suspect: Callable[[], bool] = lambda: False,
+    ) -> Placement:
+        """Where a request goes; see Placement."""
+        return Placement(
+            self.pools,
+            self.budget,
+            self.clock_s,
+            self.rng,
+            Recovery(self.limits),
+            prepared,
+            time_left,
+            progress,
+            self.cells,
+            is_usable,
+            is_suspect,
+        )
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """One request: its responses, to be closed whichever way they end. `stream` is what workers have come to."""
+
+    shared: Dispatcher
+    prepared: PreparedRequest
+    time_left: TimeLeft
+    span: Span
+    facts: dict[str, Any]
+    meter: OutputMeter
+    suspicion: Suspicion = field(init=False)
+    stream: RequestStream = field(init=False)
+    placement: Placement = field(init=False)
+    _killed: list[Live] = field(default_factory=list)  # workers that died in a step of it, as they say
+    _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.suspicion = suspicion = Suspicion()
+        prepared, shared = self.prepared, self.shared
+        self.stream = RequestStream(
+            prepared.request_id,
+            prepared.choices,
+            prepared.prompt_info(),
+            shared.fanout,
+            shared.backlog,
+            self.meter,
+        )
+        self.placement = self.shared.placement(
+            prepared,
+            self.time_left,
+            self.stream.answer,
+            is_suspect=lambda: suspicion.is_suspect,  # without `self`: no cycle
+        )
+        self._responses = self.responses()
+
+    def __aiter__(self) -> AsyncIterator[GenerateResponse]:
+        return self._responses
+
+    async def aclose(self) -> None:
+        await self._responses.aclose()
+        self.stream.close()
+
+    async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
+        stream, facts, shared = self.stream, self.facts, self.shared
+        shared.budget.on_request()
+        while True:
+            self._check_quarantine()
+            route = await self.placement.place()
+            self._check_quarantine()  # another copy of it may have been convicted meanwhile
+            if self.suspicion.is_suspect:
+                self.suspicion.enter(shared.cells.enter(route.worker))
+            try:
+                async with aclosing(self._attempt(route)) as responses:
+                    async for response in responses:
+                        yield response
+                break
+            except BrokenOff as broken:
+                await self._note(route.worker, broken)
+            finally:
+                self.suspicion.leave()
+        facts["cached_tokens"] = stream.cached_tokens
+        facts["completion_tokens"] = stream.answer.completion_tokens
+        reasons = [finish_name(ledger.finish_reason) for ledger in stream.answer.ledgers]
+        facts["outcome"] = ",".join(dict.fromkeys(reasons))
+
+    def _check_quarantine(self) -> None:
+        """Raises RequestRefused (QUARANTINED)."""
+        prepared, shared = self.prepared, self.shared
+        shared.quarantine.check(
+            prepared.scheduling.tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s()
+        )
+
+    async def _attempt(self, route: Route[Live]) -> AsyncGenerator[GenerateResponse, None]:
+        """The responses from one worker. Whichever way this ends, the worker is told and the load is settled. Raises
+        BrokenOff where the worker gives up."""
+        worker, stream, prepared, shared = route.worker, self.stream, self.prepared, self.shared
+        submits = prepared.submits(
+            stream.answer.unfinished(),
+            timeout_ns=self.placement.timeout_ns(),
+            trace=current_trace_context(),
+            prompt_known=stream.answer.prompt_known,
+            suspect=self.suspicion.is_suspect,
+        )
+        self.facts["worker"] = worker.model.worker_id
+        trace_route(self.span, route)
+        is_told_cached = not stream.answer.prompt_known
+        has_started = False
+        trial = worker.breaker.dispatch()
+        with route.in_flight() as flight:
+            attempt = _Attempt(worker, flight, self.suspicion, self.facts)
+            stream.begin(worker.model.worker_id, attempt)
+            attempt.handles += worker.session.submit(submits, [stream.put] * len(submits))
+            try:
+                while (response := await stream.take()) is not None:
+                    if not has_started:
+                        has_started = True
+                        flight.has_started(stream.cached_tokens if is_told_cached else None)
+                        trial.succeeded(shared.clock_s())
+                    yield response
+            except BrokenOff as broken:
+                # One that drains or hangs has said so, and one that is lost is counted once, by its link.
+                if worker.accepts and not worker.session.is_broken:
+                    trial.refused(broken.refused.reason, shared.clock_s())
+                raise
+            finally:
+                trial.end()
+                worker.session.abort(attempt.handles)
+
+    async def _note(self, worker: Live, broken: BrokenOff) -> None:
+        """An attempt broke off. Raises RequestRefused where it was the last one."""
+        prepared, stream, refused = self.prepared, self.stream, broken.refused
+        if broken.suspect:
+            self._killed.append(worker)
+            if self.suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._are_gone():
+                self._convict()
+        self.placement.on_lost(worker, refused)
+        if not stream.answer.has_output:
+            problem = "trying another worker"
+        else:
+            problem = "going on at another worker"
+            stream.resumptions += 1
+        facts: dict[str, str | int] = {
+            "worker": worker.model.worker_id,
+            "problem": refused.message,
+            "tokens": stream.answer.completion_tokens,
+        }
+        self.span.add_event(problem, facts)
+        get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)
+
+    async def _are_gone(self) -> bool:
+        """Whether the workers that it is said to have killed are gone."""
+        shared, killed = self.shared, self._killed[-2:]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GONE_WITHIN_S):
+                while not all(live.session.is_broken for live in killed):
+                    await shared.pools.change().wait()
+        alive = [live.address for live in killed if not live.session.is_broken]
+        if not alive:
+            return True
+        get_logger().error("workers that say that a request has killed them are not believed",
+                           request_id=self.prepared.request_id, workers=sorted({live.address for live in killed}),
+                           alive=alive)  # fmt: skip
+        return False
+
+    def _convict(self) -> NoReturn:
+        """In the whole fleet, or, where its workers have convicted too many of the tenant's requests, in this router
+        for a short time. Raises RequestRefused (QUARANTINED)."""
+        prepared, shared = self.prepared, self.shared
+        tenant, now_s = prepared.scheduling.tenant, shared.clock_s()
+        workers = [live.address for live in self._killed[-2:]]
+        is_believed = shared.witnesses.believe(tenant, set(workers), now_s)
+        convict = shared.quarantine.convict if is_believed else shared.quarantine.convict_briefly
+        convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
+        get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant, workers=workers,
+                           everywhere=is_believed)  # fmt: skip
+        raise quarantined()
+
+
+class _Attempt:
+    """At one worker; see request_stream.Attempt. The generator of responses stands still until the client reads on:
+    should it never do so, nothing waits for that."""
+
+    def __init__(self, worker: Live, flight: InFlight, suspicion: Suspicion, facts: dict[str, Any]) -> None:
+        self.handles: list[int] = []  # of its submits
+        self.is_watched = suspicion.is_suspect
+        self.progressed = suspicion.on_progress
+        self._worker = worker
+        self._flight = flight
+        self._suspicion = suspicion
+        self._facts = facts
+
+    def gave_up(self) -> None:
+        self.broke_off()
+        self._facts["outcome"] = OVERLOADED
+
+    def broke_off(self) -> None:
+        self._worker.session.abort(self.handles)
+        self._flight.end()
+        self._suspicion.broke_off()
+
+
+def trace_route(span: Span, route: Route[Live]) -> None:
+    """What was weighed, and why it came out so."""
+    if not span.is_recording():
+        return
+    plan = route.plan
+    span.set_attributes(
+        {
+            "trunkline.worker": plan.worker_id,
+            "trunkline.route.policy": plan.policy,
+            "trunkline.route.reason": plan.reason,
+            "trunkline.route.matched_tokens": plan.matched_tokens,
+            "trunkline.route.candidates": len(plan.workers.worker_ids),
+        }
+    )
+    for candidate in plan.best(MOST_TRACED):
+        span.add_event("candidate", asdict(candidate))

@@ -1,0 +1,132 @@
+"""Where one request goes, and where it goes on: choosing, waiting for a worker, and which ones are no longer asked.
+
+The same whether the router streams the answer or grants it to the client.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from trunkline.answer_ledger import AnswerLedger
+from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
+from trunkline_router.failover.failover import MAX_JITTER_S, Recovery
+from trunkline_router.failover.retry_budget import RetryBudget
+from trunkline_router.failover.suspicion import Cells
+from trunkline_router.request.prepare import PreparedRequest
+from trunkline_router.routing.route import Route
+from trunkline_router.workers.live import Live
+from trunkline_router.workers.pool import Pool, Pools
+
+FULL_FOR_MS = 500  # a worker that is full, and does not say for how long
+
+TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
+
+
+@dataclass(slots=True)
+class Placement:
+    """One request. `is_usable` is what else a worker must be. While it `is_suspect` it waits for one in whose cell no
+    other suspect is; else it only prefers those."""
+
+    pools: Pools
+    budget: RetryBudget
+    clock_s: Callable[[], float]
+    rng: Random
+    recovery: Recovery
+    prepared: PreparedRequest
+    time_left: TimeLeft
+    progress: AnswerLedger
+    cells: Cells
+    is_usable: Callable[[Live], bool] | None
+    is_suspect: Callable[[], bool]
+    _failed: dict[Live, int] = field(default_factory=dict)  # where an attempt was lost, and how often it was back then
+    _full: dict[Live, float] = field(default_factory=dict)  # where there was no room, and until when
+    _is_queueing: bool = False  # a worker could have it, were it free
+    _has_looked: bool = False  # for workers, in vain, since it had one
+    _fingerprint: str = ""  # of the weights that have begun the answer
+
+    async def place(self) -> Route[Live]:
+        """Chooses a worker, once there is one. Raises RequestRefused."""
+        progress = self.progress
+        if self.recovery.lost_last and not progress.has_output:
+            delay_s = self.budget.take(self.clock_s())
+            if delay_s is None:
+                raise self.recovery.last_word()
+            await asyncio.sleep(self._within_deadline(delay_s + self.rng.uniform(0, MAX_JITTER_S)))
+        while True:
+            changed = self.pools.change()
+            self._is_queueing = False
+            now_s = self.clock_s()
+            try:
+                workers = self._workers(self.pools.pool(self.prepared.model), now_s)
+                route = self.pools.route(workers, self.prepared.route_request(now_s, progress.longest_output()))
+                break
+            except RequestRefused as nobody:
+                if not self._has_looked:
+                    self._has_looked = True
+                    tenant = self.prepared.scheduling.tenant
+                    await self.pools.search.look_for(self.prepared.model, tenant, self.time_left())
+                    continue
+                if self._is_queueing:
+                    self.recovery.stop_waiting()  # it has its turn, and its patience is for workers that do not come
+                    wait_s = float("inf")
+                else:
+                    wait_s = self.recovery.wait_s(now_s, nobody, has_output=progress.has_output)
+            wait_s = min([wait_s, *(until_s - now_s for until_s in self._full.values() if until_s > now_s)])
+            wait_s = self._within_deadline(wait_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if wait_s == float("inf") else wait_s):
+                    await changed.wait()
+        self._has_looked = False
+        if not progress.has_output:
+            self._fingerprint = route.worker.model.fingerprint
+        return route
+
+    def timeout_ns(self) -> int | None:
+        """Time left to the request; None: it has no deadline. Raises RequestRefused where there is none left."""
+        left_s = self._within_deadline(float("inf"))
+        return None if left_s == float("inf") else int(left_s * 1e9)
+
+    def on_lost(self, worker: Live, refused: RequestRefused) -> None:
+        """An attempt there ended before the answer was complete. Raises RequestRefused where it was the last one."""
+        progress = self.progress
+        self.recovery.on_refusal(
+            refused,
+            num_tokens=progress.completion_tokens,
+            has_output=progress.has_output,
+            can_resume=progress.can_resume,
+            handed_over=worker.load.draining,
+        )
+        if refused.reason == OVERLOADED:
+            self._full[worker] = self.clock_s() + (refused.retry_delay_ms or FULL_FOR_MS) / 1e3
+        else:
+            self._failed[worker] = worker.comebacks
+
+    def _workers(self, pool: Pool, now_s: float) -> Sequence[Live]:
+        """Those that one is chosen among, at least one. Most requests rule out none, and look at none. Raises
+        RequestRefused."""
+        workers = pool.with_room(self.prepared.least_room(self.progress.num_output))
+        if self._failed:
+            workers = [live for live in workers if self._failed.get(live) != live.comebacks]
+        if self._full:
+            workers = [live for live in workers if self._full.get(live, 0.0) <= now_s]
+        if self.progress.has_output:
+            workers = [live for live in workers if live.model.fingerprint == self._fingerprint]
+        if self.is_usable is not None:
+            workers = [live for live in workers if self.is_usable(live)]
+        if self.is_suspect():
+            free = self.cells.free_of(workers)
+            self._is_queueing = len(free) < len(workers)
+            workers = free
+        workers = pool.allowed(workers, now_s)
+        return self.cells.free_of(workers) or workers
+
+    def _within_deadline(self, wait_s: float) -> float:
+        """Raises RequestRefused where the deadline has passed."""
+        left_s = self.time_left()
+        if left_s is None:
+            return wait_s
+        if left_s <= 0:
+            raise deadline_exceeded()
+        return min(wait_s, left_s)

@@ -1,0 +1,1 @@
+"""Whether a request that a worker lost is tried again."""

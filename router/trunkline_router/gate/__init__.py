@@ -1,0 +1,1 @@
+"""How many calls are taken in, how large, and in whose turn."""

@@ -1,0 +1,1 @@
+"""From text and conversations to token ids, outside the event loop."""

@@ -1,0 +1,186 @@
+"""Text to tokens and back, with the files that a worker sent."""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from tokenizers import Encoding, Tokenizer
+
+from trunkline.status import context_exceeded, invalid
+from trunkline.v1.inference_pb2 import ChatMessages
+from trunkline_router.prompts.chat_template import check_conversation, check_syntax
+from trunkline_router.prompts.encode_pool import EncodePool, EncoderSource
+from trunkline_router.prompts.render_pool import RenderPool, TemplateSource
+from trunkline_router.prompts.tokenizer_config import TokenizerConfig, read_tokenizer_config
+from trunkline_router.prompts.tokenizer_facts import FILE, TokenizerFacts, described
+
+# Encoding this much text takes about a millisecond, and so does decoding so many tokens. More goes to a thread. Text
+# that would hold others up from there goes to a process.
+INLINE_CHARACTERS = INLINE_TOKENS = 4096
+THREAD_CHARACTERS = THREAD_TOKENS = 32 << 10
+# A conversation with more bytes for a character that fits is not rendered: a character has four at most, and a template
+# that leaves parts out, such as earlier thoughts, is taken to keep at least an eighth.
+BYTES_PER_CHARACTER = 32
+MAX_CHAT_BYTES = 4 << 20
+MAX_TEXT_BYTES = 4 << 20  # a million tokens of prose; takes seconds and up to a GiB
+
+
+class TokenizerError(Exception):
+    """The files that a worker sent make no tokenizer. One line for a person."""
+
+
+class PromptTokenizer:
+    """A model's tokenizer and chat template. With `facts`, which a process has found, the tokenizer is run in processes
+    alone; else it is read and run here. Raises TokenizerError.
+
+    encoding: identifies how text becomes tokens; rendering: how a conversation becomes text; largest_id: of its tokens
+    """
+
+    def __init__(self, files: Mapping[str, bytes], renderers: RenderPool, facts: TokenizerFacts | None = None) -> None:
+        self._tokenizer: Tokenizer | None = None
+        try:
+            if facts is None:
+                self._tokenizer, facts = described(files)
+            config = read_tokenizer_config(files, padding_token=facts.padding_token)
+        except BaseException as error:  # the library raises bare Exception, or panics
+            if not _is_failure(error):
+                raise
+            raise damaged(_one_line(error)) from None
+        self._source = EncoderSource(files[FILE])
+        self._prefix, self._suffix = facts.prefix, facts.suffix
+        self._characters_per_token = facts.characters_per_token
+        self.largest_id, self.encoding = facts.largest_id, bytes.fromhex(facts.encoding)
+        self._renderers = renderers
+        self._template, self.template_problem = _template_of(config)
+        # Identifies what becomes of a conversation before it is tokenized.
+        self.rendering = b"" if self._template is None else self._template.name
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    async def encode(
+        self, text: str, *, special_tokens: bool = True, tenant: str = "", weight: float = 1.0
+    ) -> Sequence[int]:
+        """Token ids; with the model's special tokens (BOS, say) unless told otherwise. A tenant's long texts are
+        encoded one after the other, by turns of the tenants. Raises RequestRefused.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None or len(text) > THREAD_CHARACTERS:
+            return await self._encode_in_process(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+        if len(text) <= INLINE_CHARACTERS:
+            ids = _ids(lambda: tokenizer.encode(text, add_special_tokens=special_tokens))
+        else:
+            # Of the library's ways to encode this one lets go of the GIL, and keeps no offsets.
+            encode = partial(tokenizer.encode_batch_fast, [text], add_special_tokens=special_tokens)
+            ids = await asyncio.to_thread(_ids, lambda: encode()[0])
+        return [*self._prefix, *ids, *self._suffix] if special_tokens else ids
+
+    def check_fits(self, text: str, most_tokens: int | None = None) -> None:
+        """Raises RequestRefused where it is clear without tokenizing that the text is too long: for `most_tokens`, or
+        for anybody.
+        """
+        num_bytes = len(text) if text.isascii() or len(text) > MAX_TEXT_BYTES else len(text.encode())
+        self._check_fits(len(text), num_bytes, most_tokens)
+
+    def check_chat(self, chat: ChatMessages) -> None:
+        """Raises RequestRefused where it is clear without rendering that the conversation has no ids."""
+        check_conversation(chat)
+        if self._template is None:
+            raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
+
+    async def encode_chat(
+        self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = "", weight: float = 1.0
+    ) -> Sequence[int]:
+        """The rendered conversation's ids: the template writes special tokens itself. Conversations are rendered by
+        turns of the tenants, according to their weights. Raises RequestRefused.
+        """
+        self.check_chat(chat)
+        body = chat.SerializeToString()  # of the largest one in three milliseconds
+        self._check_can_fit(len(body), most_tokens)
+        assert self._template is not None
+        rendered = await self._renderers.render(self._template, body, tenant=tenant, weight=weight)
+        self._check_fits(rendered.num_characters, len(rendered.utf8), most_tokens)
+        if rendered.num_characters > THREAD_CHARACTERS:
+            return await self._encode_in_process(rendered.utf8, special_tokens=False, tenant=tenant, weight=weight)
+        return await self.encode(rendered.text, special_tokens=False, tenant=tenant, weight=weight)
+
+    async def decode(
+        self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "", weight: float = 1.0
+    ) -> bytes:
+        """Their text, in UTF-8. Raises RequestRefused."""
+        skip, tokenizer = not keep_special, self._tokenizer
+        if tokenizer is None or len(token_ids) > THREAD_TOKENS:
+            return await self._encoders(len(token_ids) > THREAD_TOKENS).decode(
+                self._source, token_ids, keep_special=keep_special, tenant=tenant, weight=weight
+            )
+        try:
+            if len(token_ids) <= INLINE_TOKENS:
+                return tokenizer.decode(token_ids, skip_special_tokens=skip).encode()
+            # Of the library's two ways this one lets go of the GIL.
+            decode = partial(tokenizer.decode_batch, [token_ids], skip_special_tokens=skip)
+            return (await asyncio.to_thread(decode))[0].encode()
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            raise invalid("token_ids", f"the model's tokenizer cannot decode them: {_one_line(error)}") from None
+
+    def _check_fits(self, num_characters: int, num_bytes: int, most_tokens: int | None) -> None:
+        width = self._characters_per_token
+        if most_tokens is not None and width is not None and num_characters > most_tokens * width:
+            raise context_exceeded(f"{num_characters} characters of text cannot fit into {most_tokens} tokens")
+        if num_bytes > MAX_TEXT_BYTES:
+            raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
+
+    def _check_can_fit(self, num_bytes: int, most_tokens: int | None) -> None:
+        """Raises RequestRefused for a conversation that is too long to be rendered."""
+        width = self._characters_per_token
+        if most_tokens is not None and width is not None and num_bytes > BYTES_PER_CHARACTER * most_tokens * width:
+            raise context_exceeded(f"{num_bytes} bytes of conversation cannot fit into {most_tokens} tokens")
+        if num_bytes > MAX_CHAT_BYTES:
+            raise invalid("chat", f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
+
+    async def _encode_in_process(
+        self, text: str | memoryview, *, special_tokens: bool, tenant: str, weight: float
+    ) -> "array[int]":
+        encoders = self._encoders(len(text) > THREAD_CHARACTERS)
+        ids = await encoders.encode(self._source, text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+        return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
+
+    def _encoders(self, is_long: bool) -> EncodePool:
+        return self._renderers.encoders if is_long else self._renderers.short_encoders
+
+
+def _ids(encode: Callable[[], Encoding]) -> list[int]:
+    try:
+        return encode().ids
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
+        raise invalid("text", f"the model's tokenizer cannot encode it: {_one_line(error)}") from None
+
+
+def damaged(problem: str) -> TokenizerError:
+    """Why a worker's files make no tokenizer."""
+    return TokenizerError(f"the worker's tokenizer files are damaged: {problem}")
+
+
+def _template_of(config: TokenizerConfig) -> tuple[TemplateSource | None, str]:
+    """The template and, where there is one that cannot be used, why."""
+    if config.template is None:
+        return None, config.template_problem
+    try:
+        check_syntax(config.template)
+    except ValueError as error:
+        return None, str(error)
+    return TemplateSource(config.template, config.special_tokens), ""
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether the library failed. Its panics are no Exception, and their class cannot be imported."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

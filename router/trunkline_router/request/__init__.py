@@ -1,0 +1,1 @@
+"""From a client's request to what workers are asked."""

@@ -1,0 +1,41 @@
+"""What calls that generate nothing cost their tenants: Tokenize, Detokenize and ExplainRoute count as one request each,
+and as no tokens. A call that is refused costs nothing, as with Generate, so cheap checks come before the charge."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from trunkline.status import RequestRefused
+from trunkline_router.quotas.quota import Quotas
+from trunkline_router.request.tenants import Tenants
+from trunkline_router.shared_state.state import SharedState
+
+
+@asynccontextmanager
+async def charged_call(shared: SharedState, tenants: Tenants, tenant: str) -> AsyncIterator[None]:
+    """Counts one request of the tenant. Where the work inside raises RequestRefused, it is taken back: with the next
+    sync for other routers. A call that its client gives up counts. Raises RequestRefused (QUOTA_EXCEEDED)."""
+    terms = tenants.terms(tenant)
+    most = terms.quotas.requests_per_minute
+    if most is None:
+        yield
+        return
+    reservation = await shared.reserve(
+        tenant,
+        Quotas(requests_per_minute=most),
+        is_listed=tenants.lists(tenant),
+        weight=terms.weight,
+        prompt_tokens=0,
+        max_tokens=0,
+        most_tokens=0,
+        choices=1,
+    )
+    is_refused = False
+    try:
+        yield
+    except RequestRefused:
+        is_refused = True
+        raise
+    finally:
+        if not is_refused:
+            reservation.charge_in_full(0, 0)
+        reservation.settle()

@@ -1,0 +1,162 @@
+"""What a router knows of its tenants: how much each counts, how urgent its requests may be, and how much it may use.
+
+A tenant is named by the call's metadata, x-trunkline-tenant. Until authentication comes, whoever reaches the router is
+trusted to name itself: keep it on a private network.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trunkline.metadata import TENANT_KEY, only_value
+from trunkline.names import lane_name
+from trunkline.status import invalid
+from trunkline.v1.generation_pb2 import Lane
+from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem, validate_scheduling
+from trunkline_router.quotas.quota import QUOTA_NAMES, Quotas
+
+EVERYBODY_ELSE = "*"
+CACHE_GROUP = "cache_group"
+TERMS = ("weight", "lane", *QUOTA_NAMES, CACHE_GROUP)
+MOST_QUOTA = 10**12  # sums of it stay exact in every number of the way
+
+
+class TenantsError(Exception):
+    """The tenants file makes no sense. One line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One tenant's terms."""
+
+    weight: float = 1.0
+    # The highest lane that its requests run in. The interactive one goes before all others, so it has to be granted.
+    cap: "Lane.ValueType" = Lane.LANE_STANDARD
+    quotas: Quotas = field(default_factory=Quotas)
+    # Tenants of one group share cached prefixes; None: with nobody; "": with whoever names no tenant.
+    cache_group: str | None = None
+
+    def lane(self, asked: "Lane.ValueType") -> "Lane.ValueType":
+        """The lane that a request of it runs in."""
+        return max(asked or Lane.LANE_STANDARD, self.cap)
+
+    def cache_salt(self, name: str) -> bytes:
+        """What cached prefixes are kept apart by: requests with an equal one share them. How long a prompt took and how
+        much of it was cached would else tell one tenant what another one has sent."""
+        if self.cache_group is not None:
+            return f"group\0{self.cache_group}".encode() if self.cache_group else b""
+        return f"tenant\0{name}".encode() if name else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How a request is to be scheduled: on whose account, how urgently, and with whose cached prefixes."""
+
+    tenant: str
+    weight: float
+    lane: "Lane.ValueType"  # never unspecified
+    cache_salt: bytes = b""
+
+    def corrected(self, factor: float) -> "Scheduling":
+        """With so many times the weight."""
+        weight = min(MOST_TENANT_WEIGHT, max(LEAST_TENANT_WEIGHT, factor * self.weight))
+        return replace(self, weight=weight)
+
+    @property
+    def lane_name(self) -> str:
+        return lane_name(self.lane)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Terms by name."""
+
+    named: Mapping[str, Tenant] = field(default_factory=dict)
+    otherwise: Tenant = Tenant()
+
+    @property
+    def have_quotas(self) -> bool:
+        """Whether anybody is limited in what it may use."""
+        return any(tenant.quotas != Quotas() for tenant in (*self.named.values(), self.otherwise))
+
+    def terms(self, name: str) -> Tenant:
+        return self.named.get(name, self.otherwise)
+
+    def lists(self, name: str) -> bool:
+        """Whether a tenant has terms of its own."""
+        return name in self.named
+
+    def scheduling(self, tenant: str, asked: "Lane.ValueType") -> Scheduling:
+        """What a tenant gets that asks for a lane. Raises RequestRefused (INVALID_REQUEST)."""
+        terms = self.terms(tenant)
+        validate_scheduling(asked, tenant, terms.weight)
+        return Scheduling(tenant, terms.weight, terms.lane(asked), terms.cache_salt(tenant))
+
+
+def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The tenant that a call names; "" where it names none. Raises RequestRefused (INVALID_REQUEST)."""
+    tenant = only_value(metadata, TENANT_KEY)
+    if problem := tenant_problem(tenant):
+        raise invalid(TENANT_KEY, problem)
+    return tenant
+
+
+def read_tenants(path: str) -> Tenants:
+    """From a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
+
+    "*" is everybody else, each by name. A tenant runs in the standard lane at most, unless its terms (or those of "*",
+    if it has none) say "lane": "interactive". Its cached prefixes are its own, unless it has a "cache_group": tenants
+    of one share theirs.
+
+    An empty path: all tenants are equal, none may use the interactive lane, nothing is limited. Raises TenantsError.
+    """
+    if not path:
+        return Tenants()
+    where = f"--tenants={path}"
+    try:
+        entries = json.loads(Path(path).read_bytes(), object_pairs_hook=_without_repetition)
+    except OSError as error:
+        raise TenantsError(f"{where}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise TenantsError(f"{where}: not JSON: {error}") from None
+    if not isinstance(entries, dict):
+        raise TenantsError(f'{where}: must be an object of tenants by name: {{"acme": {{"weight": 3}}}}')
+    tenants = {name: _tenant(f"{where}: tenant {name!r}", name, terms) for name, terms in entries.items()}
+    otherwise = tenants.pop(EVERYBODY_ELSE, Tenant())
+    return Tenants(tenants, otherwise)
+
+
+def _tenant(where: str, name: str, terms: Any) -> Tenant:
+    if problem := tenant_problem(name):
+        raise TenantsError(f"{where}: the name {problem}")
+    if not isinstance(terms, dict):
+        raise TenantsError(f"{where}: must be an object; allowed: {', '.join(TERMS)}, all optional")
+    unknown = next((key for key in terms if key not in TERMS), None)
+    if unknown is not None:
+        raise TenantsError(f"{where}: {unknown!r} is not known; allowed: {', '.join(TERMS)}, all optional")
+    weight, lane = terms.get("weight", 1.0), terms.get("lane", lane_name(Tenant().cap))
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not is_number or not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
+        raise TenantsError(f"{where}: weight {weight!r} is not in [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
+    if not isinstance(lane, str) or lane not in LANES:
+        raise TenantsError(f"{where}: lane {lane!r} is not one of {', '.join(LANES)}")
+    for quota in QUOTA_NAMES:
+        limit = terms.get(quota, 1)
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_QUOTA:
+            raise TenantsError(f"{where}: {quota} {limit!r} is not a whole number in [1, {MOST_QUOTA}]")
+    group = terms.get(CACHE_GROUP)
+    if CACHE_GROUP in terms and (problem := tenant_problem(group) if isinstance(group, str) else "must be a name"):
+        raise TenantsError(f"{where}: {CACHE_GROUP} {group!r} {problem}")
+    quotas = Quotas(**{name: terms[name] for name in QUOTA_NAMES if name in terms})
+    return Tenant(float(weight), LANES[lane], quotas, group)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two entries with one name JSON would let the last one win, in silence."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return made

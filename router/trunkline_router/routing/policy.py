@@ -1,0 +1,235 @@
+"""Which worker gets a request, and why: one pure function of what is known of the workers, for each policy there is.
+
+predicted-ttft, the default, takes the worker that should give the first token soonest (ttft.py). A prefix that many
+want is computed by another worker too as soon as waiting for its holder costs more than that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trunkline_router.routing.route_request import RouteRequest
+from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.routing.ttft import FEW_WORKERS, TERM_NAMES, Prediction, predict, queued_before
+from trunkline_router.routing.worker_facts import Column, WorkerTable, hash_53
+
+# Predicted times within this share of the best, within the time of one block, or within this time are equals. What
+# workers have learned of their steps differs by as much, and one that seems slower is never sent what would correct it.
+NEAR_SHARE = 0.02
+NEAR_S = 3e-3
+# A worker takes no request for its place on the hash ring while it has more than its even share of choices by this
+# factor, and none for its sessions by that one.
+HASH_LOAD_BOUND = 1.25
+SESSION_LOAD_BOUND = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker as it was weighed. See RouteCandidate in fleet.proto; the names are the same."""
+
+    worker_id: str
+    matched_tokens: int
+    queued_tokens: int
+    running: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    kv_wait_s: float
+    kv_penalty_s: float
+    slow_start_s: float
+    others_s: float
+    cost_s: float
+    routed_by_load: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePlan:
+    """The decision and what it was made of."""
+
+    policy: PolicyName
+    chosen: int  # place among the workers: names may repeat where workers are set up carelessly
+    worker_id: str
+    matched_tokens: int  # of the chosen worker
+    reason: str  # in one sentence
+    request: RouteRequest
+    workers: WorkerTable
+    prediction: Prediction | None  # None: the policy compares something else
+    order: Sequence[float] | Column  # what the policy compared, by worker: less is better
+
+    def candidate(self, place: int) -> Candidate:
+        """One of the workers."""
+        facts = self.workers.row(place)
+        costs = dict.fromkeys(TERM_NAMES, 0.0) if self.prediction is None else self.prediction.terms_of(place)
+        return Candidate(
+            worker_id=self.workers.worker_ids[place],
+            matched_tokens=int(self.workers.matched_tokens[place]),
+            queued_tokens=int(queued_before(self.request, facts)),
+            running=int(facts.choices),
+            routed_by_load=bool(facts.by_load),
+            cost_s=sum(costs.values()),
+            **costs,
+        )
+
+    def best(self, most: int) -> list[Candidate]:
+        """The chosen one, then the others, the better ones first; `most` in all."""
+        places = [int(place) for place in np.argsort(self.order, kind="stable") if place != self.chosen]
+        return [self.candidate(place) for place in (self.chosen, *places[: most - 1])]
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All, in the order in which they were given."""
+        return [self.candidate(place) for place in range(len(self.workers.worker_ids))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    place: int
+    reason: str
+    order: Sequence[float] | Column
+    prediction: Prediction | None = None
+
+
+def choose(
+    request: RouteRequest, workers: WorkerTable, prefix_key: int, policy: RoutingPolicy, rng: Random
+) -> RoutePlan:
+    """The plan for a request; there must be a worker.  prefix_key: equal for prompts that begin alike"""
+    match policy.name:
+        case PolicyName.PREDICTED_TTFT:
+            choice = _soonest(request, workers, rng)
+        case PolicyName.SESSION_AFFINITY:
+            choice = _holder(request, workers, policy, rng)
+        case PolicyName.LEAST_LOAD:
+            choice = _least_load(workers, rng)
+        case PolicyName.CONSISTENT_HASH:
+            choice = _hashed(request, workers, prefix_key)
+        case PolicyName.ROUND_ROBIN:
+            choice = _next_in_turn(workers, policy)
+    place = choice.place
+    return RoutePlan(
+        policy.name,
+        place,
+        workers.worker_ids[place],
+        int(workers.matched_tokens[place]),
+        choice.reason,
+        request,
+        workers,
+        choice.prediction,
+        choice.order,
+    )
+
+
+def _soonest(request: RouteRequest, workers: WorkerTable, rng: Random) -> _Choice:
+    """Of near-equals, those with the least to compute: a tie is no reason to compute a prefix once more. Of these, one
+    is drawn: unrelated requests spread, and routers that know the same do not all choose the same."""
+    prediction = predict(request, workers, rng.random())
+    near, equals, near_s = (_equals_of_few if len(workers.worker_ids) <= FEW_WORKERS else _equals)(workers, prediction)
+    place = _draw(equals, rng)
+    cost_s = prediction.cost_s
+    reason = f"the first token is expected in {cost_s[place] * 1e3:.1f} ms, "
+    if len(equals) > 1:
+        reason += f"drawn from {len(equals)} workers within {near_s * 1e3:.1f} ms of the soonest"
+    elif near > 1:
+        reason += f"the most is cached of {near} workers within {near_s * 1e3:.1f} ms of the soonest"
+    else:
+        reason += "sooner than anywhere else"
+    return _Choice(place, reason, cost_s, prediction)
+
+
+def _equals(workers: WorkerTable, prediction: Prediction) -> tuple[int, Sequence[int] | NDArray[np.intp], float]:
+    """How many workers are near the soonest, those of them with the least to compute, and how near that is."""
+    cost_s, matched = np.asarray(prediction.cost_s), np.asarray(workers.matched_tokens)
+    best = int(cost_s.argmin())
+    near_s = _near_s(prediction, best)
+    near = np.flatnonzero(cost_s <= float(cost_s[best]) + near_s)
+    matched = matched[near]
+    equals = near[matched > matched.max() - workers.columns.block_size[near]]
+    return len(near), equals, near_s
+
+
+def _equals_of_few(workers: WorkerTable, prediction: Prediction) -> tuple[int, Sequence[int], float]:
+    """The same of each worker by itself."""
+    cost_s, matched = prediction.cost_s, workers.matched_tokens
+    best_s = min(cost_s)
+    near_s = _near_s(prediction, list(cost_s).index(best_s))
+    near = [place for place, worker_s in enumerate(cost_s) if worker_s <= best_s + near_s]
+    most_matched = max(matched[place] for place in near)
+    equals = [place for place in near if matched[place] > most_matched - workers.rows[place].block_size]
+    return len(near), equals, near_s
+
+
+def _near_s(prediction: Prediction, best: int) -> float:
+    return max(NEAR_SHARE * float(prediction.cost_s[best]), NEAR_S, float(prediction.block_s[best]))
+
+
+def _holder(request: RouteRequest, workers: WorkerTable, policy: RoutingPolicy, rng: Random) -> _Choice:
+    """The worker that had the session's last request; without one, or where it has too much to do, the soonest."""
+    soonest = _soonest(request, workers, rng)
+    holder = policy.holder(request.session)
+    if not request.session:
+        why = "the request has no session"
+    elif holder is None:
+        why = "the session is new"
+    elif holder not in workers.worker_ids:
+        why = f"the session's worker {holder} is not there"
+    else:
+        place = list(workers.worker_ids).index(holder)
+        bound = _load_bound(workers, SESSION_LOAD_BOUND)
+        choices = workers.row(place).choices
+        if choices < bound:
+            return _Choice(place, "it had the session's last request", soonest.order, soonest.prediction)
+        why = f"the session's worker {holder} has {choices:.0f} choices, {bound:.0f} or more"
+    return _Choice(soonest.place, f"{why}: {soonest.reason}", soonest.order, soonest.prediction)
+
+
+def _least_load(workers: WorkerTable, rng: Random) -> _Choice:
+    choices = workers.columns.choices
+    equals = np.flatnonzero(choices == choices.min())
+    place = _draw(equals, rng)
+    reason = f"it has {choices[place]:.0f} choices, no worker has fewer"
+    if len(equals) > 1:
+        reason += f"; drawn from {len(equals)} such"
+    return _Choice(place, reason, choices)
+
+
+def _hashed(request: RouteRequest, workers: WorkerTable, prefix_key: int) -> _Choice:
+    """Rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads (Mirrokni et al., 2018): every worker has a
+    rank of its own for every key, so one that comes or goes moves no key between others."""
+    key = hash_53(request.session) if request.session else prefix_key
+    ranks = _mix(workers.columns.name_hash.astype(np.uint64) ^ np.uint64(key & (1 << 64) - 1)).astype(np.float64)
+    bound = _load_bound(workers, HASH_LOAD_BOUND)
+    full = workers.columns.choices >= bound
+    order = np.where(full, np.inf, -ranks)
+    place = int(order.argmin())
+    of_what = "session" if request.session else "prompt's beginning"
+    reason = f"it ranks first for the {of_what}"
+    passed = int((full & (ranks > ranks[place])).sum())
+    if passed:
+        reason += f" after {passed} with {bound:.0f} choices or more"
+    return _Choice(place, reason, order)
+
+
+def _next_in_turn(workers: WorkerTable, policy: RoutingPolicy) -> _Choice:
+    count = len(workers.worker_ids)
+    place = policy.turn % count
+    turns = (np.arange(count, dtype=np.float64) - place) % count
+    return _Choice(place, "it is its turn", turns)
+
+
+def _load_bound(workers: WorkerTable, factor: float) -> float:
+    """So many choices are too many: more than an even share, the new one included, times a factor."""
+    choices = workers.columns.choices
+    return float(np.ceil(factor * (choices.sum() + 1.0) / len(choices)))
+
+
+def _draw(places: Sequence[int] | NDArray[np.intp], rng: Random) -> int:
+    return int(places[rng.randrange(len(places))]) if len(places) > 1 else int(places[0])
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele et al., 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

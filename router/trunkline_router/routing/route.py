@@ -1,0 +1,122 @@
+"""From a prompt and the workers of its model to the worker that gets it: hashing, matching, choosing. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trunkline.block_hash import prompt_hashes, root_hash
+from trunkline_router.routing.policy import RoutePlan, choose
+from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
+from trunkline_router.routing.route_request import RouteRequest
+from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.routing.ttft import FEW_WORKERS
+from trunkline_router.routing.worker_facts import Column, WorkerTable
+from trunkline_router.routing.worker_state import InFlight, Kind, WorkerState
+
+W = TypeVar("W", bound=WorkerState)
+
+# Prompts that share this many blocks begin alike, for a policy that goes by that.
+BEGINNING_BLOCKS = 16
+# More bits than this are faster found all at once.
+FEW_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Generic[W]):
+    """Where a request goes: the worker, the prompt's keys as that worker counts them, and why it was chosen."""
+
+    request: RouteRequest
+    worker: W
+    chain: list[int]
+    plan: RoutePlan
+    policy: RoutingPolicy
+
+    @contextmanager
+    def in_flight(self, *, is_granted: bool = False) -> Iterator[InFlight]:
+        """Counts the request at its worker from dispatch to its end, whichever way it ends. `is_granted`: its client
+        goes there by itself, or does not."""
+        self.policy.has_sent(self.request.session, self.worker.worker_id)
+        with self.worker.in_flight(self.request, self.plan, self.chain, is_granted=is_granted) as flight:
+            yield flight
+
+
+def route(
+    index: PrefixIndex, workers: Sequence[W], request: RouteRequest, policy: RoutingPolicy, rng: Random
+) -> Route[W]:
+    """Chooses among `workers`, at least one, all of which could answer. Changes nothing: see Route.in_flight()."""
+    return route_chains(index, workers, request, chains_of(workers, request), policy, rng)
+
+
+def chains_of(workers: Iterable[WorkerState], request: RouteRequest) -> dict[Kind, list[int]]:
+    """The prompt's keys, as workers with these weights and block sizes count them."""
+    return {kind: _chain(kind, request) for kind in {worker.kind for worker in workers}}
+
+
+def route_chains(
+    index: PrefixIndex,
+    workers: Sequence[W],
+    request: RouteRequest,
+    chains: Mapping[Kind, list[int]],
+    policy: RoutingPolicy,
+    rng: Random,
+) -> Route[W]:
+    """As route(), of a prompt that has been hashed."""
+    matched_tokens: Sequence[float] | Column
+    if len(workers) <= FEW_WORKERS:
+        matched_tokens = [_matched_there(index, worker, chains[worker.kind], request) for worker in workers]
+    elif len(chains) == 1:
+        ((kind, chain),) = chains.items()
+        slots = np.array([worker.blocks.slot for worker in workers])
+        matched_tokens = _matched_tokens(index, chain, slots, kind[1], request)
+    else:
+        matched_tokens = np.zeros(len(workers))
+        for kind, chain in chains.items():
+            places = np.array([place for place, worker in enumerate(workers) if worker.kind == kind])
+            slots = np.array([workers[place].blocks.slot for place in places])
+            matched_tokens[places] = _matched_tokens(index, chain, slots, kind[1], request)
+    table = WorkerTable([worker.worker_id for worker in workers], matched_tokens, [w.row() for w in workers])
+    beginning = chains[workers[0].kind][:BEGINNING_BLOCKS]
+    plan = choose(request, table, beginning[-1] if beginning else 0, policy, rng)
+    chosen = workers[plan.chosen]
+    return Route(request, chosen, chains[chosen.kind], plan, policy)
+
+
+def _chain(kind: Kind, request: RouteRequest) -> list[int]:
+    fingerprint, block_size = kind
+    hashes = prompt_hashes(root_hash(fingerprint, salt=request.salt), request.prompt, block_size)
+    return keys_of(b"".join(hashes))
+
+
+def _matched_there(index: PrefixIndex, worker: WorkerState, chain: Sequence[int], request: RouteRequest) -> float:
+    """How many leading tokens of the prompt one worker need not compute."""
+    ((count, _),) = index.match(chain, worker.blocks.bit)
+    block_size = worker.kind[1]
+    return float(min(count * block_size, request.most_reusable(block_size)))
+
+
+def _matched_tokens(
+    index: PrefixIndex, chain: Sequence[int], slots: NDArray[np.int64], block_size: int, request: RouteRequest
+) -> Column:
+    """How many leading tokens of the prompt the workers in these slots need not compute."""
+    num_slots = index.num_slots
+    asked = np.zeros(num_slots, np.bool_)
+    asked[slots] = True
+    among = int.from_bytes(np.packbits(asked, bitorder="little").tobytes(), "little")
+    counts = np.zeros(num_slots)
+    for count, bits in index.match(chain, among):
+        if not count:
+            continue
+        if bits.bit_count() > FEW_BITS:
+            packed = np.frombuffer(bits.to_bytes((num_slots + 7) // 8, "little"), np.uint8)
+            counts[np.unpackbits(packed, count=num_slots, bitorder="little").view(np.bool_)] = count
+            continue
+        while bits:
+            bit = bits & -bits
+            counts[bit.bit_length() - 1] = count
+            bits ^= bit
+    return np.minimum(counts[slots] * block_size, request.most_reusable(block_size))

@@ -1,0 +1,232 @@
+"""How soon each worker of a fleet would give a request its first token. Pure; all workers at once.
+
+A prompt is computed in chunks, one per step, behind those that were there before it, and every step also computes the
+decodes that run there. What a step takes, workers have learned and say. Where one has not said, it is taken to be like
+the others.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Generic, NamedTuple, Protocol
+
+import numpy as np
+
+from trunkline_router.routing.route_request import INTERACTIVE, RouteRequest
+from trunkline_router.routing.worker_facts import Column, Number, WorkerFacts, WorkerTable
+
+# Of a fleet that says nothing of its steps: costs count in tokens, and a decode slows a step by about 16 of them.
+# fixed_s, token_s, kv_token_s, pair_s
+DEFAULT_STEP_COST = (1e-3, 1e-4, 1e-4 / 64, 0.0)
+# A worker fills a step with chunks for at least this share of what its decodes take, however long that is.
+LEAST_ADDED_SHARE = 0.25
+# Tokens that a running choice still has to say, about: after so many steps its blocks are free.
+REMAINING_TOKENS = 256
+# Where less of the pool is live, what waits does so for its turn only.
+FORESEEN_SHARE = 0.5
+# From this share of live blocks on, more choices mean preemptions soon. The penalty grows with the square of what is
+# beyond it, and where the pool is full it is the time to compute the prompt, or what a running choice holds, again.
+ROOMY_SHARE = 0.8
+MOST_CROWDED = 2.0  # in multiples of what lies between ROOMY_SHARE and full
+# What is computed although another worker holds it delays everybody else there, now and until the queue is empty again.
+# Counting this share of it for every choice there keeps a busy fleet from computing things twice to save one request a
+# little, which makes it busier still. Where even the shortest queue is long, all are: then only computing less helps,
+# and it counts once more for each SHORT_QUEUE_S of that. Without this a fleet that was overloaded once stays so, at
+# loads that it carries easily (docs/log.md).
+OTHERS_SHARE = 0.05
+SHORT_QUEUE_S = 0.01
+LEAST_START_SHARE = 0.01  # of a fresh worker: it is never slower than a hundred times what it is
+# Up to so many workers are weighed one by one: numpy takes as long for a single one as for fifty.
+FEW_WORKERS = 6
+
+
+class Terms(NamedTuple, Generic[Number]):
+    """Parts of the predicted time, in seconds: of one worker, or of all."""
+
+    queue_s: Number
+    prefill_s: Number
+    decode_s: Number
+    kv_wait_s: Number
+    kv_penalty_s: Number
+    slow_start_s: Number
+    others_s: Number
+
+
+TERM_NAMES = Terms._fields
+
+
+class Prediction(NamedTuple):
+    """By worker."""
+
+    terms: Sequence[Terms[float]] | Terms[Column]
+    cost_s: Sequence[float] | Column
+    block_s: Sequence[float] | Column  # time to compute one block of a prompt
+
+    def terms_of(self, place: int) -> dict[str, float]:
+        """One worker's, by name."""
+        if isinstance(self.terms, Terms):
+            return {name: float(getattr(self.terms, name)[place]) for name in TERM_NAMES}
+        return self.terms[place]._asdict()
+
+
+def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Prediction:
+    """What each worker would take.
+
+    draw: a random number in [0, 1): a worker whose slow-start share is at most this counts as so much slower for this
+    request, so that it has its full chance with that share of requests
+    """
+    if len(workers.worker_ids) <= FEW_WORKERS:
+        return _predict_few(request, workers, draw)
+    facts, matched = workers.columns, np.asarray(workers.matched_tokens, np.float64)
+    cost = _step_costs(facts)
+    work = _work_before(_COLUMNS, request, facts, cost)
+    freshest = np.maximum(facts.slow_start_share, LEAST_START_SHARE).max()
+    fleet = _Fleet(float(matched.max()), float(work.queue_s.min()), float(freshest), draw)
+    terms = _terms(_COLUMNS, request, facts, matched, cost, work, fleet)
+    return Prediction(terms, _cost_s(terms), facts.block_size * cost.token_s)
+
+
+def _predict_few(request: RouteRequest, workers: WorkerTable, draw: float) -> Prediction:
+    """The same of each worker by itself."""
+    rows, matched = workers.rows, [float(tokens) for tokens in workers.matched_tokens]
+    costs = _step_costs_of(rows)
+    works = [_work_before(_FLOATS, request, facts, cost) for facts, cost in zip(rows, costs, strict=True)]
+    freshest = max(LEAST_START_SHARE, *(facts.slow_start_share for facts in rows))
+    fleet = _Fleet(max(matched), min(work.queue_s for work in works), freshest, draw)
+    terms = [_terms(_FLOATS, request, *each, fleet) for each in zip(rows, matched, costs, works, strict=True)]
+    block_s = [facts.block_size * cost.token_s for facts, cost in zip(rows, costs, strict=True)]
+    return Prediction(terms, [_cost_s(each) for each in terms], block_s)
+
+
+class _StepCost(NamedTuple, Generic[Number]):
+    """See StepCostModel."""
+
+    fixed_s: Number
+    token_s: Number
+    kv_token_s: Number
+    pair_s: Number
+
+
+class _Work(NamedTuple, Generic[Number]):
+    """What stands before a request at a worker."""
+
+    decoding_s: Number  # of each step
+    room: Number  # tokens of prompts in a step
+    queue_steps: Number
+    queue_s: Number
+
+
+class _Fleet(NamedTuple):
+    """What a worker is compared with."""
+
+    most_matched: float
+    shortest_queue_s: float
+    freshest_share: float
+    draw: float
+
+
+class _Arithmetic(Protocol[Number]):
+    """What formulas need beside operators."""
+
+    def minimum(self, a: Number, b: Number | float, /) -> Number: ...
+    def maximum(self, a: Number, b: Number | float, /) -> Number: ...
+    def ceil(self, a: Number, /) -> Number: ...
+
+
+class _Floats:
+    minimum, maximum, ceil = staticmethod(min), staticmethod(max), staticmethod(math.ceil)
+
+
+_FLOATS: _Arithmetic[float] = _Floats()
+_COLUMNS: Any = np  # an _Arithmetic[Column]
+
+
+def _work_before(
+    of: _Arithmetic[Number], request: RouteRequest, facts: WorkerFacts[Number], cost: _StepCost[Number]
+) -> _Work[Number]:
+    decodes = of.minimum(facts.choices, facts.most_running)
+    decoding_s = cost.token_s * decodes + cost.kv_token_s * facts.decode_kv_tokens
+    room = (facts.step_tokens if request.lane == INTERACTIVE else facts.lower_step_tokens) - decodes
+    before_s = cost.fixed_s + decoding_s
+    chunk_s = of.maximum(facts.step_target_s - before_s, LEAST_ADDED_SHARE * before_s)
+    room = of.maximum(of.minimum(room, chunk_s / of.maximum(cost.token_s, 1e-9)), 1.0)
+    queued = queued_before(request, facts)
+    queue_steps = queued / room
+    queue_s = queued * (cost.token_s + cost.pair_s * facts.queued_context) + queue_steps * cost.fixed_s
+    return _Work(decoding_s, room, queue_steps, queue_s)
+
+
+def _terms(
+    of: _Arithmetic[Number],
+    request: RouteRequest,
+    facts: WorkerFacts[Number],
+    matched: Number,
+    cost: _StepCost[Number],
+    work: _Work[Number],
+    fleet: _Fleet,
+) -> Terms[Number]:
+    fixed_s, token_s, _, pair_s = cost
+    decoding_s, room, queue_steps, queue_s = work
+    choices, queued = facts.choices, queued_before(request, facts)
+    uncached = len(request.prompt) - matched
+    own_steps = of.ceil(uncached / room)
+    prefill_s = uncached * (token_s + pair_s * (matched + uncached / 2)) + own_steps * fixed_s
+    # Half a step, because one is under way where something runs.
+    decode_s = (own_steps + queue_steps) * decoding_s + 0.5 * (decoding_s + fixed_s) * (choices > 0)
+
+    wanted_blocks = (of.minimum(queued, facts.waiting_tokens) + uncached) / facts.block_size + 1.0
+    knows_pool = facts.total_blocks > 0
+    turnover_s = REMAINING_TOKENS * (fixed_s + decoding_s)  # in which those that run now will have ended
+    missing = of.maximum(wanted_blocks - facts.available_blocks, 0.0) * knows_pool
+    missing_share = of.minimum(missing / of.maximum(facts.live_blocks, 1.0), 1.0)
+    places_share = of.maximum((choices + request.choices) / facts.most_running - 1.0, 0.0)
+    share = (facts.live_blocks + wanted_blocks) / of.maximum(facts.total_blocks, 1.0) * knows_pool
+    # What waits may wait for room that a worker foresees to be needed, though there is some now.
+    is_held_up = (missing > 0) | (places_share > 0) | (share > FORESEEN_SHARE)
+    room_in_s = of.maximum(_admission_s(request, facts), turnover_s * of.maximum(missing_share, places_share))
+    kv_wait_s = of.maximum(room_in_s - queue_s, 0.0) * is_held_up
+
+    crowded = of.minimum(of.maximum((share - ROOMY_SHARE) / (1.0 - ROOMY_SHARE), 0.0), MOST_CROWDED)
+    again = of.maximum(facts.decode_kv_tokens / of.maximum(choices, 1.0), float(len(request.prompt)))
+    kv_penalty_s = crowded * crowded * again * token_s
+
+    # What counts is how much fresher than the others: they may have come together.
+    start = 1.0 - (fleet.freshest_share - of.maximum(facts.slow_start_share, LEAST_START_SHARE))
+    slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= fleet.draw)
+    again_s = prefill_s * (fleet.most_matched - matched) / of.maximum(uncached, 1.0)  # for what another worker holds
+    others_s = OTHERS_SHARE * choices * (1.0 + fleet.shortest_queue_s / SHORT_QUEUE_S) * again_s
+    return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s, others_s)
+
+
+def _cost_s(terms: Terms[Number]) -> Number:
+    own_s = terms.queue_s + terms.prefill_s + terms.decode_s + terms.kv_wait_s
+    return own_s + terms.kv_penalty_s + terms.slow_start_s + terms.others_s
+
+
+def queued_before(request: RouteRequest, facts: WorkerFacts[Number]) -> Number:
+    """Uncached tokens of prompts that go before the request."""
+    return (facts.queued_interactive, facts.queued_standard, facts.queued_batch)[request.lane]
+
+
+def _admission_s(request: RouteRequest, facts: WorkerFacts[Number]) -> Number:
+    return (facts.admission_interactive_s, facts.admission_standard_s, facts.admission_batch_s)[request.lane]
+
+
+def _step_costs(facts: WorkerFacts[Column]) -> _StepCost[Column]:
+    """The median of the others, or the default, where a worker has not said."""
+    unknown = np.isnan(facts.fixed_s)
+    if not unknown.any():
+        return _StepCost(*facts[:4])
+    costs = np.stack(facts[:4])
+    known = costs[:, ~unknown]
+    costs[:, unknown] = (np.median(known, axis=1) if known.size else np.array(DEFAULT_STEP_COST))[:, None]
+    return _StepCost(*costs)
+
+
+def _step_costs_of(rows: Sequence[WorkerFacts[float]]) -> list[_StepCost[float]]:
+    """The same of each worker by itself."""
+    known = [_StepCost(*facts[:4]) for facts in rows if not math.isnan(facts.fixed_s)]
+    if len(known) == len(rows):
+        return known
+    typical = _StepCost(*map(median, zip(*known, strict=True))) if known else _StepCost(*DEFAULT_STEP_COST)
+    return [typical if math.isnan(facts.fixed_s) else _StepCost(*facts[:4]) for facts in rows]

@@ -1,0 +1,1 @@
+"""The stream of requests and news between a router and a worker."""

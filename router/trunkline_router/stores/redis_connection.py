@@ -1,0 +1,254 @@
+"""One connection to Redis that many calls share: commands of one turn of the event loop leave in one write, replies are
+matched in order. A call that nobody waits for any more still gets its reply, which redis.asyncio's client, with a
+connection taken for each call, would throw away together with the connection.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis._parsers.resp2 import _AsyncRESP2Parser
+from redis.asyncio import Connection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    InvalidResponse,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from trunkline_router.stores.store import StoreDown
+
+CONNECT_TIMEOUT_S = 0.5  # for name, TCP, TLS, password, and our scripts
+MOST_REPLY_BYTES = 8 << 20  # sync.lua says at most five times half a MiB, in which JSON may make much of a character
+MOST_REPLY_PARTS = 4096  # of 32 KiB or of one router's credits, and each is read in a turn of its own
+OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
+NO_EVICTION = "noeviction"
+SCHEMES = ("redis", "rediss", "unix")
+
+
+def redis_url_problem(url: str) -> str | None:
+    """What is wrong with --redis-url, in one line that does not repeat it: it may hold a password."""
+    allowed = "allowed: redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path"
+    try:
+        parts = urlsplit(url)
+        has_target = bool(parts.path if parts.scheme == "unix" else parts.hostname)
+        fits = parts.scheme in SCHEMES and has_target and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        return f"--redis-url is not the URL of a Redis; {allowed}"
+    try:
+        ConnectionPool.from_url(url)
+    except (ValueError, TypeError, RedisError):
+        return f"--redis-url has an option that makes no sense; {allowed}"
+    return None
+
+
+def place_of(url: str) -> str:
+    """The URL without credentials and options, for logs."""
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+
+class BoundedParser(_AsyncRESP2Parser):
+    """Gives up a reply that no script of ours makes, before it is in memory."""
+
+    _lines = 0  # of the present reply
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        self._lines = 0
+        try:
+            return await super().read_response(disable_decoding)
+        except (RecursionError, ValueError) as error:
+            raise InvalidResponse(f"a reply that is none of Redis: {type(error).__name__}") from None
+
+    async def _read(self, length: int) -> bytes:
+        self._check(length)
+        return bytes(await super()._read(length))
+
+    async def _readline(self) -> bytes:
+        self._lines += 1
+        self._check(0)
+        return bytes(await super()._readline())
+
+    def _check(self, length: int) -> None:
+        if self._pos + length > MOST_REPLY_BYTES or self._lines > MOST_REPLY_PARTS:
+            raise InvalidResponse(f"a reply of more than {MOST_REPLY_BYTES} bytes or {MOST_REPLY_PARTS} parts")
+
+
+class Script:
+    """Lua with the name that Redis gives it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = ""  # known once it was loaded
+
+
+class _Call:
+    """A script call that was sent, or is about to be."""
+
+    __slots__ = ("arguments", "future", "script")
+
+    def __init__(self, script: Script, arguments: tuple[Any, ...], future: "asyncio.Future[Any]") -> None:
+        self.script = script
+        self.arguments = arguments  # number of keys, keys, arguments
+        self.future = future
+
+
+class RedisConnection:
+    """See the module. Connects only when told to."""
+
+    def __init__(self, url: str, scripts: Sequence[Script], *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._place = place_of(url)
+        self._connect_timeout_s = connect_timeout_s
+        self._scripts = scripts
+        self._pool = ConnectionPool.from_url(
+            url,
+            protocol=2,
+            decode_responses=True,
+            encoding_errors="replace",  # anybody may have written anything
+            socket_connect_timeout=connect_timeout_s,
+            socket_timeout=None,  # patience is the callers'; with one, a write is a task of its own
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            parser_class=BoundedParser,
+        )
+        self._connection: Connection | None = None
+        self._broken = ""  # why the connection is of no use any more
+        self.eviction = ""  # the server's policy where it throws keys away that have not expired; "": it does not
+        self._tasks: list[asyncio.Task[None]] = []
+        self._to_send: list[_Call] = []
+        self._wake = asyncio.Event()
+        self._sent: deque[_Call] = deque()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._broken
+
+    async def connect(self) -> None:
+        """Anew where it is connected. Raises StoreDown."""
+        await self.close()
+        connection: Connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await connection.connect()  # type: ignore[no-untyped-call]
+                for script in self._scripts:
+                    await connection.send_command("SCRIPT", "LOAD", script.source)
+                    script.sha = str(await connection.read_response())
+                await connection.send_command("INFO", "memory")
+                self.eviction = _eviction(str(await connection.read_response()))
+        except (RedisError, OSError, TimeoutError) as error:
+            await _disconnect(connection)
+            raise StoreDown(f"{self._place}: {_reason(error)}") from None
+        except BaseException:
+            await _disconnect(connection)
+            raise
+        self._connection, self._broken = connection, ""
+        self._wake.clear()
+        self._tasks = [asyncio.create_task(self._write(connection)), asyncio.create_task(self._read(connection))]
+
+    def call(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int]) -> "asyncio.Future[Any]":
+        """The script's reply, which the future gets although nobody may wait for it. It fails with StoreDown."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if not self.is_connected:
+            future.set_exception(StoreDown(f"{self._place}: {self._broken or 'not connected'}"))
+            future.exception()  # looked at: who has stopped waiting need not
+            return future
+        self._to_send.append(_Call(script, (len(keys), *keys, *arguments), future))
+        self._wake.set()
+        return future
+
+    async def close(self) -> None:
+        """Calls without a reply fail."""
+        connection, tasks = self._connection, self._tasks
+        self._fail("the connection was closed")
+        self._connection, self._tasks = None, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if connection is not None:
+            await _disconnect(connection)
+
+    async def _write(self, connection: Connection) -> None:
+        try:
+            while not self._broken:  # also asked, because a library may swallow a cancellation
+                await self._wake.wait()
+                self._wake.clear()
+                calls, self._to_send = self._to_send, []
+                self._sent.extend(calls)
+                await self._send(connection, calls)
+        except Exception as error:  # whatever it is, calls must not wait for a task that has ended
+            self._fail(_reason(error))
+
+    async def _send(self, connection: Connection, calls: Sequence[_Call]) -> None:
+        commands = [("EVALSHA", call.script.sha, *call.arguments) for call in calls]
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+
+    async def _read(self, connection: Connection) -> None:
+        try:
+            while not self._broken:
+                try:
+                    reply = await connection.read_response()
+                except NoScriptError:
+                    # Redis forgot its scripts, by SCRIPT FLUSH or a failover. The whole text instead, behind
+                    # whatever is on its way: it also makes the script known again.
+                    call = self._sent.popleft()
+                    self._sent.append(call)
+                    command = connection.pack_command("EVAL", call.script.source, *call.arguments)
+                    await connection.send_packed_command(command, check_health=False)
+                except ResponseError as error:
+                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {_reason(error)}"))
+                else:
+                    _settle(self._sent.popleft(), reply)
+        except Exception as error:  # as in _write: replies that are none, or to no call
+            self._fail(_reason(error))
+
+    def _fail(self, reason: str) -> None:
+        self._broken = self._broken or reason
+        self._wake.set()
+        calls = [*self._sent, *self._to_send]
+        self._sent.clear()
+        self._to_send = []
+        for call in calls:
+            _settle(call, StoreDown(f"{self._place}: {reason}"))
+
+
+def _settle(call: _Call, reply: Any) -> None:
+    if call.future.done():
+        return
+    if isinstance(reply, Exception):
+        call.future.set_exception(reply)
+        call.future.exception()  # looked at: who has stopped waiting need not
+    else:
+        call.future.set_result(reply)
+
+
+def _eviction(info: str) -> str:
+    """What INFO says of it."""
+    said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    policy = said.get("maxmemory_policy", NO_EVICTION)
+    return "" if policy == NO_EVICTION or said.get("maxmemory") == "0" else policy
+
+
+async def _disconnect(connection: Connection) -> None:
+    with contextlib.suppress(RedisError, OSError):
+        await connection.disconnect(nowait=True)
+
+
+def _reason(error: BaseException) -> str:
+    """In one line, without what the URL says."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OF_A_CLUSTER):
+        return "the server is a node of a Redis Cluster, which is not followed: --redis-url must name a single primary"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

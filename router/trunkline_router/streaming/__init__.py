@@ -1,0 +1,1 @@
+"""From what workers say to what a client reads."""

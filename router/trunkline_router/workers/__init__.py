@@ -1,0 +1,1 @@
+"""Connections to workers, their health, and the pools that they make."""

@@ -1,0 +1,95 @@
+"""What a worker's WatchCache stream says, applied to the index. Pure."""
+
+from collections.abc import Callable, Generator, Sequence
+
+from trunkline.block_hash import HASH_BYTES
+from trunkline.v1.worker_pb2 import WatchCacheResponse
+from trunkline_router.claims.model_check import FalseClaim
+from trunkline_router.routing.prefix_index import keys_of
+from trunkline_router.routing.worker_blocks import WorkerBlocks
+
+STEP_BLOCKS = 1024  # at most, in one step of work: half a millisecond
+# In the index each block takes about 100 bytes. So many of 16 tokens are a terabyte of a small model's KV.
+MOST_BLOCKS = 1 << 22
+MOST_CLEARED = 16  # times in one message, or in a while: it costs a sweep each time
+
+Work = Generator[None, None, bool]
+
+
+class WatchBroken(Exception):
+    """The event log has a gap, or belongs to another life of the worker: start again from a snapshot."""
+
+
+class CacheFollower:
+    """Applies a WatchCache stream to what is known of a worker, who may hold `most_blocks`. Pure."""
+
+    def __init__(self, blocks: WorkerBlocks, epoch: int, most_blocks: int = MOST_BLOCKS) -> None:
+        self._blocks = blocks
+        self._epoch = epoch
+        self._most_blocks = most_blocks
+        self._sequence: int | None = None  # of the last item; None before a snapshot is complete
+        self._cleared_before = 0  # the present item
+        self.num_cleared = 0  # times that the worker held something and then nothing
+
+    @property
+    def synced(self) -> bool:
+        return self._sequence is not None
+
+    def take(self, item: WatchCacheResponse) -> bool:
+        """Takes a snapshot part or events in; False where something is missing. Raises WatchBroken on a new epoch, and
+        FalseClaim where the worker says what cannot be."""
+        work = self.work(item)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return bool(end.value)
+
+    def work(self, item: WatchCacheResponse) -> Work:
+        """take() in small steps, between which others may have their turn."""
+        if item.epoch != self._epoch:
+            raise WatchBroken("the worker was restarted")
+        self._cleared_before = self.num_cleared
+        if item.WhichOneof("item") == "snapshot":
+            if item.snapshot.first:
+                yield from self._clear()
+            yield from self._apply(self._store, item.snapshot.block_hashes)
+            self._sequence = item.sequence if item.snapshot.last else None
+            return True
+        if self._sequence is None or item.sequence != self._sequence + 1:
+            return False
+        self._sequence = item.sequence
+        for event in item.events.events:
+            kind = event.WhichOneof("kind")
+            if kind == "stored":
+                yield from self._apply(self._store, event.stored.block_hashes)
+            elif kind == "removed":
+                yield from self._apply(self._blocks.remove, event.removed.block_hashes)
+            elif kind == "cleared":
+                yield from self._clear()
+            yield
+        return True
+
+    def _apply(self, change: Callable[[Sequence[int]], None], hashes: bytes) -> Generator[None, None, None]:
+        if len(hashes) % HASH_BYTES:
+            raise FalseClaim(f"the worker's block hashes have {len(hashes)} bytes, no multiple of {HASH_BYTES}")
+        step_bytes = STEP_BLOCKS * HASH_BYTES
+        for start in range(0, len(hashes), step_bytes):
+            change(keys_of(hashes[start : start + step_bytes]))
+            yield
+
+    def _store(self, keys: Sequence[int]) -> None:
+        self._blocks.store(keys)
+        if len(self._blocks) > self._most_blocks:
+            raise FalseClaim(f"the worker says that it caches more than {self._most_blocks} blocks")
+
+    def _clear(self) -> Generator[None, None, None]:
+        """What was known is swept out before more comes in: a worker that clears on and on never leaves much."""
+        if not len(self._blocks):
+            return
+        self.num_cleared += 1
+        if self.num_cleared - self._cleared_before > MOST_CLEARED:
+            raise FalseClaim(f"the worker emptied its cache more than {MOST_CLEARED} times in one message")
+        self._blocks.clear()
+        while self._blocks.sweep():
+            yield

@@ -1,0 +1,117 @@
+"""A worker's WatchCache stream, from one subscription to the next."""
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from trunkline.errors import is_too_large
+from trunkline.v1.worker_pb2 import WatchCacheRequest, WatchCacheResponse
+from trunkline_router.claims.model_check import FalseClaim
+from trunkline_router.claims.worker_claims import load_problem
+from trunkline_router.workers.cache_follower import MOST_BLOCKS, MOST_CLEARED, CacheFollower, Work
+from trunkline_router.workers.link_context import LinkContext
+from trunkline_router.workers.live import Live
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.wire import NotAMessage, fields
+
+METHOD = "/trunkline.v1.WorkerService/WatchCache"
+UNSEEN_BYTES = 32 << 10  # up to this size a message is parsed unseen: a millisecond or so, whatever is in it
+# In one message: a step has one for each sequence that stored something, and those for what it evicted.
+MOST_EVENTS = 4096
+_EVENTS = WatchCacheResponse.EVENTS_FIELD_NUMBER
+SUBSCRIBE_AGAIN_S = 0.2
+TURN_S = 0.001  # for so long a worker's news are worked on before others have their turn
+CLEARED_WITHIN_S = 10.0  # a worker that empties its cache more than MOST_CLEARED times is left alone
+
+
+async def follow_cache(channel: grpc.aio.Channel, live: Live, synced: asyncio.Event, context: LinkContext) -> None:
+    """Follows the worker's cache and load until it is cancelled, and sets `synced` once a snapshot is there. A gap or a
+    broken stream starts a new subscription, while requests go on and what is known stays in use until the new snapshot
+    comes. A new epoch ends the connection: raises WatchBroken, and FalseClaim where
+    the worker says what cannot be.
+    """
+    log = get_logger()
+    cleared = ClearedOften()
+    most_blocks = 2 * live.model.kv_blocks if live.model.kv_blocks else MOST_BLOCKS
+    while True:
+        problem = "cache events ended"
+        follower = CacheFollower(live.blocks, live.model.epoch, min(most_blocks, MOST_BLOCKS))
+        watch: Any = channel.unary_stream(METHOD, request_serializer=WatchCacheRequest.SerializeToString)
+        call = watch(WatchCacheRequest(stride=1), metadata=context.proof("WatchCache", live.model))
+        try:
+            async for raw in call:
+                item = parsed(raw)
+                now_s = context.clock_s()
+                live.num_watched += 1
+                if item.WhichOneof("item") == "load":
+                    if claim := load_problem(item.load):
+                        raise FalseClaim(claim)
+                    accepts = live.accepts
+                    live.take_load(item.load, now_s)
+                    if live.accepts != accepts:
+                        context.on_change()
+                elif await in_turns(follower.work(item)):
+                    live.heard(now_s)
+                    cleared.check(follower, now_s)
+                else:
+                    problem = "cache events have a gap"
+                    break
+                if follower.synced:
+                    synced.set()
+        except grpc.aio.AioRpcError as error:
+            if is_too_large(error):
+                raise FalseClaim("the worker says more of its cache in one message than a router takes") from None
+            problem = f"cache events broke off: {error.code().name}"
+        finally:
+            call.cancel()
+        # Where the whole worker is gone, its session has ended too and this task is cancelled here.
+        await asyncio.sleep(SUBSCRIBE_AGAIN_S * context.rng.uniform(0.5, 1.0))
+        log.warning("subscribing anew", address=live.address, problem=problem)
+
+
+def parsed(raw: bytes) -> WatchCacheResponse:
+    """One item of the stream. Raises FalseClaim where it is none, or has more events than a step can bring: parsing
+    makes a hundred bytes of each."""
+    try:
+        if len(raw) > UNSEEN_BYTES:
+            for number, _, at, end in fields(raw):
+                if number == _EVENTS and any(count > MOST_EVENTS for count, _ in enumerate(fields(raw, at, end), 1)):
+                    raise FalseClaim(f"the worker tells more than {MOST_EVENTS} events of its cache at once")
+        return WatchCacheResponse.FromString(raw)
+    except (DecodeError, NotAMessage):
+        raise FalseClaim("the worker says of its cache what is no message") from None
+
+
+class ClearedOften:
+    """How often a worker's cache was emptied of late."""
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._count = 0
+        self._seen: tuple[CacheFollower | None, int] = (None, 0)
+
+    def check(self, follower: CacheFollower, now_s: float) -> None:
+        """Raises FalseClaim where it was too often."""
+        last, seen = self._seen
+        self._count += follower.num_cleared - (seen if last is follower else 0)
+        self._seen = (follower, follower.num_cleared)
+        if now_s - self._since_s > CLEARED_WITHIN_S:
+            self._since_s, self._count = now_s, 0
+        if self._count > MOST_CLEARED:
+            raise FalseClaim(f"the worker emptied its cache more than {MOST_CLEARED} times in {CLEARED_WITHIN_S:g} s")
+
+
+async def in_turns(work: Work) -> bool:
+    """What the work comes to, with everything else going on meanwhile."""
+    begun_s = time.perf_counter()
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return bool(end.value)
+        if time.perf_counter() - begun_s > TURN_S:
+            await asyncio.sleep(0)
+            begun_s = time.perf_counter()

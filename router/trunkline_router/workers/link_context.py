@@ -1,0 +1,43 @@
+"""What all of a router's links to workers have in common."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from trunkline.proof import Metadata, proof_metadata
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.routing.prefix_index import PrefixIndex
+from trunkline_router.workers.worker_names import WorkerNames
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """inter_token_timeout_s: a worker that has work of this router and says nothing for so long is taken for hung.
+    slow_start_s: time in which a worker that has just come, or come back, gets up to its full share of requests."""
+
+    inter_token_timeout_s: float = 10.0
+    slow_start_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkContext:
+    """See the module."""
+
+    router_id: str
+    tokenizers: Tokenizers
+    index: PrefixIndex
+    on_change: Callable[[], None]  # called when requests can be sent to a worker, or no longer can
+    rng: Random
+    limits: LinkLimits = LinkLimits()
+    grant_key: bytes = b""
+    clock_s: Callable[[], float] = time.monotonic
+    names: WorkerNames = field(default_factory=WorkerNames)
+
+    def proof(self, method: str, model: GetModelResponse) -> Metadata:
+        """That this router may call it."""
+        now_unix_ms = int(time.time() * 1e3)
+        return proof_metadata(
+            self.grant_key, method, worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms
+        )

@@ -1,0 +1,55 @@
+"""A worker that is connected."""
+
+from math import inf
+
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.claims.pool_terms import Terms
+from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.worker_state import WorkerState
+from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.workers.worker_breaker import WorkerBreaker
+from trunkline_runtime.log import get_logger
+
+
+class Live(WorkerState):
+    """What is known of it, and how to talk to it. Gone with the connection; what comes after is another one."""
+
+    def __init__(
+        self,
+        model: GetModelResponse,
+        blocks: WorkerBlocks,
+        tokenizer: PromptTokenizer,
+        session: WorkerSession,
+        breaker: WorkerBreaker,
+        address: str,
+    ) -> None:
+        super().__init__(model, blocks)
+        self.address = address
+        self.tokenizer = tokenizer
+        self.session = session
+        self.breaker = breaker  # the worker's, whichever its connection
+        self.terms = Terms(model.vocab_size, tokenizer.encoding)
+        self.aside = ""  # why it gets nothing although it is well, in one line: it is another worker than its pool's
+        self.is_hung = False
+        self.comebacks = 0  # how often it was there again after it had hung
+        self.num_watched = 0  # items of its watch stream
+        self.watched_s = 0.0  # for how long its link has looked after it: a router that stands still does not
+        self.may_be_silent_s = inf  # over work, before it is left: longer than its longest step, as its link knows it
+
+    @property
+    def num_heard(self) -> int:
+        """Messages that came from it: steps make some, and nothing else does while it has work."""
+        return self.session.num_news + self.num_watched
+
+    @property
+    def accepts(self) -> bool:
+        return not (self.load.draining or self.is_hung)
+
+    def on_turn(self) -> None:
+        log = get_logger()
+        if self.routed_by_load:
+            log.warning("worker routed by load: its events are stale, or its index was wrong too often",
+                        worker=self.worker_id, index_accuracy=round(self.accuracy.share, 3))  # fmt: skip
+        else:
+            log.info("worker's cache events count again", worker=self.worker_id)

@@ -1,0 +1,103 @@
+"""Whether a connected worker is at work, and how much of its share it gets. signs_of_life.py says what silence is."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsRequest, StepCostModel
+from trunkline_router.workers.link_context import LinkContext
+from trunkline_router.workers.live import Live
+from trunkline_router.workers.signs_of_life import SignsOfLife
+from trunkline_runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
+
+LONG_STEPS = 3.0  # steps of the largest size that a worker may be silent for beyond the time-out
+MOST_SILENCE_S = 4000.0  # whatever a worker says of its steps; the longest window of a batch is an hour
+LEAST_SHARE = 0.1  # of a worker that has this moment come
+
+
+class WorkerHealth:
+    """Notices a worker that hangs, and that it is back; lets it start slowly."""
+
+    def __init__(self, live: Live, stub: "WorkerServiceAsyncStub", context: LinkContext) -> None:
+        self._live = live
+        self._stub = stub
+        self._context = context
+        self._signs = self._new_signs()
+        self._granted_signs = self._new_signs()
+        self._news_when_hung = 0
+        self._started_s = self._checked_s = context.clock_s()
+        self._log = get_logger()
+
+    async def look_after(self) -> None:
+        """Until it is cancelled."""
+        clock_s, slow_start_s = self._context.clock_s, self._context.limits.slow_start_s
+        while True:
+            self._live.slow_start_share = slow_start_share(clock_s() - self._started_s, slow_start_s)
+            await asyncio.sleep(self._signs.check_interval_s)
+            now_s, news = clock_s(), self._live.num_heard
+            self._live.watched_s += min(now_s - self._checked_s, 2 * self._signs.check_interval_s)
+            self._checked_s = now_s
+            self._live.may_be_silent_s = self._signs.timeout_s + self._allowance_s
+            if self._live.is_hung and news != self._news_when_hung:
+                self._is_back(now_s)
+            elif await self._is_silent(now_s, news) and not self._live.is_hung:
+                self._hangs(news)
+
+    @property
+    def _allowance_s(self) -> float:
+        return longest_silence_s(self._live.model, self._live.load.step_cost)
+
+    async def _is_silent(self, now_s: float, news: int) -> bool:
+        live, allowance_s = self._live, self._allowance_s
+        has_work = live.session.num_open > 0
+        is_silent = self._signs.is_silent(now_s, news=news, has_work=has_work, allowance_s=allowance_s)
+        # What was granted may never have come to the worker: before it is taken for hung it is asked.
+        is_granted = live.granted_choices > 0
+        if self._granted_signs.is_silent(now_s, news=news, has_work=is_granted, allowance_s=allowance_s):
+            self._granted_signs = self._new_signs()
+            is_silent |= not (live.is_hung or await self._answers() or live.num_heard != news)
+        return is_silent
+
+    async def _answers(self) -> bool:
+        """Whether the worker's engine answers; it does between two steps."""
+        timeout_s, proof = self._context.limits.inter_token_timeout_s, self._context.proof("GetStats", self._live.model)
+        try:
+            await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=proof)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # other trouble is the session's to notice
+        return True
+
+    def _hangs(self, news: int) -> None:
+        live = self._live
+        live.is_hung = True
+        self._news_when_hung = news
+        self._log.error("worker hangs", address=live.address, choices=live.session.num_open)
+        self._context.on_change()
+        live.session.give_up(f"the worker has said nothing for {self._signs.timeout_s:g} s")
+
+    def _is_back(self, now_s: float) -> None:
+        self._live.is_hung = False
+        self._live.comebacks += 1
+        self._started_s = now_s
+        self._log.info("worker is back", address=self._live.address)
+        self._context.on_change()
+
+    def _new_signs(self) -> SignsOfLife:
+        return SignsOfLife(self._context.limits.inter_token_timeout_s)
+
+
+def longest_silence_s(model: GetModelResponse, cost: StepCostModel) -> float:
+    """How long a worker that is well may say nothing: in its largest steps, and while a batch fills."""
+    steps_s = LONG_STEPS * (cost.fixed_s + cost.token_s * model.max_step_tokens)
+    return min(steps_s + model.batch_window_ms / 1e3, MOST_SILENCE_S)
+
+
+def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:
+    """How much of its full share a worker takes; from LEAST_SHARE to 1."""
+    if connected_for_s >= slow_start_s:
+        return 1.0
+    return LEAST_SHARE + (1 - LEAST_SHARE) * connected_for_s / slow_start_s

@@ -1,0 +1,185 @@
+"""Everything a router has with one worker: channel, model, cache events, session, load. Reconnects by itself."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from trunkline.errors import is_too_large
+from trunkline.v1.worker_pb2 import GetModelRequest, GetModelResponse, SessionWelcome
+from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
+from trunkline.validation import max_total_tokens
+from trunkline_router.claims.model_check import FalseClaim, WorkerUnusable, check_model
+from trunkline_router.claims.worker_claims import welcome_problem
+from trunkline_router.prompts.tokenizer import TokenizerError
+from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.workers.cache_follower import WatchBroken
+from trunkline_router.workers.cache_watch import follow_cache
+from trunkline_router.workers.link_context import LinkContext
+from trunkline_router.workers.live import Live
+from trunkline_router.workers.tries import Tries
+from trunkline_router.workers.worker_breaker import WorkerBreaker
+from trunkline_router.workers.worker_health import WorkerHealth
+from trunkline_router.workers.worker_names import SameWorker, place_of
+from trunkline_runtime.channel import open_channel
+from trunkline_runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
+
+UNARY_TIMEOUT_S = 10.0  # GetModel, from a worker that says it is up
+BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
+# After a false claim. What it took to see through it is spent again at each return.
+ASIDE_FIRST_S, ASIDE_MOST_S = 1.0, 60.0
+HONEST_S = 300.0  # a connection that lasted for so long makes the next time aside short again
+MAX_PROBLEM_CHARACTERS = 400
+SERVICE = "trunkline.v1.WorkerService"
+# Of one message. Workers send pieces of a quarter of a MiB. Earlier ones sent 1 MiB of cache or tokenizer at once,
+# and 16 MiB of outputs; one output with a prompt's log-probabilities has up to 17 MiB. Watches and sessions are parsed
+# in parts, the others at once.
+MOST_BYTES = {
+    "GetModel": 256 << 10,
+    "GetStats": 256 << 10,
+    "GetTokenizer": (1 << 20) + (4 << 10),
+    "WatchCache": 2 << 20,
+    "Session": 24 << 20,
+}
+
+
+class WorkerLink:
+    """Keeps one worker connected. `live` is there while requests can be sent to it."""
+
+    def __init__(self, address: str, context: LinkContext) -> None:
+        self.address = address
+        self.live: Live | None = None
+        self.wanted = True  # once it is not, the present connection is the last one
+        self.is_named = True  # by this router's own sources; else only another router's lease speaks for it
+        self.is_on_trial = False  # a lease alone speaks for it, and no worker has been seen there yet
+        self.same_as: WorkerLink | None = None  # the link that has this worker already, by another name
+        self.model: GetModelResponse | None = None  # of the last connection
+        self.problem = "not connected yet"  # in one line; empty while it is connected
+        self.breaker = WorkerBreaker(context.on_change)
+        self.tries = Tries()  # to connect
+        self._context = context
+        self._sweeping: asyncio.Task[None] | None = None
+        self._connected_s = 0.0
+        self._was_live = False  # in the present connection
+        self._log = get_logger()
+
+    async def run(self) -> None:
+        """Connects, and again whenever the connection ends, as long as it is wanted."""
+        backoff_s, aside_s = BACKOFF_FIRST_S, ASIDE_FIRST_S
+        last_problem = ""
+        while self.wanted:
+            problem = "closed by the worker"
+            was_live = is_false = False
+            holder = None
+            begun_s = self._context.clock_s()
+            try:
+                async with open_channel(self.address, service=SERVICE, most_bytes=MOST_BYTES) as channel:
+                    await self._serve(channel)
+            except grpc.aio.AioRpcError as error:
+                problem = f"{error.code().name}: {error.details()}"
+                is_false = is_too_large(error)
+            except SameWorker as same:
+                holder, problem = same.holder, str(same)
+            except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
+                problem = str(error) or type(error).__name__
+                is_false = isinstance(error, FalseClaim)
+            except Exception as error:  # one worker's nonsense must not end the router for all the others
+                problem = f"unexpected {type(error).__name__}"
+                self._log.error("unexpected error", address=self.address, exc_info=error)
+            finally:
+                was_live, self._was_live = self._was_live, False
+                if was_live:
+                    now_s = self._context.clock_s()
+                    self.breaker.on_lost(now_s, now_s - self._connected_s)
+                    self._context.on_change()
+            problem = one_line(problem)
+            if was_live or (problem != last_problem and not self.is_on_trial):  # one line per change, not per try
+                self._log.warning("worker not connected", address=self.address, problem=problem)
+            last_problem = self.problem = problem
+            self.same_as = holder
+            backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
+            pause_s = backoff_s
+            if self._context.clock_s() - begun_s > HONEST_S:
+                aside_s = ASIDE_FIRST_S
+            if is_false:
+                pause_s, aside_s = aside_s, min(aside_s * 2, ASIDE_MOST_S)
+            await self.tries.pause(pause_s * self._context.rng.uniform(0.5, 1.0))
+        if self._sweeping is not None:
+            await self._sweeping
+
+    async def _serve(self, channel: grpc.aio.Channel) -> None:
+        """One connection: returns or raises when it is over."""
+        stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
+        model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
+        check_model(model, self._context.grant_key)
+        with self._context.names.held(model, self, await place_of(self.address)):
+            self.same_as = None
+            self.tries.answered(model.model)
+            await self._converse(channel, stub, model)
+
+    async def _converse(
+        self, channel: grpc.aio.Channel, stub: "WorkerServiceAsyncStub", model: GetModelResponse
+    ) -> None:
+        tokenizer = await self._context.tokenizers.of(model, stub)
+        if tokenizer.largest_id >= model.vocab_size:
+            raise WorkerUnusable(
+                f"the worker's tokenizer is another model's: it has a token {tokenizer.largest_id}, and the model's "
+                f"vocab_size is {model.vocab_size}"
+            )
+        session = WorkerSession(vocab_size=model.vocab_size, most_tokens=max_total_tokens(model))
+        live = Live(model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address)
+        opened, synced = asyncio.Event(), asyncio.Event()
+
+        def on_open(welcome: SessionWelcome) -> None:
+            if welcome.epoch != model.epoch:
+                raise WatchBroken("the worker was restarted while connecting")
+            if problem := welcome_problem(welcome, model):
+                raise FalseClaim(problem)
+            opened.set()
+
+        proof = self._context.proof("Session", model)
+        talking = asyncio.create_task(session.run(channel, self._context.router_id, on_open, proof))
+        watch = asyncio.create_task(follow_cache(channel, live, synced, self._context))
+        ready = asyncio.create_task(self._announce(live, opened, synced))
+        looking = asyncio.create_task(WorkerHealth(live, stub, self._context).look_after())
+        try:
+            done, _ = await asyncio.wait({talking, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled():  # a stream that broke while it was written to
+                    task.result()
+        finally:
+            self.live = None  # before anything else runs: a worker that is gone must not be chosen
+            self._context.on_change()
+            self.tries.lost()
+            for task in (talking, watch, ready, looking):
+                task.cancel()
+            await asyncio.gather(talking, watch, ready, looking, return_exceptions=True)
+            live.blocks.close()
+            if self._sweeping is None or self._sweeping.done():
+                self._sweeping = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Rids the index of what is lost, while requests and another connection go on."""
+        for _ in iter(self._context.index.sweep, False):
+            await asyncio.sleep(0)
+
+    async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:
+        for condition in conditions:
+            await condition.wait()
+        self.live, self.model, self.problem = live, live.model, ""
+        self._was_live = True
+        self.tries.worked()
+        self._connected_s = self._context.clock_s()
+        self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
+                       blocks=len(live.blocks))  # fmt: skip
+        self._context.on_change()
+
+
+def one_line(problem: str) -> str:
+    """What a worker's words may be a part of, as a person can read it: in one printable line."""
+    shown = "".join(c if c.isprintable() else " " for c in problem[:MAX_PROBLEM_CHARACTERS])
+    return " ".join(shown.split())

@@ -1,0 +1,214 @@
+"""Leases that lead nowhere: they cost a router little, and keep no worker from being found."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from tests.router.cluster import until
+from tests.router.fake_worker import FakeWorker
+from tests.router.liar import Liar
+from tests.router.membership import connected, membership
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.discovery.discovery import MOST_TRIED, Addresses
+from trunkline_router.discovery.lease_queue import ASIDE_FIRST_S, ASIDE_MOST_S, MOST_REMEMBERED, LeaseQueue
+from trunkline_router.prompts.render_pool import RenderPool
+
+FALSE_LEASES = 3_000
+
+
+class Leases:
+    """What is leased, as a test says."""
+
+    def __init__(self, leased: Addresses) -> None:
+        self._leased = leased
+        self._changed = asyncio.Event()
+        self._changed.set()
+
+    def say(self, leased: Addresses) -> None:
+        self._leased = leased
+        self._changed.set()
+
+    async def watch(self) -> AsyncIterator[Addresses]:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            yield self._leased
+
+
+def refusing(count: int) -> Addresses:
+    """Addresses where nobody listens: ports below those that are given out."""
+    return frozenset(f"127.{1 + number // 250}.0.1:{1 + number % 250}" for number in range(count))
+
+
+@contextmanager
+def silent(count: int) -> Iterator[Addresses]:
+    """Servers to which connections can be made, and which never say a word."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        yield frozenset(f"127.0.0.1:{server.getsockname()[1]}" for server in servers)
+
+
+async def test_a_real_worker_is_found_among_false_leases_and_few_are_tried_at_once(renderers: RenderPool) -> None:
+    worker, late = await FakeWorker("a").start(), await FakeWorker("b").start()
+    leases = Leases(refusing(FALSE_LEASES) | {worker.address})
+    most_links = 0
+    with capture_logs() as lines:
+        async with membership(renderers, leases=leases.watch()) as pools:
+
+            def look() -> bool:
+                nonlocal most_links
+                most_links = max(most_links, len(pools.links))
+                return worker.address in connected(pools)
+
+            await until(look)
+            leases.say(refusing(200) | {worker.address, late.address})
+            await until(lambda: look() and late.address in connected(pools))
+            assert most_links <= MOST_TRIED + 2
+            leases.say(frozenset({worker.address, late.address}))
+            await until(lambda: connected(pools) == {worker.address, late.address} and len(pools.links) == 2)
+            assert all(link.wanted for link in pools.links)
+    said = [line for line in lines if line["event"] == "leased workers cannot be connected"]
+    assert 0 < len(said) <= 14, "once, and again whenever they are twice as many"
+    assert not [line for line in lines if line["event"] == "worker not connected"]
+    for one in (worker, late):
+        await one.die()
+
+
+async def test_a_worker_is_found_behind_more_silent_servers_than_are_tried_at_once(renderers: RenderPool) -> None:
+    worker = await FakeWorker("a").start()
+    with silent(MOST_TRIED + 10) as addresses:
+        leases = Leases(addresses)
+        async with membership(renderers, leases=leases.watch()) as pools:
+            await until(lambda: len(pools.links) == MOST_TRIED)
+            leases.say(addresses | {worker.address})
+            await until(lambda: connected(pools) == {worker.address})
+    await worker.die()
+
+
+async def test_a_leased_worker_that_lies_of_itself_is_set_aside_and_tried_less_and_less(renderers: RenderPool) -> None:
+    liar = Liar("a", said=GetModelResponse(model="tiny"))
+    liar.may_speak.set()
+    await liar.start()
+    with capture_logs() as lines:
+        async with membership(renderers, leases=Leases(frozenset({liar.address})).watch()) as pools:
+            await until(lambda: any(line["event"] == "leased workers cannot be connected" for line in lines))
+            await until(lambda: not pools.links)
+            assert not connected(pools)
+    await liar.die()
+
+
+async def test_a_leased_address_that_is_named_while_it_is_tried_is_tried_for_ever(renderers: RenderPool) -> None:
+    worker, names = FakeWorker("a"), Leases(frozenset())
+    await worker.start()
+    await worker.die()
+    leases = Leases(frozenset({worker.address}))
+    async with membership(renderers, names.watch(), leases=leases.watch()) as pools:
+        names.say(frozenset({worker.address}))
+        await until(lambda: [link.is_named for link in pools.links] == [True])
+        leases.say(frozenset())
+        await worker.start()
+        await until(lambda: connected(pools) == {worker.address})
+    await worker.die()
+
+
+async def test_a_leased_worker_that_dies_is_connected_again(renderers: RenderPool) -> None:
+    worker = await FakeWorker("a").start()
+    async with membership(renderers, leases=Leases(frozenset({worker.address})).watch()) as pools:
+        for _ in range(2):
+            await until(lambda: connected(pools) == {worker.address})
+            await worker.die()
+            await until(lambda: not connected(pools))
+            await worker.start()
+        await until(lambda: connected(pools) == {worker.address})
+    await worker.die()
+
+
+async def test_a_worker_that_is_leased_by_two_names_is_reached_by_the_other_where_one_breaks(
+    renderers: RenderPool,
+) -> None:
+    worker = await FakeWorker("a").start()
+    names = frozenset({worker.address, f"localhost:{worker.port}"})
+    leases = Leases(names)
+    async with membership(renderers, leases=leases.watch()) as pools:
+        await until(lambda: len(connected(pools)) == 1 and len(pools.links) == 1)
+        other = names - connected(pools)
+        leases.say(other)
+        await worker.die()
+        await worker.start()
+        await until(lambda: connected(pools) == other)
+    await worker.die()
+
+
+addresses = st.sampled_from([f"h:{port}" for port in range(1, 9)])
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.frozensets(addresses), st.sampled_from(["fails", "serves", "is another's"]), st.floats(0, 70)),
+        max_size=40,
+    )
+)
+def test_what_is_leased_is_tried_in_its_turn_and_never_twice_at_once(
+    turns: list[tuple[frozenset[str], str, float]],
+) -> None:
+    queue, now_s, linked = LeaseQueue(), 0.0, set[str]()
+    for leased, what, passes_s in turns:
+        queue.lease(leased - linked)
+        now_s += passes_s
+        address = queue.next(now_s)
+        if address is None:
+            assert queue.due_in_s(now_s) > 0
+            assert not len(queue), "what was never tried needs no pause"
+            continue
+        assert address in leased - linked
+        if what == "serves":
+            linked.add(address)
+            queue.served(address)
+        else:
+            queue.failed(address, now_s, "h:1" if what == "is another's" else "")
+        if what == "fails" and linked:
+            queue.lost(linked.pop())
+    everything = {f"h:{port}" for port in range(1, 9)}
+    queue.lease(everything - linked)
+    tried = [queue.next(now_s + ASIDE_MOST_S) for _ in range(8 - len(linked))]
+    assert {*tried} == everything - linked, "everything has its turn"
+
+
+def test_pauses_grow_up_to_a_minute_and_a_worker_that_served_is_tried_first() -> None:
+    queue, now_s = LeaseQueue(), 0.0
+    queue.lease({"false:1"})
+    assert queue.next(now_s) == "false:1"
+    pauses = []
+    for _ in range(10):
+        queue.failed("false:1", now_s)
+        queue.lease({"false:1"})
+        pauses.append(queue.due_in_s(now_s))
+        assert queue.next(now_s) is None
+        now_s += pauses[-1]
+        assert queue.next(now_s) == "false:1"
+    assert pauses[:4] == [ASIDE_FIRST_S * 2**number for number in range(4)]
+    assert pauses[-1] == ASIDE_MOST_S
+    queue.served("real:1")
+    queue.lease({*(f"false:{port}" for port in range(2, 50)), "real:1"})
+    assert queue.next(now_s) == "real:1"
+
+
+def test_addresses_that_come_all_the_time_overtake_none_and_what_is_remembered_is_bounded() -> None:
+    queue, now_s, tried = LeaseQueue(), 0.0, list[str]()
+    ahead = {f"false:{number}" for number in range(100)}
+    queue.lease({*ahead, "real:1"})
+    for turn in range(3 * MOST_REMEMBERED):
+        address = queue.next(now_s)
+        if address is not None:
+            tried.append(address)
+            queue.failed(address, now_s)
+        now_s += 0.01
+        queue.lease({*ahead, "real:1", *(f"later:{number}" for number in range(turn, turn + 5))})
+    assert tried.index("real:1") <= 4 / 3 * len(ahead) + 2
+    assert queue.num_aside <= MOST_REMEMBERED
+    assert len(queue._due) <= 3 * MOST_REMEMBERED

@@ -1,0 +1,403 @@
+"""A request larger than any legal one is refused before it is parsed, and other requests do not notice."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
+from tests.router.fake_worker import FakeWorker
+from tests.router.loop_work import watched_loop
+from tests.router.tokenizer_files import VOCAB_SIZE
+from trunkline.client import Client
+from trunkline.errors import InvalidRequest
+from trunkline.metadata import TENANT_KEY
+from trunkline.status import RequestRefused
+from trunkline.v1.fleet_pb2 import ExplainRouteRequest
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import (
+    ChatMessage,
+    ChatMessages,
+    DetokenizeRequest,
+    GenerateRequest,
+    GrantRequest,
+    TokenIds,
+    TokenizeRequest,
+)
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from trunkline_router.gate import request_gate
+from trunkline_router.gate.held_bytes import ByteBounds
+from trunkline_router.gate.request_size import (
+    FIELDS_PER_STEP,
+    MAX_DETOKENIZED_IDS,
+    MAX_FIELDS,
+    MAX_REQUEST_BYTES,
+    MAX_UNKNOWN_BYTES,
+    UNSEEN_BYTES,
+    RequestSize,
+)
+from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
+
+SERVICE = "/trunkline.v1.InferenceService/"
+GENERATE, GRANT, TOKENIZE, DETOKENIZE = (SERVICE + name for name in ("Generate", "Grant", "Tokenize", "Detokenize"))
+EXPLAIN = "/trunkline.v1.FleetService/ExplainRoute"
+CONTEXT = 131_072
+MIB = 1 << 20
+LEAST_STREAMS = 1000  # that an attacker opens in a second, however busy the machine is; else twenty times as many
+MOST_WORK_S = 0.1  # what is refused here held a router up for seconds
+
+
+class Models:
+    """Pools, as far as they are asked: one model of CONTEXT tokens."""
+
+    def models(self) -> dict[str, Any]:
+        return {"m": SimpleNamespace(limits=GetModelResponse(context_length=CONTEXT, kv_token_capacity=CONTEXT))}
+
+
+SIZE = RequestSize(Models())  # type: ignore[arg-type]  # of Pools it needs models() alone
+
+
+def is_taken(method: str, raw: bytes) -> bool:
+    """Whether it would be parsed. Nothing but a refusal may come of any bytes."""
+    try:
+        num_steps(method, raw)
+    except RequestRefused:
+        return False
+    return True
+
+
+def num_steps(method: str, raw: bytes) -> int:
+    """In how many steps of the event loop it is checked. Raises RequestRefused."""
+    checking, steps = SIZE.check(method, raw), 1
+    with suppress(StopIteration):
+        while True:
+            checking.send(None)
+            steps += 1
+    return steps
+
+
+def full_sampling() -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0,
+        logit_bias={index: 1.5 for index in range(MAX_LOGIT_BIAS)},
+        stop=["s" * MAX_STOP_BYTES] * MAX_STOP_STRINGS,
+        stop_token_ids=[CONTEXT] * MAX_STOP_TOKEN_IDS,
+        seed=2**64 - 1,
+    )
+
+
+LARGEST = {
+    "text": GenerateRequest(text="x" * MAX_TEXT_BYTES, sampling=full_sampling()),
+    "token ids": GenerateRequest(token_ids=TokenIds(ids=[2**28 - 1] * CONTEXT), sampling=full_sampling()),
+    "messages": GenerateRequest(
+        chat=ChatMessages(messages=[ChatMessage(role="user", content="c" * 900)] * MAX_MESSAGES),
+        sampling=full_sampling(),
+        request_id="r" * 128,
+        model="m",
+    ),
+    "one message": GenerateRequest(
+        chat=ChatMessages(messages=[ChatMessage(role="user", content="é" * (MAX_CHAT_BYTES // 2 - 16))])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_legal_requests_are_parsed(name: str) -> None:
+    request = LARGEST[name]
+    for method, message in (
+        (GENERATE, request),
+        (GRANT, GrantRequest(request=request)),
+        (EXPLAIN, ExplainRouteRequest(request=request)),
+    ):
+        raw = message.SerializeToString()
+        assert UNSEEN_BYTES < len(raw) < MAX_REQUEST_BYTES
+        assert num_steps(method, raw) <= 1 + MAX_FIELDS // FIELDS_PER_STEP
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2 * FIELDS_PER_STEP // 3, MAX_MESSAGES), st.sampled_from((GENERATE, TOKENIZE, EXPLAIN, GRANT)))
+def test_others_have_their_turn_while_a_long_conversation_is_checked(messages: int, method: str) -> None:
+    chat = ChatMessages(messages=[ChatMessage(role="user", content="c" * 20)] * messages)
+    request = GenerateRequest(chat=chat)
+    message: Any = {
+        GENERATE: request,
+        TOKENIZE: TokenizeRequest(chat=chat),
+        EXPLAIN: ExplainRouteRequest(request=request),
+        GRANT: GrantRequest(request=request),
+    }[method]
+    assert num_steps(method, message.SerializeToString()) >= 1 + 3 * messages // FIELDS_PER_STEP
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, MAX_MESSAGES),
+    st.integers(0, MAX_LOGIT_BIAS),
+    st.integers(0, MAX_STOP_STRINGS),
+    st.integers(0, CONTEXT),
+    st.booleans(),
+)
+def test_what_is_within_the_limits_of_every_field_is_parsed(
+    messages: int, biases: int, stops: int, num_ids: int, is_chat: bool
+) -> None:
+    request = GenerateRequest(
+        sampling=SamplingParams(logit_bias={index: 0.5 for index in range(biases)}, stop=["x"] * stops)
+    )
+    if is_chat:
+        request.chat.messages.extend([ChatMessage(role="user", content="hello")] * messages)
+    else:
+        request.token_ids.ids.extend([CONTEXT - 1] * num_ids)
+    assert is_taken(GENERATE, request.SerializeToString())
+
+
+def huge(kind: str, count: int) -> bytes:
+    """So many entries of one kind."""
+    message = {
+        "messages": lambda: GenerateRequest(chat=ChatMessages(messages=[ChatMessage()] * count)),
+        "stop": lambda: GenerateRequest(sampling=SamplingParams(stop=[""] * count)),
+        "stop_token_ids": lambda: GenerateRequest(sampling=SamplingParams(stop_token_ids=[1] * count)),
+        "ids": lambda: GenerateRequest(token_ids=TokenIds(ids=[1] * count)),
+        "bias": lambda: GenerateRequest(sampling=SamplingParams(logit_bias={index: 0.0 for index in range(count)})),
+    }[kind]()
+    return message.SerializeToString()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(("messages", "stop", "stop_token_ids", "ids", "bias")), st.integers(MAX_FIELDS, 20 * MAX_FIELDS))
+def test_entries_without_number_are_not_parsed_whatever_they_are(kind: str, count: int) -> None:
+    if kind in ("ids", "stop_token_ids"):  # they are one field, however many
+        count = count * 4 * CONTEXT // MAX_FIELDS + 1
+    assert not is_taken(GENERATE, huge(kind, count))
+
+
+@pytest.mark.parametrize("pair", [b"\x2a\x00", b"\x0a\x00", b"\x22\x00", b"\x30\x01", b"\x78\x01"])
+def test_fields_said_again_and_again_are_not_parsed(pair: bytes) -> None:
+    """The last one would count, or none where the field is not known: but each costs time."""
+    assert not is_taken(GENERATE, pair * MIB)
+    nested = pair * MIB
+    assert not is_taken(GENERATE, b"\x2a" + _varint(len(nested)) + nested)
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.binary(min_size=1, max_size=8), st.sampled_from((GENERATE, GRANT, TOKENIZE)))
+def test_no_bytes_make_the_check_fail_otherwise_than_by_a_refusal(start: bytes, pattern: bytes, method: str) -> None:
+    is_taken(method, start + pattern * (UNSEEN_BYTES // len(pattern) + 1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_message_cut_off_anywhere_is_refused_or_parses(data: st.DataObject) -> None:
+    whole = GenerateRequest(
+        chat=ChatMessages(messages=[ChatMessage(role="user", content="c" * 90)] * 400), sampling=full_sampling()
+    ).SerializeToString()
+    raw = whole[: data.draw(st.integers(UNSEEN_BYTES + 1, len(whole)))]
+    if not is_taken(GENERATE, raw):
+        with pytest.raises(Exception, match="parsing"):
+            GenerateRequest.FromString(raw)
+
+
+PADDED: dict[str, Callable[[int], bytes]] = {
+    "an unknown field": lambda size: b"\xfa\x07" + _varint(size) + bytes(size),
+    "many unknown fields": lambda size: (b"\xfa\x07\x64" + bytes(100)) * (size // 100 + 1),
+    "unknown numbers": lambda size: (b"\xf8\x07" + b"\xff" * 9 + b"\x01") * (size // 12 + 1),
+    "unknown in sampling": lambda size: (
+        b"\x2a" + _varint(size + 2 + len(_varint(size))) + b"\xfa\x07" + _varint(size) + bytes(size)
+    ),
+    "the model's name": lambda size: GenerateRequest(model="m" * size).SerializeToString(),
+    "the request's name": lambda size: GenerateRequest(request_id="r" * size).SerializeToString(),
+    "a stop string": lambda size: GenerateRequest(sampling=SamplingParams(stop=["s" * size])).SerializeToString(),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(PADDED)), st.integers(70 << 10, MIB), st.booleans())
+def test_a_request_padded_with_what_is_not_used_is_not_parsed(kind: str, size: int, is_granted: bool) -> None:
+    raw = GenerateRequest(text="hello").SerializeToString() + PADDED[kind](size)
+    if is_granted:
+        assert not is_taken(GRANT, b"\x0a" + _varint(len(raw)) + raw)
+    assert not is_taken(GENERATE, raw)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, MAX_UNKNOWN_BYTES - 20))
+def test_a_later_versions_fields_are_let_through(size: int) -> None:
+    raw = GenerateRequest(text="x" * UNSEEN_BYTES).SerializeToString() + b"\xfa\x07" + _varint(size) + bytes(size)
+    assert is_taken(GENERATE, raw)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_texts_and_conversations_longer_than_any_that_are_tokenized_are_not_parsed(kind: str, more: int) -> None:
+    chat = ChatMessages(messages=[ChatMessage(role="user", content="c")])
+    if kind == "chat":
+        chat.messages[0].content = "c" * (MAX_CHAT_BYTES - 16 + more)
+        chat.messages[0].role = "u" * (MAX_CHAT_BYTES + more - chat.ByteSize() + len("user"))
+        assert chat.ByteSize() == MAX_CHAT_BYTES + more
+    given_text = {"text": "x" * (MAX_TEXT_BYTES + more)} if kind == "text" else {"chat": chat}
+    request = GenerateRequest(**given_text)  # type: ignore[arg-type]
+    assert is_taken(GENERATE, request.SerializeToString()) is not bool(more)
+    assert is_taken(GRANT, GrantRequest(request=request).SerializeToString()) is not bool(more)
+    assert is_taken(TOKENIZE, TokenizeRequest(**given_text).SerializeToString()) is not bool(more)  # type: ignore[arg-type]
+
+
+async def raw_call(router: Cluster, method: str, message: bytes, **options: Any) -> Refusal:
+    """How a call with these bytes is refused."""
+    async with grpc.aio.insecure_channel(
+        f"127.0.0.1:{router.port}", options=(("grpc.max_send_message_length", -1),)
+    ) as channel:
+        return await refusal(channel.unary_stream(method)(message, **options))
+
+
+ATTACKS: dict[str, tuple[str, Callable[[], bytes], tuple[str, str]]] = {
+    "empty messages": (GENERATE, lambda: huge("messages", 2 * MIB), ("INVALID_REQUEST", "messages")),
+    "empty messages to tokenize": (
+        TOKENIZE,
+        lambda: TokenizeRequest(chat=ChatMessages(messages=[ChatMessage()] * 2 * MIB)).SerializeToString(),
+        ("INVALID_REQUEST", "messages"),
+    ),
+    "empty stop strings": (GENERATE, lambda: huge("stop", 2 * MIB), ("INVALID_REQUEST", "stop")),
+    "token ids": (GENERATE, lambda: huge("ids", 6 * MIB), ("CONTEXT_LENGTH_EXCEEDED", "prompt")),
+    "ids to detokenize": (
+        DETOKENIZE,
+        lambda: DetokenizeRequest(token_ids=[5] * 6 * MIB).SerializeToString(),
+        ("INVALID_REQUEST", "token_ids"),
+    ),
+    "no message": (GENERATE, lambda: b"\x0b" * 100, ("INVALID_REQUEST", "request")),
+    "no message, long": (GENERATE, lambda: b"\xff" * MIB, ("INVALID_REQUEST", "request")),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_requests_without_measure_are_refused_at_once_with_a_row_of_the_error_table(name: str) -> None:
+    method, made, expected = ATTACKS[name]
+    message = made()
+    async with cluster(FakeWorker("a")) as router:
+        await router.answer("x")
+        async with watched_loop() as work:
+            refused = await raw_call(router, method, message)
+        assert (refused.reason, refused.field) == expected
+        assert refused.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert work.longest_s < MOST_WORK_S
+
+
+async def test_detokenize_takes_as_many_ids_as_it_says_and_not_one_more() -> None:
+    ids = [VOCAB_SIZE - 1] * MAX_DETOKENIZED_IDS
+    most, more = (DetokenizeRequest(token_ids=some).SerializeToString() for some in (ids, [*ids, 1]))
+    async with cluster(FakeWorker("a")) as router:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{router.port}") as channel, watched_loop() as work:
+            await channel.unary_unary(DETOKENIZE)(most)
+        assert work.longest_s < MOST_WORK_S
+        refused = await raw_call(router, DETOKENIZE, more)
+    assert (refused.reason, refused.field) == ("INVALID_REQUEST", "token_ids")
+
+
+async def test_a_message_over_the_limit_is_an_invalid_request_to_our_client() -> None:
+    async with cluster(FakeWorker("a")) as router, Client(f"127.0.0.1:{router.port}") as client:
+        with pytest.raises(InvalidRequest, match="larger than max"):
+            await client.complete("x" * (MAX_REQUEST_BYTES + 1))
+
+
+async def test_compressed_requests_are_refused_before_they_are_decompressed() -> None:
+    async with cluster(FakeWorker("a")) as router:
+        refused = await raw_call(router, GENERATE, huge("messages", 4 * MIB), compression=grpc.Compression.Gzip)
+        assert refused.code == grpc.StatusCode.UNIMPLEMENTED
+        assert "gzip" in refused.message
+        await router.answer("x")
+
+
+async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "x" * (UNSEEN_BYTES + 1000)
+    bounds = ByteBounds(in_all=4 * len(text), of_host=4 * len(text), of_account=3 * len(text))
+    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", bounds)
+    worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
+    async with cluster(worker) as router:
+
+        def call(tenant: str, prompt: str = text) -> Any:
+            return router.stub.Generate(GenerateRequest(text=prompt), metadata=((TENANT_KEY, tenant),))
+
+        running = []
+        for tenant, fits in (("hog", True), ("hog", True), ("hog", False), ("b", True), ("c", True)):
+            if fits:
+                running.append(call(tenant))
+                await worker.arrived.get()
+                continue
+            refused = await refusal(call(tenant))
+            assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+            assert refused.retry_s
+        displaced = await refusal(running.pop(1))  # by the one of c, which held nothing
+        assert (displaced.code, displaced.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        running.append(call("hog", "short"))  # of those there may be any number
+        await worker.arrived.get()
+        for one in running:
+            one.cancel()
+        await until(lambda: worker.num_running == 0)
+        again = call("hog")
+        await worker.arrived.get()
+        again.cancel()
+        await until(lambda: worker.num_running == 0)
+
+
+async def test_large_requests_that_are_being_answered_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "x" * (UNSEEN_BYTES + 1000)
+    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", ByteBounds(of_account=len(text) + 100))
+    worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
+    async with cluster(worker) as router:
+        running = []
+        for _ in range(5):
+            call = router.stub.Generate(GenerateRequest(text=text))
+            choice = await worker.arrived.get()
+            choice.tokens(1)
+            assert await call.read() is not grpc.aio.EOF
+            running.append(call)
+        waiting = router.stub.Generate(GenerateRequest(text=text))
+        await worker.arrived.get()
+        assert (await refusal(router.stub.Generate(GenerateRequest(text=text)))).reason == "OVERLOADED"
+        for call in (*running, waiting):
+            call.cancel()
+        await until(lambda: worker.num_running == 0)
+
+
+def rss_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) / 256
+
+
+async def attacked(router: Cluster, name: str, seconds: float) -> dict[str, int]:
+    """What came of an attack from another process."""
+    command = ("-m", "trunkline_bench.attacks.attacker", name, f"127.0.0.1:{router.port}", f"--seconds={seconds}")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    found: dict[str, int] = json.loads(printed)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is looked up in /proc")
+@pytest.mark.parametrize("name", ["rapid reset", "20,000 half-open streams"])
+async def test_streams_that_say_nothing_take_neither_memory_nor_time(name: str) -> None:
+    async with cluster(FakeWorker("a")) as router:
+        await router.answer("x")
+        before = rss_mib()
+        assert (await attacked(router, name, 1.0))["streams"] > LEAST_STREAMS
+        began_s = time.process_time()
+        await router.answer("x")
+        assert time.process_time() - began_s < 2.0
+        assert rss_mib() - before < 200

@@ -1,0 +1,169 @@
+"""Prompts: tokenizers as Hugging Face reads them, chat templates in a sandbox."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tests.router.tokenizer_files import DEMO_MODEL
+from trunkline.status import RequestRefused
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
+from trunkline_router.prompts import chat_template
+from trunkline_router.prompts.chat_template import ChatTemplate
+from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError
+from trunkline_worker.text.tokenizer_files import read_tokenizer_files
+
+
+def chat(*turns: tuple[str, str], go_on: bool = False) -> ChatMessages:
+    messages = [ChatMessage(role=role, content=content) for role, content in turns]
+    return ChatMessages(messages=messages, continue_final_message=go_on)
+
+
+def tokenizer_of(directory: Path, renderers: RenderPool) -> PromptTokenizer:
+    return PromptTokenizer(read_tokenizer_files(directory).contents, renderers)
+
+
+TEXTS = ["Hello", " leading space", "Once upon a time\n\nthere was 🦊", "", "a" * 9000]
+
+
+async def check_like_transformers(directory: Path, renderers: RenderPool) -> None:
+    # The class that takes tokenizer.json as it is written; AutoTokenizer may rebuild parts of it by its own rules.
+    ours, theirs = tokenizer_of(directory, renderers), PreTrainedTokenizerFast.from_pretrained(directory)
+    for text in TEXTS:
+        assert await ours.encode(text) == theirs(text)["input_ids"], text[:20]
+        assert await ours.encode(text, special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
+    if theirs.chat_template:
+        turns = [("user", "Tell me a story about a fox."), ("assistant", "No."), ("user", "Please!")]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert await ours.encode_chat(chat(*turns)) == expected
+
+
+async def test_the_demo_tokenizer_and_chat_template_equal_transformers(renderers: RenderPool) -> None:
+    await check_like_transformers(DEMO_MODEL, renderers)
+
+
+@pytest.mark.parametrize("name", ["models/stories260k", "tokenizers/tinyllama", "tokenizers/phi-3-mini"])
+async def test_real_tokenizers_and_chat_templates_equal_transformers(
+    shared: Path, name: str, renderers: RenderPool
+) -> None:
+    await check_like_transformers(shared / name, renderers)
+
+
+async def test_long_text_leaves_the_event_loop_and_says_the_same(renderers: RenderPool) -> None:
+    tokenizer = tokenizer_of(DEMO_MODEL, renderers)
+    text = "Once upon a time there was a fox. " * 400
+    assert len(text) > 4096
+    ids = await tokenizer.encode(text)
+    assert await tokenizer.decode(ids, keep_special=False) == text.encode()
+
+
+async def test_a_model_without_a_chat_template_says_so(renderers: RenderPool) -> None:
+    contents = dict(read_tokenizer_files(DEMO_MODEL).contents)
+    contents.pop("chat_template.jinja")
+    tokenizer = PromptTokenizer(contents, renderers)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(RequestRefused, match="no chat template") as caught:
+        await tokenizer.encode_chat(chat(("user", "hi")))
+    assert caught.value.field == "chat"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception('roles must alternate') }}", "{{ messages[5].content }}", "{{ 1 / 0 }}"]
+)
+def test_a_template_that_refuses_is_the_requests_fault(source: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        ChatTemplate(source, {}).render(chat(("user", "x")))
+    assert caught.value.reason == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{% for i in range(999999999) %}x{% endfor %}",
+    ],
+)
+def test_a_template_cannot_reach_out_of_its_sandbox(source: str) -> None:
+    with pytest.raises(RequestRefused):
+        ChatTemplate(source, {}).render(chat(("user", "x")))
+
+
+def test_what_a_template_writes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDERED_BYTES", 100)
+    with pytest.raises(RequestRefused, match="longer than 100"):
+        ChatTemplate("{% for i in range(1000) %}xxxxxxxxxx{% endfor %}", {}).render(chat(("user", "x")))
+
+
+def test_an_empty_conversation_and_an_empty_role_are_refused() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    for bad in (chat(), chat(("", "x"))):
+        with pytest.raises(RequestRefused):
+            template.render(bad)
+
+
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+TRIMMED = PLAIN.replace("m.content", "m.content | trim")
+REMINDING = PLAIN + "(last: {{ messages[-1].role }})</s>"
+
+
+@pytest.mark.parametrize(
+    ("source", "final", "expected"),
+    [
+        (PLAIN, "Well, ", "Well, "),
+        (PLAIN, "Well,", "Well,"),
+        (TRIMMED, "Well, \n", "Well,"),
+        # A blank that the template writes itself looks like one that it keeps, to transformers too.
+        (TRIMMED.replace("</s>", "{% if m.role != 'user' %} {% endif %}</s>"), "Well, ", "Well, "),
+        # What the template writes afterwards may hold the message's own text, or all of it where there is none.
+        (PLAIN, "s", "s"),
+        (PLAIN, "", ""),
+        (PLAIN, "  ", "  "),
+        (TRIMMED, "  ", ""),
+        (REMINDING, "The assistant", "The assistant"),
+        (REMINDING, "assistant", "assistant"),
+    ],
+)
+def test_the_final_message_is_continued_where_it_ends(source: str, final: str, expected: str) -> None:
+    rendered = ChatTemplate(source, {}).render(chat(("user", "a"), ("assistant", final), go_on=True))
+    assert rendered == "<user>a</s><assistant>" + expected
+
+
+@pytest.mark.parametrize("source", [PLAIN, TRIMMED])
+@pytest.mark.parametrize("final", ["Well, ", "Well,", " a b\n"])
+def test_a_continued_message_is_rendered_as_transformers_renders_it(source: str, final: str) -> None:
+    turns = [("user", "a"), ("assistant", final)]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    theirs, _ = render_jinja_template([messages], chat_template=source, continue_final_message=True)
+    assert ChatTemplate(source, {}).render(chat(*turns, go_on=True)) == theirs[0]
+
+
+def test_a_template_that_drops_the_final_message_cannot_continue_it() -> None:
+    with pytest.raises(RequestRefused, match="does not keep the final message"):
+        ChatTemplate("{{ messages[0].content }}", {}).render(chat(("user", "a"), ("assistant", "a"), go_on=True))
+
+
+def test_damaged_files_are_one_clear_line(renderers: RenderPool) -> None:
+    for files in ({}, {"tokenizer.json": b"{}"}, {"tokenizer.json": b"\xff"}):
+        with pytest.raises(TokenizerError, match="damaged"):
+            PromptTokenizer(files, renderers)
+
+
+async def test_bos_that_only_the_config_asks_for_is_added(renderers: RenderPool) -> None:
+    contents = dict(read_tokenizer_files(DEMO_MODEL).contents)
+    data = json.loads(contents["tokenizer.json"])
+    data["post_processor"] = None
+    contents["tokenizer.json"] = json.dumps(data).encode()
+    config = json.loads(contents["tokenizer_config.json"])
+    plain = PromptTokenizer(
+        {**contents, "tokenizer_config.json": json.dumps({**config, "add_bos_token": False}).encode()}, renderers
+    )
+    asking = PromptTokenizer(
+        {**contents, "tokenizer_config.json": json.dumps({**config, "add_bos_token": True}).encode()}, renderers
+    )
+    assert (await asking.encode("Hi"))[1:] == await plain.encode("Hi")

@@ -1,0 +1,190 @@
+"""Chat templates run in processes of their own: they may hang, crash or eat memory, and only their request suffers."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.router.cluster import cluster, refusal, until
+from tests.router.fake_worker import FakeWorker
+from tests.router.renderings import ECHO, SOMETIMES, chat, messages, rendered
+from tests.router.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
+from trunkline.status import RequestRefused
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
+from trunkline_router.prompts.render_pool import PROCESSES, RenderPool, TemplateSource
+
+# It hangs wherever it is compiled.
+HANGS_COMPILING = TemplateSource("{{ (9 ** (9 ** 9)) % 7 }}", {})
+EATS_MEMORY = TemplateSource("{% set s = 'x' * 10000000000 %}{{ s | length }}", {})
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[RenderPool]:
+    """Impatient: templates that end take a thousandth of this."""
+    made = RenderPool(time_limit_s=0.3)
+    yield made
+    await made.close()
+
+
+def processes(pool: RenderPool) -> set[int]:
+    return {renderer._process.pid for renderer in pool._idle}
+
+
+async def test_a_conversation_is_rendered_by_one_process_that_stays(pool: RenderPool) -> None:
+    assert not processes(pool), "none is started before there is something to render"
+    assert await rendered(pool, ECHO, chat("Grüße 🦊")) == "<s>Grüße 🦊"
+    first = processes(pool)
+    for _ in range(20):
+        assert await rendered(pool, SOMETIMES, chat("a")) == "a"
+        assert await rendered(pool, ECHO, chat("b")) == "<s>b"
+    assert processes(pool) == first
+    assert len(first) == 1
+
+
+async def test_long_conversations_come_back_whole(pool: RenderPool) -> None:
+    text = "Grüße 🦊 " * 200_000
+    assert await rendered(pool, ECHO, chat(text)) == "<s>" + text
+
+
+@pytest.mark.parametrize(
+    ("template", "said"), [(SOMETIMES, "hang"), (HANGS_COMPILING, "x")], ids=["rendering", "compiling"]
+)
+async def test_a_template_that_hangs_is_stopped_and_named_and_others_go_on(
+    pool: RenderPool, template: TemplateSource, said: str
+) -> None:
+    await rendered(pool, ECHO, chat())
+    hung = asyncio.gather(*(pool.render(template, chat(said)) for _ in range(PROCESSES + 1)), return_exceptions=True)
+    await asyncio.sleep(0)
+    answers = 0
+    while not hung.done():
+        assert await rendered(pool, ECHO, chat()) == "<s>hi"
+        answers += not hung.done()
+    assert answers, "meanwhile"
+    for refused in await hung:
+        assert isinstance(refused, RequestRefused)
+        assert (refused.reason, refused.field) == ("INVALID_REQUEST", "chat")
+        assert "chat template takes longer than 0.3 s" in refused.message
+    assert await rendered(pool, ECHO, chat()) == "<s>hi"
+
+
+async def test_a_template_that_wants_all_memory_is_refused_and_its_process_goes_on(pool: RenderPool) -> None:
+    await rendered(pool, ECHO, chat())
+    before = processes(pool)
+    with pytest.raises(RequestRefused, match="chat template") as caught:
+        await rendered(pool, EATS_MEMORY, chat())
+    assert caught.value.field == "chat"
+    assert await rendered(pool, ECHO, chat()) == "<s>hi"
+    assert processes(pool) == before
+
+
+async def test_a_refusal_crosses_the_border_as_it_is(pool: RenderPool) -> None:
+    refusing = TemplateSource("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(RequestRefused, match="refuses the conversation: roles must alternate") as caught:
+        await rendered(pool, refusing, chat())
+    assert (caught.value.reason, caught.value.field) == ("INVALID_REQUEST", "chat")
+    with pytest.raises(RequestRefused, match="does not compile: No filter named"):
+        await rendered(pool, TemplateSource("{{ 1 | nothing }}", {}), chat())
+    with pytest.raises(RequestRefused, match="refuses the conversation"):
+        await rendered(pool, TemplateSource("{{ '\\ud800' }}", {}), chat())
+
+
+async def test_a_process_that_was_killed_from_outside_costs_no_request(pool: RenderPool) -> None:
+    for _ in range(3):
+        await rendered(pool, ECHO, chat())
+        (victim,) = processes(pool)
+        os.kill(victim, signal.SIGKILL)
+        assert await rendered(pool, ECHO, chat()) == "<s>hi"
+        assert victim not in processes(pool)
+
+
+async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline_router.prompts.render_pool.STALLED_FACTOR", 1.0)
+    pool = RenderPool(time_limit_s=0.3)
+    await rendered(pool, ECHO, chat())
+    (victim,) = processes(pool)
+    os.kill(victim, signal.SIGSTOP)
+    with pytest.raises(RequestRefused, match="takes longer"):
+        await rendered(pool, ECHO, chat())
+    assert await rendered(pool, ECHO, chat()) == "<s>hi"
+    await pool.close()
+
+
+async def test_whoever_leaves_does_not_leave_an_answer_for_the_next_one(pool: RenderPool) -> None:
+    await rendered(pool, ECHO, chat())
+    leaving = asyncio.create_task(pool.render(ECHO, chat("secret " * 100_000)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert await rendered(pool, ECHO, chat("mine")) == "<s>mine"
+
+
+async def test_a_process_ends_with_whoever_started_it(pool: RenderPool) -> None:
+    await rendered(pool, ECHO, chat())
+    (renderer,) = pool._idle
+    renderer._stdin.close()
+    assert await asyncio.to_thread(renderer._process.wait, 10) == 0
+
+
+async def test_processes_start_beside_a_busy_grpc_server() -> None:
+    """gRPC's fork handlers once left a started process standing still before its program began."""
+    server = grpc.aio.server()
+    server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        for _ in range(20):
+            pool = RenderPool()
+            assert await asyncio.wait_for(rendered(pool, ECHO, chat("hello")), 20)
+            await pool.close()
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the CPU time of threads is looked up in /proc")
+async def test_a_small_rendering_takes_less_than_two_milliseconds_of_a_core(pool: RenderPool) -> None:
+    template = TemplateSource(CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
+    await rendered(pool, template, chat())
+    (renderer,) = processes(pool)
+
+    def taken_s() -> float:
+        """By the event loop's thread and by the process that renders."""
+        return (
+            sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in ("thread-self", renderer)) / 1e9
+        )
+
+    took_s = []
+    for _ in range(200):
+        before_s = taken_s()
+        await rendered(pool, template, chat("Tell me a story about a fox."))
+        took_s.append(taken_s() - before_s)
+    assert sorted(took_s)[100] < 0.002
+
+
+def test_the_process_loads_nothing_heavy() -> None:
+    code = "import sys, trunkline_router.prompts.render_process; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"grpc", "torch", "tokenizers", "asyncio", "structlog", "opentelemetry"} & set(loaded)
+
+
+async def test_a_client_is_told_that_the_template_hangs_while_others_chat() -> None:
+    endless = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    workers = (
+        FakeWorker("a"),
+        FakeWorker("b", model="odd", files=tokenizer_files(chat_template=endless), tokenizer_digest=b"of the odd one"),
+    )
+    async with cluster(*workers, render_limit_s=0.3) as router:
+        hung = [router.stub.Generate(GenerateRequest(chat=messages(), model="odd")) for _ in range(PROCESSES)]
+        for _ in range(10):
+            assert (await router.stub.Tokenize(TokenizeRequest(chat=messages(), model="tiny"))).token_ids
+        assert not any(call.done() for call in hung)
+        for call in hung:
+            refused = await refusal(call)
+            assert (refused.reason, refused.field) == ("INVALID_REQUEST", "chat")
+            assert "chat template" in refused.message
+        await until(lambda: not workers[1].submits)

@@ -1,0 +1,95 @@
+"""Special tokens and chat templates come from the files that transformers takes them from, and in its order."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from tests.router.tokenizer_files import byte_tokenizer
+from trunkline_router.prompts.tokenizer_config import NAMED_TOKENS, read_tokenizer_config
+from trunkline_worker.text.tokenizer_files import read_tokenizer_files
+
+NAMES = st.sampled_from([*NAMED_TOKENS, "image_token", "add_bos_token"])
+TEXTS = st.sampled_from(["<s>", "</s>", "<unk>", "<image>", "<pad>"])
+IN_CONFIG = st.one_of(st.none(), TEXTS, TEXTS.map(lambda text: {"__type": "AddedToken", "content": text}))
+IN_MAP = st.one_of(st.none(), TEXTS, TEXTS.map(lambda text: {"content": text, "lstrip": False, "special": True}))
+TEMPLATE = st.sampled_from(["{{ 1 }}", "{{ 2 }}\r\n{{ bos_token }}", "Grüße"])
+NAMED = st.dictionaries(st.sampled_from(["default", "tool_use", "rag"]), TEMPLATE, min_size=1)
+
+
+@st.composite
+def model_files(draw: st.DrawFn) -> dict[str, bytes]:
+    """What a model directory may hold, none of it damaged."""
+    tokenizer = byte_tokenizer()
+    if draw(st.booleans()):
+        tokenizer.enable_padding(pad_id=0, pad_token="<unk>")
+    config: dict[str, Any] = draw(st.dictionaries(NAMES.filter(lambda name: name != "add_bos_token"), IN_CONFIG))
+    config |= draw(st.sampled_from([{}, {"add_bos_token": True}]))
+    more = st.dictionaries(st.sampled_from(["boi_token", "eoi"]), TEXTS)
+    config |= draw(st.one_of(st.just({}), more.map(lambda named: {"extra_special_tokens": named})))
+    if draw(st.booleans()):
+        config["added_tokens_decoder"] = {"1": {"content": "<s>", "special": True}}
+    if draw(st.booleans()):
+        named = draw(NAMED)
+        as_list = [{"name": name, "template": template} for name, template in named.items()]
+        config["chat_template"] = draw(st.sampled_from([as_list, next(iter(named.values()))]))
+    files = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer_config.json": json.dumps(config).encode()}
+    if draw(st.booleans()):
+        special = draw(st.dictionaries(NAMES.filter(lambda name: name != "add_bos_token"), IN_MAP))
+        files["special_tokens_map.json"] = json.dumps(special).encode()
+    if draw(st.booleans()):
+        files["chat_template.jinja"] = draw(TEMPLATE).encode()
+    if draw(st.booleans()):
+        for name, template in draw(NAMED).items():
+            files[f"additional_chat_templates/{name}.jinja"] = template.encode()
+    return files
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(model_files())
+def test_special_tokens_and_the_template_are_those_of_transformers(files: dict[str, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        (directory / "additional_chat_templates").mkdir()
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+        theirs = PreTrainedTokenizerFast.from_pretrained(directory)
+        sent = read_tokenizer_files(directory)
+    assert sent.contents == files, "everything that counts is sent to routers"
+    assert not sent.template_problem
+    padding = theirs.backend_tokenizer.padding
+    ours = read_tokenizer_config(sent.contents, padding_token=padding["pad_token"] if padding else None)
+    assert ours.special_tokens == theirs.special_tokens_map
+    try:
+        expected = theirs.get_chat_template()
+    except ValueError:
+        expected = None
+    assert with_plain_lines(ours.template) == with_plain_lines(expected)
+    has_any = theirs.chat_template is not None
+    assert bool(ours.template_problem) == (has_any and expected is None)
+
+
+def with_plain_lines(template: str | None) -> str | None:
+    """Jinja reads every kind of line end alike."""
+    return None if template is None else template.replace("\r\n", "\n")
+
+
+def test_a_digest_covers_every_file_that_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    digests = {read_tokenizer_files(tmp_path).digest}
+    (tmp_path / "additional_chat_templates").mkdir()
+    added = [
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "additional_chat_templates/x.jinja",
+    ]
+    for name in added:
+        for text in ("{}", "{ }"):
+            (tmp_path / name).write_text(text)
+            digests.add(read_tokenizer_files(tmp_path).digest)
+    assert len(digests) == 1 + 2 * len(added)

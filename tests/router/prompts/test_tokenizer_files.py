@@ -1,0 +1,100 @@
+"""What tokenizer_config.json and templates of the wild ask for, against transformers reading the same files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from tests.router.tokenizer_files import BOS, EOS, byte_tokenizer, tokenizer_files
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
+from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.tokenizer import PromptTokenizer
+
+TURNS = [("system", "Be brief."), ("user", "Hi {{ there }}"), ("assistant", "Yo"), ("user", "Grüße\n🦊 <s>")]
+
+
+def both(
+    directory: Path, files: dict[str, bytes], renderers: RenderPool
+) -> tuple[PromptTokenizer, PreTrainedTokenizerFast]:
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    return PromptTokenizer(files, renderers), PreTrainedTokenizerFast.from_pretrained(directory)
+
+
+@pytest.mark.parametrize(
+    ("config", "added"),
+    [
+        ({}, ([], [])),
+        ({"add_bos_token": False}, ([], [])),
+        ({"add_bos_token": True}, ([BOS], [])),
+        ({"add_eos_token": True}, ([], [EOS])),
+        ({"add_bos_token": True, "add_eos_token": True}, ([BOS], [EOS])),
+        ({"add_bos_token": True, "bos_token": {"__type": "AddedToken", "content": "</s>"}}, ([EOS], [])),
+        ({"add_bos_token": True, "bos_token": None}, ([], [])),
+    ],
+    ids=str,
+)
+async def test_special_tokens_that_only_the_config_asks_for_are_added(
+    config: dict[str, object], added: tuple[list[int], list[int]], tmp_path: Path, renderers: RenderPool
+) -> None:
+    silent = json.loads(byte_tokenizer().to_str())
+    silent["post_processor"] = None
+    ours, theirs = both(tmp_path, tokenizer_files(Tokenizer.from_str(json.dumps(silent)), **config), renderers)
+    for text in ("", "hello", "a <s> b"):
+        plain = theirs(text, add_special_tokens=False)["input_ids"]
+        assert await ours.encode(text) == [*added[0], *plain, *added[1]]
+        assert await ours.encode(text, special_tokens=False) == plain
+
+
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}], ids=str)
+async def test_what_the_tokenizers_own_processor_adds_is_neither_doubled_nor_dropped(
+    config: dict[str, object], tmp_path: Path, renderers: RenderPool
+) -> None:
+    ours, theirs = both(tmp_path, tokenizer_files(**config), renderers)
+    for text in ("", "hello", "a <s> b"):
+        assert await ours.encode(text) == theirs(text)["input_ids"]
+        assert await ours.encode(text, special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+async def test_a_file_made_for_training_neither_cuts_nor_pads_a_prompt(renderers: RenderPool) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=64)
+    prompts = PromptTokenizer(tokenizer_files(tokenizer), renderers)
+    assert len(await prompts.encode("x" * 20)) == 21
+    assert len(await prompts.encode("x")) == 2
+
+
+TEMPLATES = {
+    "whitespace": """{% for m in messages %}
+        {% if m.role != 'system' %}
+[{{ m.content | trim }}]
+        {% endif %}
+    {% endfor %}""",
+    "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "tojson": "{{ messages | tojson }} {{ messages[0] | tojson(indent=2) }}",
+    "special tokens": "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
+    "namespace": "{% set s = namespace(n=0) %}{% for m in messages %}{% set s.n = s.n + 1 %}{% endfor %}{{ s.n }}",
+    "tools": "{% if tools is not none and tools %}tools{% endif %}{% if documents %}documents{% endif %}none",
+    "prompt": "{% if add_generation_prompt %}assistant:{% endif %}",
+    "date": "{{ strftime_now('%Y') }}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_templates_render_as_transformers_renders_them(name: str, tmp_path: Path, renderers: RenderPool) -> None:
+    ours, theirs = both(tmp_path, tokenizer_files(chat_template=TEMPLATES[name]), renderers)
+    chat = ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in TURNS])
+    messages = [{"role": role, "content": content} for role, content in TURNS]
+    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert await ours.encode_chat(chat) == expected
+
+
+async def test_a_template_that_does_not_compile_leaves_text_prompts_usable(renderers: RenderPool) -> None:
+    prompts = PromptTokenizer(tokenizer_files(chat_template="{% for %}"), renderers)
+    assert not prompts.has_chat_template
+    assert "compile" in prompts.template_problem
+    assert await prompts.encode("x")

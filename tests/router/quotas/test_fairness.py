@@ -1,0 +1,74 @@
+"""Equal tenants get equal service of the whole fleet, also where each worker could be fair and the fleet not."""
+
+import pytest
+
+from trunkline_bench.simulation.report import jain
+from trunkline_router.quotas.fairness import (
+    HALF_LIFE_MS,
+    INPUT_COST,
+    OUTPUT_COST,
+    decayed,
+    weight_factor,
+)
+from trunkline_router.quotas.reservation import Reservation
+
+CAPACITY = 10_000.0  # cost units per second and worker
+
+
+def service(usable: dict[str, tuple[int, ...]], *, corrected: bool, seconds: int = 120) -> dict[str, float]:
+    """What always hungry tenants of weight 1 get in the second half, each worker being fair by weight among those that
+    use it. Tenants by the workers that they can use."""
+    served = dict.fromkeys(usable, 0.0)
+    got = dict.fromkeys(usable, 0.0)
+    for second in range(seconds):
+        weights = {name: weight_factor(name, served, usable) if corrected else 1.0 for name in usable}
+        for name, workers in usable.items():
+            rate = sum(
+                CAPACITY * weights[name] / sum(weights[other] for other in usable if worker in usable[other])
+                for worker in workers
+            )
+            served[name] = decayed(served[name], 1000, HALF_LIFE_MS) + rate
+            got[name] += rate if second >= seconds // 2 else 0.0
+    return got
+
+
+def test_tenants_that_use_the_same_workers_are_left_alone() -> None:
+    got = service({"a": (0, 1), "b": (0, 1)}, corrected=True)
+    assert got["a"] == got["b"]
+
+
+@pytest.mark.parametrize(
+    "usable",
+    [{"a": (0, 1), "b": (0,)}, {"a": (0, 1, 2, 3), "b": (0, 1)}, {"a": (0, 1, 2), "b": (0, 1, 2), "c": (2,)}],
+)
+def test_a_tenant_that_can_use_fewer_workers_gets_its_share_all_the_same(usable: dict[str, tuple[int, ...]]) -> None:
+    assert jain(service(usable, corrected=False).values()) < 0.91
+    assert jain(service(usable, corrected=True).values()) >= 0.95
+
+
+def test_nobody_loses_capacity_by_the_correction() -> None:
+    usable = {"a": (0, 1), "b": (0,)}
+    assert sum(service(usable, corrected=True).values()) == pytest.approx(
+        sum(service(usable, corrected=False).values())
+    )
+
+
+def test_a_correction_is_bounded_and_needs_a_rival_and_some_service() -> None:
+    assert weight_factor("a", {"a": 1e9}, ["a"]) == 1.0
+    assert weight_factor("a", {"a": 1e9, "b": 5e3}, ["a"]) == 1.0, "b has nothing to do"
+    assert weight_factor("a", {"a": 1e9, "b": 5e3}, ["a", "b"]) == 0.25
+    assert weight_factor("b", {"a": 1e9, "b": 5e3}, ["a", "b"]) == 4.0
+    assert weight_factor("b", {"a": 900.0, "b": 10.0}, ["a", "b"]) == 1.0, "one request's difference"
+
+
+def test_service_is_half_forgotten_after_a_half_life() -> None:
+    assert decayed(8.0, 60_000, 60_000) == 4.0
+    assert decayed(8.0, -5, 60_000) == 8.0
+
+
+def test_an_answer_that_is_not_seen_counts_once_as_the_longest_that_it_can_be() -> None:
+    served: list[float] = []
+    with Reservation(lambda reservation: None, served.append, 0, 10) as reservation:
+        for _ in range(2):  # granted again after a loss
+            reservation.charge_in_full(10, 20)
+    assert served == [10 * INPUT_COST + 20 * OUTPUT_COST]

@@ -1,0 +1,149 @@
+"""News that are told by what is known of their message as a whole come to the same as when each is checked alone."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from trunkline.status import no_worker
+from trunkline.v1.generation_pb2 import OutputChunk, PromptReport, SamplingParams, TokenLogprob, TokenLogprobs
+from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
+from trunkline_router.claims.model_check import FalseClaim
+from trunkline_router.sessions.news_sum import news_sum
+from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.sessions.session_news import FEW_OUTPUTS
+
+VOCAB_SIZE = 50
+MAX_TOKENS = 6
+NUM_CHOICES = 12
+SEEDS = 400
+
+
+class Heard:
+    """A session with open choices and grants, and all that comes of what it is told."""
+
+    def __init__(self, draw: Random) -> None:
+        self.told: list[object] = []
+        self.session = WorkerSession(vocab_size=VOCAB_SIZE)
+        submits = [
+            Submit(
+                choice=draw.choice([0, 0, 1]), prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=MAX_TOKENS)
+            )
+            for _ in range(NUM_CHOICES)
+        ]
+        fate = [draw.choice(["takes", "takes", "takes", "does not follow", "raises"]) for _ in submits]
+        self.session.submit(submits, [self._sink(name) for name in fate])
+        self.session.grant([Submit(sampling=SamplingParams(max_tokens=MAX_TOKENS))] * 2, self._grant)
+        self.claim = ""
+
+    def _sink(self, fate: str) -> Callable[[SequenceOutput], bool]:
+        def hear(output: SequenceOutput) -> bool:
+            self.told.append(output.SerializeToString(deterministic=True))
+            if fate == "raises" and output.chunk.token_ids[:1] == [7]:
+                raise RuntimeError("a sink's bug")
+            return fate != "does not follow" or output.chunk.token_ids[:1] != [8]
+
+        return hear
+
+    def _grant(self, handle: int, report: GrantReport | None) -> None:
+        self.told.append((handle, report and report.SerializeToString()))
+
+    @property
+    def outcome(self) -> tuple[object, ...]:
+        session, news = self.session, self.session.news
+        expected = [(handle, taker.expected) for handle, taker in news.open.items()]
+        aborted = list(session._pending.abort_handles)
+        return self.told, expected, list(news.granted), aborted, news._num_ended, news._num_false, self.claim
+
+
+def said(draw: Random, choices: list[int]) -> SequenceOutput:
+    """Of an honest worker most of the time, each kind of lie among them."""
+    handle = draw.randrange(1, NUM_CHOICES + 1)
+    output = SequenceOutput(handle=handle)
+    kind = draw.choice(["token"] * 12 + ["tokens", "nothing", "end", "error", "grant", "lie", "lie"])
+    if kind == "error":
+        output.error.CopyFrom(no_worker("it drains").to_proto())
+        return output
+    if kind == "grant":
+        output.handle = NUM_CHOICES + draw.randrange(1, 3)
+        output.granted.ended = draw.random() < 0.5
+        return output
+    count = {"nothing": 0, "tokens": draw.randrange(2, MAX_TOKENS + 2)}.get(kind, 1)
+    output.chunk.index = choices[handle - 1]
+    output.chunk.token_ids.extend(draw.randrange(VOCAB_SIZE) for _ in range(count))
+    output.chunk.text = "x" * draw.randrange(5)
+    if kind == "end":
+        output.chunk.finish_reason = draw.choice([1, 2])  # type: ignore[assignment]
+    if draw.random() < 0.1:
+        output.prompt.CopyFrom(PromptReport(prompt_tokens=2, cached_tokens=draw.randrange(4)))
+    if kind == "lie":
+        lie(draw, output)
+    return output
+
+
+def lie(draw: Random, output: SequenceOutput) -> None:
+    chunk = output.chunk
+    match draw.randrange(7):
+        case 0:
+            chunk.token_ids[:] = [draw.choice([VOCAB_SIZE, -1, (1 << 31) - 1, -(1 << 31)])]
+        case 1:
+            chunk.index += 1
+        case 2:
+            chunk.finish_reason = draw.choice([99, -1])  # type: ignore[assignment]
+        case 3:
+            chunk.logprobs.extend([TokenLogprobs(chosen=TokenLogprob(logprob=draw.choice([float("nan"), -1.0])))])
+        case 4:
+            output.handle = draw.choice([0, NUM_CHOICES + 3, 1 << 60])
+        case 5:
+            output.ClearField("chunk")
+        case 6:
+            output.granted.ended = True
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_message_taken_as_a_whole_comes_to_what_each_of_its_outputs_alone_comes_to() -> None:
+    num_claims = num_whole = 0
+    for seed in range(SEEDS):
+        whole, one_by_one = Heard(Random(seed)), Heard(Random(seed))
+        draw = Random(f"news {seed}")
+        choices = [taker.expected.choice for taker in whole.session.news.open.values()]
+        for _ in range(8):
+            response = SessionResponse(outputs=[said(draw, choices) for _ in range(draw.randrange(1, 9))])
+            raw = response.SerializeToString()
+            num_whole += news_sum(raw, VOCAB_SIZE) is not None
+            try:
+                await whole.session.news.hear(raw, unwelcome)
+            except FalseClaim as claim:
+                whole.claim = str(claim)
+            try:
+                for output in response.outputs:
+                    one_by_one.session.news.hand_out(output)
+            except FalseClaim as claim:
+                one_by_one.claim = str(claim)
+            assert whole.outcome == one_by_one.outcome
+            assert whole.session.num_news == one_by_one.session.num_news
+            if whole.claim:
+                num_claims += 1
+                break
+    assert num_claims > SEEDS / 10, "lies are among them"
+    assert num_whole > SEEDS, "and messages that need no second look"
+
+
+def unwelcome(welcome: SessionWelcome) -> None:
+    raise AssertionError("no welcome was sent")
+
+
+@pytest.mark.parametrize("count", [1, 3, FEW_OUTPUTS + 1])
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, -(1 << 31), (1 << 31) - 1])
+def test_one_token_id_that_is_none_is_seen_among_any_number_of_others(count: int, place: int, token_id: int) -> None:
+    outputs = [SequenceOutput(handle=1, chunk=OutputChunk(token_ids=[49])) for _ in range(count)]
+    assert news_sum(SessionResponse(outputs=outputs).SerializeToString(), VOCAB_SIZE) is not None
+    outputs[place].chunk.token_ids[0] = token_id
+    assert news_sum(SessionResponse(outputs=outputs).SerializeToString(), VOCAB_SIZE) is None
+
+
+def test_what_is_no_message_is_none_either_way() -> None:
+    with pytest.raises(DecodeError):
+        news_sum(b"\x12\x7f", VOCAB_SIZE)

@@ -1,0 +1,181 @@
+"""Checkpoints that are out there: every key that their families carry is known."""
+
+from typing import Any
+
+import pytest
+
+from trunkline_worker.checkpoint.spec import parse_spec
+
+LLAMA_KEYS = {
+    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "hidden_act": "silu",
+    "initializer_range": 0.02, "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0", "use_cache": True,
+}  # fmt: skip
+LLAMA31_ROPE = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}  # fmt: skip
+QWEN_KEYS = {
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+    "initializer_range": 0.02, "max_window_layers": 28, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
+    "use_sliding_window": False, "vocab_size": 152064,
+}  # fmt: skip
+
+
+def sizes(hidden: int, inter: int, layers: int, heads: int, kv_heads: int, context: int, vocab: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "intermediate_size": inter, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "max_position_embeddings": context, "vocab_size": vocab,
+    }  # fmt: skip
+
+
+# The keys of published checkpoints, by the family that has them. → context length
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "llama-2-7b": (
+        {
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes(4096, 11008, 32, 32, 32, 4096, 32000),
+            "_name_or_path": "meta-llama/Llama-2-7b-hf", "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+            "initializer_range": 0.02, "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_scaling": None,
+            "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.31.0.dev0",
+            "use_cache": True,
+        },
+        4096,
+    ),
+    "llama-3.1-8b": (
+        {
+            **LLAMA_KEYS, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0,
+            **sizes(4096, 14336, 32, 32, 8, 131072, 128256), "rope_scaling": LLAMA31_ROPE,
+            "eos_token_id": [128001, 128008, 128009],
+        },
+        131072,
+    ),
+    "llama-3.2-1b-unsloth": (
+        {
+            **LLAMA_KEYS, "_name_or_path": "unsloth/Llama-3.2-1B", "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama", "rope_theta": 500000.0, "head_dim": 64,
+            **sizes(2048, 8192, 16, 32, 8, 131072, 128256),
+            "rope_scaling": {**LLAMA31_ROPE, "factor": 32.0}, "eos_token_id": 128001, "pad_token_id": 128004,
+            "tie_word_embeddings": True, "unsloth_fixed": True, "unsloth_version": "2024.9",
+        },
+        131072,
+    ),
+    "tinyllama": (
+        {
+            **LLAMA_KEYS, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "eos_token_id": 2,
+            "rope_scaling": None, "rope_theta": 10000.0, **sizes(2048, 5632, 22, 32, 4, 2048, 32000),
+        },
+        2048,
+    ),
+    "smollm2": (
+        {
+            **LLAMA_KEYS, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "eos_token_id": 2,
+            "is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 130000,
+            "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+            **sizes(2048, 8192, 24, 32, 32, 8192, 49152),
+            "tie_word_embeddings": True, "pad_token_id": 2,
+        },
+        8192,
+    ),
+    "yi-6b": (
+        {
+            **LLAMA_KEYS, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "eos_token_id": 2,
+            "auto_map": {"AutoConfig": "configuration_yi.YiConfig"}, "rope_theta": 5000000.0,
+            **sizes(4096, 11008, 32, 32, 4, 4096, 64000),
+        },
+        4096,
+    ),
+    "deepseek-coder": (
+        {
+            **LLAMA_KEYS, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "eos_token_id": 32021,
+            "rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 100000,
+            **sizes(4096, 11008, 32, 32, 32, 16384, 32256),
+        },
+        16384,
+    ),
+    "yarn-llama-2": (
+        {
+            **LLAMA_KEYS, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "eos_token_id": 2,
+            "auto_map": {"AutoModelForCausalLM": "modeling_llama_together_yarn.LlamaForCausalLM"},
+            "rope_scaling": {
+                "factor": 32.0, "finetuned": True, "original_max_position_embeddings": 4096, "type": "yarn",
+            },
+            **sizes(4096, 11008, 32, 32, 32, 131072, 32000),
+        },
+        131072,
+    ),
+    "mistral-7b": (
+        {
+            "architectures": ["MistralForCausalLM"], "model_type": "mistral",
+            **sizes(4096, 14336, 32, 32, 8, 32768, 32000),
+            "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.34.0.dev0", "use_cache": True, "attention_dropout": 0.0,
+        },
+        32768,
+    ),
+    "qwen2.5-7b-with-yarn-as-its-readme-says": (
+        {
+            **QWEN_KEYS, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 131072,
+            **sizes(3584, 18944, 28, 28, 4, 32768, 152064),
+            "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+        },
+        131072,
+    ),
+    "deepseek-r1-distill-qwen-1.5b": (
+        {
+            **QWEN_KEYS, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 4096,
+            **sizes(1536, 8960, 28, 12, 2, 131072, 151936), "use_mrope": False, "bos_token_id": 151646,
+            "eos_token_id": 151643, "rope_theta": 10000, "max_window_layers": 21,
+        },
+        131072,
+    ),
+    "qwen3-8b": (
+        {
+            **QWEN_KEYS, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+            "head_dim": 128, **sizes(4096, 12288, 36, 32, 8, 40960, 151936), "max_window_layers": 36,
+            "rope_scaling": None,
+            "sliding_window": None,
+        },
+        40960,
+    ),
+    "deepseek-r1-0528-qwen3-8b": (
+        {
+            **QWEN_KEYS, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+            "head_dim": 128, **sizes(4096, 12288, 36, 32, 8, 131072, 151936), "max_window_layers": 36,
+            "rope_scaling": {
+                "attn_factor": 0.8782488562869419, "factor": 4.0, "original_max_position_embeddings": 32768,
+                "rope_type": "yarn",
+            },
+            "sliding_window": None,
+        },
+        131072,
+    ),
+    "falcon3-7b": (
+        {
+            **LLAMA_KEYS, "activation": "swiglu", "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            "head_dim": 256, "eos_token_id": 11, "rope_scaling": None, "rope_theta": 1000042,
+            **sizes(3072, 23040, 28, 12, 4, 32768, 131072),
+        },
+        32768,
+    ),
+    "qwen3-as-transformers-5-writes-it": (
+        {
+            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+            "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "pad_token_id": None,
+            "dtype": "bfloat16", "head_dim": 128,
+            **sizes(4096, 12288, 36, 32, 8, 40960, 151936), "hidden_act": "silu", "initializer_range": 0.02,
+            "layer_types": ["full_attention"] * 36, "max_window_layers": 36, "rms_norm_eps": 1e-6, "use_cache": True,
+            "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "sliding_window": None,
+            "tie_word_embeddings": False, "transformers_version": "5.0.0", "use_sliding_window": False,
+        },
+        40960,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_checkpoints_have_no_key_that_is_refused(name: str) -> None:
+    config, context = PUBLISHED[name]
+    assert parse_spec(config).context_length == context

@@ -1,0 +1,244 @@
+"""The engine on the Triton kernels, interpreted: the same tokens as on the twins."""
+
+import random
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker.engine_rig import drive, make_engine, make_submit
+from trunkline.engine.v1.engine_pb2 import EngineOutput
+from trunkline_kernels.gpu import ragged_attention, tuned_tilings
+from trunkline_kernels.gpu.quantized_linear import dequantize
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
+from trunkline_worker.checkpoint.errors import ModelError
+from trunkline_worker.checkpoint.spec import read_spec
+from trunkline_worker.engine.engine_process import build_engine
+from trunkline_worker.model import gpu_products
+from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
+from trunkline_worker.model.loading import load_model
+from trunkline_worker.settings import EngineSettings
+
+DRAW = random.Random(3)
+PROMPTS = [[DRAW.randrange(5, 400) for _ in range(length)] for length in (1, 16, 17, 33)]
+
+
+def tokens(prompts: list[list[int]], *, model: Path, max_tokens: int = 4, **options: object) -> dict[int, list[int]]:
+    engine = make_engine(model, **options)
+    submits = [
+        make_submit(handle, prompt, max_tokens=max_tokens, ignore_eos=True) for handle, prompt in enumerate(prompts)
+    ]
+    return drive(engine, submits).tokens
+
+
+@pytest.fixture(scope="module")
+def expected(shallow_model: Path) -> dict[int, list[int]]:
+    return tokens(PROMPTS, model=shallow_model, kernels="torch", kv_blocks=64)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"max_step_tokens": 7, "max_running_requests": 3},  # chunks beside decodes
+        {"kv_blocks": 5},  # preemptions
+        {"deterministic": True},
+        pytest.param({"batching": "static", "batch_size": 3}, marks=pytest.mark.slow),  # padding rows
+        pytest.param({"deterministic": True, "max_step_tokens": 9, "max_running_requests": 3}, marks=pytest.mark.slow),
+    ],
+    ids=lambda options: ",".join(options) or "plain",
+)
+def test_tokens_are_those_of_the_twins(
+    expected: dict[int, list[int]], options: dict[str, object], shallow_model: Path
+) -> None:
+    # Interpreted, steps of few tokens take long, and deterministic ones longer: there the longest prompts are left out.
+    prompts = PROMPTS[: 2 if "deterministic" in options else 3 if "max_step_tokens" in options else 4]
+    found = tokens(prompts, model=shallow_model, kernels="triton", **{"kv_blocks": 64, **options})
+    assert found == {handle: expected[handle] for handle in range(len(prompts))}
+
+
+def test_tokens_are_those_of_the_twins_through_an_own_product(
+    expected: dict[int, list[int]], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_spec(shallow_model)
+    tiling = {"rows": 16, "columns": 64, "inner": 64, "warps": 4, "stages": 1}
+    key = ProductKey(GATED, "", 64, spec.intermediate_size, spec.hidden_size, "float32")
+    tuned_tilings.write(tmp_path / "tuned.json", {key: (tiling, {})})
+    monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
+    rows: list[int] = []
+
+    def counted(x: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        rows.append(len(x))
+        return real(x, *others, **options)
+
+    real = gpu_products.gated_linear
+    monkeypatch.setattr(gpu_products, "gated_linear", counted)
+    found = tokens(PROMPTS[:3], model=shallow_model, kernels="triton", kv_blocks=64)
+    assert found == {handle: expected[handle] for handle in range(3)}
+    assert max(rows) > 8
+
+
+PERSISTENT = ("persistent_linear", "add_persistent_linear", "persistent_gated_linear")
+
+
+def write_table(file: Path, model: Path, tiling: dict[str, int], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product of the model's layers has this tiling; the engine reads it."""
+    spec = read_spec(model)
+    hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
+    shapes = (
+        (LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
+        (ADDED, hidden, heads),
+        (GATED, spec.intermediate_size, hidden),
+        (ADDED, hidden, spec.intermediate_size),
+    )
+    keys = [ProductKey(kernel, "", 64, columns, inner, dtype) for kernel, columns, inner in shapes]
+    tuned_tilings.write(file, {key: (tiling, {}) for key in keys})
+    monkeypatch.setenv(tuned_tilings.VARIABLE, str(file))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> set[str]:
+    """Which of these functions a model's layers call from now on."""
+    called: set[str] = set()
+
+    def counting(name: str, real: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
+            called.add(name)
+            return real(*arguments, **options)
+
+        return run
+
+    for name in names:
+        monkeypatch.setattr(gpu_products, name, counting(name, getattr(gpu_products, name)))
+    return called
+
+
+def test_tokens_are_those_of_the_twins_through_persistent_products(
+    expected: dict[int, list[int]], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiling = {"rows": 16, "columns": 128, "inner": 32, "warps": 4, "stages": 1, "programs": 1}
+    write_table(tmp_path / "tuned.json", shallow_model, tiling, "float32", monkeypatch)
+    launched = counted(monkeypatch, *PERSISTENT)
+    found = tokens(PROMPTS[:2], model=shallow_model, kernels="triton", kv_blocks=64)
+    assert found == {handle: expected[handle] for handle in range(2)}
+    assert launched == set(PERSISTENT)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 9, "max_running_requests": 3}], ids=str)
+@pytest.mark.slow
+def test_contexts_that_are_cut_at_fixed_places(
+    expected: dict[int, list[int]],
+    options: dict[str, object],
+    shallow_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ragged_attention, "SPLIT", 32)
+    seen = []
+    merged = ragged_attention._merge_split
+
+    class Counted:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            seen.append(grid)
+            return merged[grid]
+
+    monkeypatch.setattr(ragged_attention, "_merge_split", Counted())
+    found = tokens(PROMPTS, model=shallow_model, kernels="triton", kv_blocks=64, deterministic=True, **options)
+    assert found == expected
+    assert seen, "no decode came in pieces"
+
+
+def test_every_kind_of_sampling_is_the_twins(shallow_model: Path) -> None:
+    ways: list[dict[str, object]] = [
+        {"temperature": 1.0, "seed": 5, "top_k": 40, "top_p": 0.9},
+        {"temperature": 0.7, "seed": 6, "min_p": 0.02, "logprobs": 3},
+        {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25, "prompt_logprobs": 2},
+        {"temperature": 0.0, "logit_bias": {17: 4.0, 30: -100.0}, "min_tokens": 3},
+    ]
+
+    def outputs(kernels: str) -> dict[int, list[EngineOutput]]:
+        submits = [make_submit(n, PROMPTS[1 + n % 2], **{"max_tokens": 3, **way}) for n, way in enumerate(ways)]
+        return drive(make_engine(shallow_model, kernels=kernels, kv_blocks=64), submits).outputs
+
+    found, expected = outputs("triton"), outputs("torch")
+    for handle in expected:
+        assert len(found[handle]) == len(expected[handle])
+        for one, other in zip(found[handle], expected[handle], strict=True):
+            assert one.token_ids == other.token_ids
+            for a, b in zip(
+                [*one.logprobs, *one.prompt.logprobs], [*other.logprobs, *other.prompt.logprobs], strict=True
+            ):
+                assert a.chosen.token_id == b.chosen.token_id
+                assert abs(a.chosen.rank - b.chosen.rank) <= 1, "far down two tokens differ by less than the kernels do"
+                assert a.chosen.logprob == pytest.approx(b.chosen.logprob, abs=1e-4)
+                assert [entry.token_id for entry in a.top] == [entry.token_id for entry in b.top]
+
+
+@pytest.mark.parametrize("kind", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+def test_quantised_weights_are_what_they_stand_for(kind: str, shallow_model: Path) -> None:
+    settings = EngineSettings(str(shallow_model), dtype="float32", device="cpu", kv_blocks=64, quantization=kind)
+    device = torch.device("cpu")
+    quantised = load_model(shallow_model, dtype="float32", device=device, kernels="triton", quantization=kind)
+    plain = load_model(shallow_model, dtype="float32", device=device, kernels="torch")
+    assert isinstance(quantised.decoder, GpuDecoder)
+    assert isinstance(plain.decoder, Decoder)
+    weights = plain.decoder._weights
+    layers = []
+    for layer, products in zip(weights.layers, quantised.decoder._products, strict=True):
+        wide = {field.name: dequantize(getattr(products, field.name)) for field in fields(products)}
+        assert not torch.equal(wide["qkv"], layer.qkv)
+        layers.append(replace(layer, **wide))
+    twin = Decoder(plain.spec, replace(weights, layers=layers), context_length=1024, deterministic=False)
+    submits = [make_submit(n, prompt, max_tokens=4, ignore_eos=True) for n, prompt in enumerate(PROMPTS[1:2])]
+    found, expected = (
+        drive(build_engine(settings, model, device)[0], submits).tokens
+        for model in (quantised, replace(plain, decoder=twin))
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("options", [{"quantization": "fp8"}, {"kv_dtype": "fp8"}], ids=str)
+def test_eight_bit_products_and_keys_serve(options: dict[str, object], shallow_model: Path) -> None:
+    """What they compute is checked kernel by kernel; rounding to 8 bits may change a token."""
+    found = tokens(PROMPTS[1:2], model=shallow_model, kernels="triton", kv_blocks=64, **options)
+    assert all(len(output) == 4 for output in found.values())
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"rows": 16, "columns": 128, "inner": 32, "warps": 4, "stages": 1, "programs": 1},
+    ],
+    ids=str,
+)
+def test_fp8_products_go_the_way_that_was_timed(
+    tiling: dict[str, int], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the library or a persistent kernel, with the same tokens: both round to 8 bits as our own kernel does."""
+    options: dict[str, Any] = {"model": shallow_model, "kernels": "triton", "kv_blocks": 64, "quantization": "fp8"}
+    own = tokens(PROMPTS[1:2], **options)
+    write_table(tmp_path / "tuned.json", shallow_model, tiling, "float8_e4m3fn", monkeypatch)
+    launched = counted(monkeypatch, *PERSISTENT, "library_fp8_linear")
+    assert tokens(PROMPTS[1:2], **options) == own
+    assert launched == (set(PERSISTENT) if tiling else {"library_fp8_linear"})
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"quantization": "int8", "kernels": "torch"}, "quantization=int8 needs the Triton kernels"),
+        ({"kv_dtype": "fp8", "kernels": "auto"}, "kv_dtype=fp8 needs the Triton kernels"),
+        ({"quantization": "int8", "kernels": "triton", "deterministic": True}, "does not go with --deterministic"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(options: dict[str, object], problem: str) -> None:
+    with pytest.raises(ModelError, match=problem):
+        make_engine(**options)
+
+
+def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ModelError, match="kernels=triton needs an NVIDIA or AMD GPU: use --kernels torch, or auto"):
+        Chip.of(torch.device("cpu"))

@@ -1,0 +1,227 @@
+"""What a step costs, learned from steps: no prompt is thought to take many times what it does, whatever they are."""
+
+from collections.abc import Iterable
+from random import Random
+from statistics import median
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trunkline_worker.pace.step_cost import (
+    DECODE_SAMPLE_EVERY,
+    FIRST_STEPS,
+    KEPT_STEPS,
+    MOST_LATE_TIMES,
+    MOST_PAIR_SHARE,
+    STEPS_PER_FIT,
+    StepCost,
+    StepLoad,
+    chunk_pairs,
+)
+
+FIXED_S, TOKEN_S, KV_TOKEN_S, PAIR_S = 5e-3, 3e-4, 1e-7, 2e-7
+PROMPT = 512
+
+
+class Device(NamedTuple):
+    """What steps take, and what they are like."""
+
+    fixed_s: float
+    token_s: float
+    kv_token_s: float
+    pair_s: float
+    context: int
+    decodes: int
+    chunk: int
+
+    def time_s(self, load: StepLoad) -> float:
+        return (
+            self.fixed_s
+            + self.token_s * load.num_tokens
+            + self.kv_token_s * load.decode_kv_tokens
+            + self.pair_s * load.chunk_pairs
+        )
+
+
+DEVICES = {
+    "h200-8b": Device(6e-3, 2e-5, 3e-8, 2e-10, context=4000, decodes=32, chunk=512),
+    "cpu": Device(1e-2, 5e-4, 1e-7, 1e-7, context=1000, decodes=4, chunk=256),
+    "cpu-tiny": Device(5e-4, 1e-4, 2e-8, 1e-8, context=500, decodes=2, chunk=512),
+    "cpu-compute-bound": Device(5e-4, 2e-3, 1e-6, 1e-6, context=200, decodes=1, chunk=128),
+}
+
+
+def chunk(num_tokens: int, *, decodes: int = 0, decode_kv_tokens: int = 0) -> StepLoad:
+    return StepLoad(num_tokens + decodes, decode_kv_tokens, chunk_pairs(num_tokens, 0))
+
+
+def true_s(load: StepLoad) -> float:
+    return FIXED_S + TOKEN_S * load.num_tokens + KV_TOKEN_S * load.decode_kv_tokens + PAIR_S * load.chunk_pairs
+
+
+def learned(steps: Iterable[tuple[StepLoad, float]]) -> StepCost:
+    cost = StepCost()
+    for load, time_s in steps:
+        cost.observe(load, time_s)
+    assert cost.is_known
+    return cost
+
+
+def prompt_s(cost: StepCost, num_tokens: int = PROMPT) -> float:
+    return cost.fixed_s + cost.chunk_s(num_tokens, 0)
+
+
+def life(device: Device, num_chunks: int, seed: int) -> StepCost:
+    """Many decodes and a few chunks between them; times are 3 % apart."""
+    rng = Random(seed)
+    steps = []
+    total = KEPT_STEPS * DECODE_SAMPLE_EVERY
+    for number in range(total):
+        decodes = rng.randint(1, device.decodes)
+        steps.append(StepLoad(decodes, decodes * rng.randint(device.context // 2, device.context), 0.0))
+        if number % (total // num_chunks) == 0:
+            steps.append(chunk(rng.randint(device.chunk // 4, device.chunk), decodes=decodes))
+    steps += [StepLoad(1, device.context, 0.0)] * STEPS_PER_FIT * DECODE_SAMPLE_EVERY  # however few, they are fitted
+    return learned((load, device.time_s(load) * rng.gauss(1, 0.03)) for load in steps)
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize(("num_chunks", "least", "most"), [(2, 0.7, 1.3), (8, 0.85, 1.15), (32, 0.9, 1.1)])
+def test_a_few_prompts_among_many_decodes_tell_what_prompts_cost(
+    device: Device, num_chunks: int, least: float, most: float
+) -> None:
+    fits = [life(device, num_chunks, seed) for seed in range(9)]
+    for times, low, high in ((1, least, most), (4, 0.6, 1.5)):
+        true = device.time_s(chunk(times * device.chunk))
+        ratios = [prompt_s(fit, times * device.chunk) / true for fit in fits]
+        assert low < median(ratios) < high
+        assert 0.5 < min(ratios) <= max(ratios) < 2, "nor is any life far off"
+
+
+@pytest.mark.parametrize("slower", [5.0, 20.0, 100.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_first_steps_that_are_slow_and_then_all_alike_do_not_make_prompts_slow(seed: int, slower: float) -> None:
+    rng = Random(seed)
+    first = [chunk(rng.randint(9, 30), decodes=2, decode_kv_tokens=40) for _ in range(3)]
+    steps = [(load, slower * true_s(load)) for load in first]
+    steps += [(chunk(3), true_s(chunk(3)) * rng.uniform(0.9, 2.5)) for _ in range(STEPS_PER_FIT - len(steps))]
+    cost = learned(steps)
+    assert prompt_s(cost) < 5 * true_s(chunk(PROMPT))
+    assert prompt_s(cost, 33) < 2 * true_s(chunk(33))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 30, 500, 8000])
+def test_steps_that_were_all_alike_are_told_and_a_prompt_is_taken_to_be_cheap(num_tokens: int) -> None:
+    cost = learned([(chunk(num_tokens), 6e-3)] * STEPS_PER_FIT)
+    assert prompt_s(cost, num_tokens) == pytest.approx(6e-3, rel=0.01)
+    assert prompt_s(cost) == pytest.approx(6e-3 * (512 + PROMPT) / (512 + num_tokens), rel=0.01)
+
+
+def test_noise_in_steps_of_a_few_tokens_says_nothing_of_prompts() -> None:
+    for seed in range(20):
+        rng = Random(seed)
+        loads = [chunk(rng.randint(3, 4)) for _ in range(STEPS_PER_FIT)]
+        cost = learned((load, 6e-3 * rng.uniform(0.8, 1.6)) for load in loads)
+        assert prompt_s(cost) < 4 * 6e-3
+
+
+def test_what_steps_tell_apart_is_told() -> None:
+    rng = Random(0)
+    loads = [chunk(rng.randint(16, 2048), decodes=rng.randint(0, 64), decode_kv_tokens=rng.randint(0, 100_000))
+             for _ in range(KEPT_STEPS // STEPS_PER_FIT * STEPS_PER_FIT)]  # fmt: skip
+    cost = learned((load, true_s(load)) for load in loads)
+    assert cost.token_s == pytest.approx(TOKEN_S, rel=0.01)
+    assert cost.pair_s == pytest.approx(PAIR_S, rel=0.05)
+    for load in loads:
+        assert cost.time_s(load) == pytest.approx(true_s(load), rel=0.02)
+
+
+def test_a_worker_that_took_prompts_for_cheap_learns_better_from_the_first_ones() -> None:
+    device = DEVICES["cpu-compute-bound"]
+    alike, prompt = StepLoad(1, 100, 0.0), chunk(device.chunk)
+    steps = [(alike, device.time_s(alike))] * STEPS_PER_FIT * DECODE_SAMPLE_EVERY
+    assert prompt_s(learned(steps), device.chunk) < 0.1 * device.time_s(prompt)
+    steps += [(prompt, device.time_s(prompt)), *[(alike, device.time_s(alike))] * STEPS_PER_FIT * DECODE_SAMPLE_EVERY]
+    assert prompt_s(learned(steps), device.chunk) == pytest.approx(device.time_s(prompt), rel=0.1)
+
+
+def test_prompts_with_log_probabilities_have_a_cost_of_their_own() -> None:
+    rng, scored_token_s = Random(0), 5 * TOKEN_S
+    steps = []
+    for number in range(KEPT_STEPS):
+        load = chunk(rng.randint(16, 512), decodes=rng.randint(0, 8), decode_kv_tokens=rng.randint(0, 4000))
+        num_scored = rng.randint(16, load.num_tokens) if number % 4 == 0 else 0
+        steps.append((load._replace(num_scored=num_scored), true_s(load) + scored_token_s * num_scored))
+    cost = learned(steps)
+    assert cost.token_s == pytest.approx(TOKEN_S, rel=0.02)
+    assert cost.scored_token_s == pytest.approx(scored_token_s, rel=0.02)
+    for is_scored in (False, True):
+        longest = cost.longest_chunk(0.05, 0, is_scored=is_scored)
+        assert cost.chunk_s(longest, 0, is_scored=is_scored) <= 0.05
+        assert cost.chunk_s(longest + 1, 0, is_scored=is_scored) > 0.05
+
+
+@pytest.mark.parametrize(("noise", "times"), [(0.0, 1.0), (0.1, 1.1), (0.3, 1.2), (3.0, MOST_LATE_TIMES)])
+def test_steps_with_prompts_are_planned_to_be_late_one_time_in_ten(noise: float, times: float) -> None:
+    rng = Random(0)
+    loads = [chunk(rng.randint(16, 2048), decodes=rng.randint(0, 8)) for _ in range(KEPT_STEPS)]
+    cost = learned((load, true_s(load) * rng.uniform(1 - noise / 2, 1 + noise)) for load in loads)
+    assert cost.late_times == pytest.approx(times, abs=0.05)
+    planned_s = cost.within_s(0.1)
+    load = chunk(cost.longest_chunk(planned_s - cost.fixed_s, 0))
+    late = sum(true_s(load) * rng.uniform(1 - noise / 2, 1 + noise) > 0.1 for _ in range(1000))
+    if times < MOST_LATE_TIMES:
+        assert late < 200, "of a thousand"
+
+
+def test_a_step_leaves_the_engine_its_time_between_steps() -> None:
+    cost = learned([(chunk(30), true_s(chunk(30)))] * STEPS_PER_FIT)
+    assert cost.within_s(0.1) == pytest.approx(0.1)
+    for _ in range(100):
+        cost.waited(0.02)
+    assert cost.within_s(0.1) == pytest.approx(0.08, rel=0.01)
+    for _ in range(100):
+        cost.waited(0.09)
+    assert cost.within_s(0.1) == pytest.approx(0.05), "steps make headway, however much else there is to do"
+
+
+chunk_loads = st.builds(
+    chunk, st.integers(2, 8192), decodes=st.integers(0, 256), decode_kv_tokens=st.integers(0, 10**7)
+)
+decode_loads = st.builds(StepLoad, st.integers(1, 256), st.integers(1, 10**7), st.just(0.0))
+
+
+@pytest.mark.parametrize(("step_s", "every"), [(1e-3, DECODE_SAMPLE_EVERY), (0.02, 5), (0.2, 1)])
+def test_slow_steps_are_learned_from_as_soon_as_fast_ones(step_s: float, every: int) -> None:
+    cost, steps = StepCost(), 0
+    while not cost.is_known:
+        cost.observe(StepLoad(4, 400, 0.0), step_s)
+        steps += 1
+    assert steps == STEPS_PER_FIT * every
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(chunk_loads | decode_loads, st.floats(1e-5, 1e2)), min_size=1, max_size=30), st.data())
+def test_whatever_steps_were_like_no_cost_is_negative_and_no_prompt_dearer_than_any_step_by_far(
+    kinds: list[tuple[StepLoad, float]], data: st.DataObject
+) -> None:
+    rng = data.draw(st.randoms(use_true_random=False))
+    cost, observed = StepCost(), []
+    while not cost.is_known:
+        load, time_s = rng.choice(kinds)
+        time_s *= rng.uniform(0.8, 1.5)
+        observed.append((load, time_s))
+        cost.observe(load, time_s)
+        assert len(observed) < FIRST_STEPS + STEPS_PER_FIT * DECODE_SAMPLE_EVERY + 1
+    costs = (cost.fixed_s, cost.token_s, cost.kv_token_s, cost.pair_s)
+    assert min(costs) >= 0
+    assert max(costs) < float("inf")
+    dearest_s = max(time_s for _, time_s in observed)
+    dearest_token_s = max(time_s / load.num_tokens for load, time_s in observed)
+    assert cost.fixed_s <= 2 * dearest_s
+    assert cost.token_s <= 2 * dearest_token_s
+    assert cost.pair_s <= MOST_PAIR_SHARE * cost.token_s * (1 + 1e-9)
+    most_token_s = 2 * dearest_token_s * (1 + MOST_PAIR_SHARE * PROMPT / 2)
+    assert cost.chunk_s(PROMPT, 0) <= PROMPT * most_token_s

@@ -1,0 +1,166 @@
+"""The keys of config.json: which ones are read, which have no effect, and which have none with certain values.
+
+Every other key is refused by name. A key that is ignored silently may change what the model computes, and the only sign
+of it would be worse text.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from trunkline_worker.checkpoint.errors import ModelError, shown
+
+LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+# architecture → the model_type that goes with it
+MODEL_TYPES = {LLAMA: "llama", MISTRAL: "mistral", QWEN2: "qwen2", QWEN3: "qwen3"}
+
+
+def _words(*texts: str) -> frozenset[str]:
+    return frozenset(word for text in texts for word in text.split())
+
+
+# Read in spec.py, rope_scaling.py and generation_defaults.py.
+_READ = _words(
+    """
+    architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads head_dim hidden_act max_position_embeddings original_max_position_embeddings rms_norm_eps
+    rope_theta rope_parameters rope_scaling layer_types tie_word_embeddings eos_token_id dtype torch_dtype
+    """
+)
+_READ_BY = {
+    LLAMA: {"attention_bias", "mlp_bias"},
+    MISTRAL: {"sliding_window"},
+    QWEN2: {"sliding_window", "use_sliding_window", "max_window_layers"},
+    QWEN3: {"sliding_window", "use_sliding_window", "max_window_layers", "attention_bias"},
+}
+
+_WITHOUT_EFFECT = _words(
+    # Where the checkpoint comes from, and which software wrote it or is to load it. Remote code is never run.
+    """
+    _name_or_path name_or_path _commit_hash transformers_version transformers.js_config auto_map custom_pipelines
+    model_name model_max_length tokenizer_class tokenizer_model_max_length unsloth_fixed unsloth_version is_llama_config
+    """,
+    # Training: initialisation, dropout, losses, checkpointing.
+    """
+    initializer_range initializer_factor attention_dropout attn_pdrop embd_pdrop resid_pdrop resid_dropout
+    hidden_dropout hidden_dropout_prob embedding_dropout classifier_dropout gradient_checkpointing neftune_noise_alpha
+    loss_type
+    """,
+    # How the same function is computed: attention kernels, tensor parallelism, caches, chunks of the feed-forward.
+    """
+    _attn_implementation _attn_implementation_internal _attn_implementation_autoset attn_implementation
+    _flash_attn_2_enabled _experts_implementation _experts_implementation_internal experts_implementation
+    use_flash_attn use_flash_attention flash_attention pretraining_tp use_cache chunk_size_feed_forward
+    """,
+    # What a call returns in transformers, and fields of every transformers configuration that no decoder reads.
+    """
+    output_attentions _output_attentions output_hidden_states return_dict use_return_dict tie_last_hidden_states
+    torchscript use_bfloat16 tf_legacy_loss tie_encoder_decoder is_decoder cross_attention_hidden_size finetuning_task
+    task_specific_params id2label label2id num_labels problem_type prefix
+    """,
+    # Special tokens apart from the end of sequence: tokenizer.json has them.
+    "bos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id",
+    # Lengths that older exporters wrote beside max_position_embeddings. transformers reads none of them.
+    "max_sequence_length max_seq_len max_seq_length seq_length seq_len n_ctx n_positions",
+    # Sampling. transformers 5 drops these when it reads a config.json, and vLLM takes its defaults from transformers:
+    # only generation_config.json sets defaults.
+    """
+    temperature top_k top_p min_p typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty
+    diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids force_words_ids
+    renormalize_logits constraints forced_bos_token_id forced_eos_token_id forced_decoder_ids remove_invalid_values
+    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens sequence_bias guidance_scale low_memory
+    watermarking_config num_return_sequences output_scores output_logits return_dict_in_generate max_length
+    max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams num_beam_groups
+    penalty_alpha dola_layers cache_implementation cache_config token_healing prompt_lookup_num_tokens
+    max_matching_ngram_size num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
+    assistant_lookbehind target_lookbehind
+    """,
+)
+_WITHOUT_EFFECT_IN = {
+    LLAMA: {"max_window_layers"},  # no layer has a window
+    MISTRAL: set[str](),
+    QWEN2: {"attention_bias"},  # which biases there are is fixed; a file with others is refused for its tensors
+    QWEN3: set[str](),
+}
+
+MOST_NAMED = 20  # unknown keys in one error
+
+_NONE: tuple[Any, ...] = (None,)
+_OFF: tuple[Any, ...] = (None, False)
+_ONE: tuple[Any, ...] = (None, 1)
+# Features of other decoders and formats, and the values with which they do nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (None, {}),
+    "quantization": (None, {}),
+    "compression_config": (None, {}),
+    "activation": (None, "silu", "swiglu"),
+    "partial_rotary_factor": _ONE,
+    "rope_interleaved": _OFF,
+    "use_mrope": _OFF,
+    "no_rope_layers": (None, []),
+    "dual_chunk_attention_config": _NONE,
+    "attention_chunk_size": _NONE,
+    "clip_qkv": _NONE,
+    "attn_logit_softcapping": _NONE,
+    "final_logit_softcapping": _NONE,
+    "embedding_multiplier": _ONE,
+    "residual_multiplier": _ONE,
+    "attention_multiplier": _NONE,
+    "logits_scaling": _ONE,
+    "logit_scale": _ONE,
+    "use_qk_norm": _OFF,
+    "num_nextn_predict_layers": (None, 0),
+    "per_layer_config": (None, {}),
+    "pruned_heads": (None, {}),
+    "is_encoder_decoder": _OFF,
+    "add_cross_attention": _OFF,
+    "transformers_weights": _NONE,  # weights under another file name
+    "configuration_files": (None, []),  # another file instead of config.json
+    "text_config": _NONE,
+    "vision_config": _NONE,
+    "audio_config": _NONE,
+}
+_NEUTRAL_IN: dict[str, dict[str, tuple[Any, ...]]] = {
+    LLAMA: {"sliding_window": _NONE, "use_sliding_window": _OFF},
+    MISTRAL: {"attention_bias": _OFF, "mlp_bias": _OFF},
+    QWEN2: {"mlp_bias": _OFF},
+    QWEN3: {"mlp_bias": _OFF, "use_qk_norm": (None, True)},
+}
+
+
+def check_keys(config: Mapping[str, Any], architecture: str) -> None:
+    """Raises ModelError for a key that this architecture does not know, or whose value would have an effect that this
+    decoder does not have."""
+    harmless = _READ | _READ_BY[architecture] | _WITHOUT_EFFECT | _WITHOUT_EFFECT_IN[architecture]
+    neutral = _NEUTRAL | _NEUTRAL_IN[architecture]
+    if unknown := sorted(config.keys() - harmless - neutral.keys()):
+        names = [_named(key) for key in unknown[:MOST_NAMED]]
+        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+        are, they, them = ("are", "they do", "them") if len(unknown) > 1 else ("is", "it does", "it")
+        raise ModelError(
+            f"{', '.join(names)}{more} {are} not known for {architecture}, and may change what the model computes: if "
+            f"{they} not, --ignore-config-keys {shlex.quote(','.join(names))} serves the model without {them}"
+        )
+    for key in sorted(config.keys() - harmless):
+        name, value = _named(key), config[key]
+        if not any(_is_same(value, choice) for choice in neutral[key]):
+            detail = value.get("quant_method") if isinstance(value, dict) else None
+            raise ModelError(
+                f"{name} {shown(value)}{f' ({shown(detail)})' if detail else ''} is not supported for {architecture}; "
+                f"supported: {', '.join(map(json.dumps, neutral[key]))}"
+            )
+
+
+def _named(key: str) -> str:
+    return key if key.isidentifier() and key.isascii() else shown(key)
+
+
+def _is_same(value: Any, choice: Any) -> bool:
+    """Equality of JSON values: 1 is 1.0, but not true."""
+    return bool(value == choice) and isinstance(value, bool) == isinstance(choice, bool)
+
+
+def without(config: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
+    """config.json without the keys that the operator knows to be harmless."""
+    return {key: value for key, value in config.items() if key not in ignored}

@@ -1,0 +1,50 @@
+"""Digests of weight files, computed while the same files are loaded."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import xxhash
+
+from trunkline_worker.checkpoint.errors import ModelError, shown
+
+THREADS = 4  # one thread copies 2 to 3 GB/s out of the page cache; NVMe drives deliver more
+CHUNK_BYTES = 1 << 24
+
+
+class WeightDigests:
+    """A context manager: its threads read the files from its beginning, and have ended when it ends.
+
+    A file is read from the disk once if the page cache holds it until both the loader and the digest have seen it.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._given_up = threading.Event()
+        self._threads = ThreadPoolExecutor(THREADS, "weight-digest")
+        self._files = files
+        self._digests = [self._threads.submit(self._digest, file) for file in files]
+
+    def __enter__(self) -> "WeightDigests":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._given_up.set()  # after an error of the loader the digests are of no use
+        self._threads.shutdown()
+
+    def digests(self) -> list[bytes]:
+        """16 bytes for each file, in their order. Waits until all are read. Raises ModelError if one cannot be read."""
+        found = []
+        for file, digest in zip(self._files, self._digests, strict=True):
+            try:
+                found.append(digest.result())
+            except OSError as error:
+                raise ModelError(f"{file} cannot be read: {shown(str(error))}") from None
+        return found
+
+    def _digest(self, file: Path) -> bytes:
+        digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
+        with file.open("rb", buffering=0) as stream:
+            while (count := stream.readinto(buffer)) and not self._given_up.is_set():
+                digest.update(buffer[:count])  # without the interpreter's lock, as the read
+        return digest.digest()

@@ -1,0 +1,1 @@
+"""The engine's process: requests in, steps, news out."""

@@ -1,0 +1,351 @@
+"""The engine loop: schedule → launch → collect → commit.
+
+A step is planned while the one before it runs, where the executor allows (`run_ahead`): then the device never waits for
+the host. But it is planned late, shortly before the one before is expected to be done: what arrives until then is part
+of it, instead of waiting for a whole step more. Time is a number that a clock gives, so the same loop runs in virtual
+time.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
+from trunkline.status import (
+    CODE_INVALID_ARGUMENT,
+    CONTEXT_LENGTH_EXCEEDED,
+    RequestRefused,
+)
+from trunkline.v1.worker_pb2 import (
+    GetStatsResponse,
+    LoadSample,
+    StepCostModel,
+    Submit,
+)
+from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.engine.stats_report import stats_report
+from trunkline_worker.engine.step_messages import broken_off, cache_events, sequence_output
+from trunkline_worker.engine.submission import Prompt, sequence_of
+from trunkline_worker.lanes.lanes import LANES, Lane, lane_of
+from trunkline_worker.lanes.queue_bounds import QueueBounds, queue_full
+from trunkline_worker.pace.deadlines import too_late
+from trunkline_worker.scheduling.news import SequenceNews, StepNews
+from trunkline_worker.scheduling.scheduler import Scheduler
+from trunkline_worker.scheduling.stats import StepCounts
+from trunkline_worker.step.executor import Executor, RepeatingExecutor
+from trunkline_worker.step.plan import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the engine must know of its model."""
+
+    max_total_tokens: int  # of prompt and output together: the context, or the KV pool where that is smaller
+    eos_token_ids: frozenset[int]
+
+
+# A step is planned this long before the one under way should be done: several times the time that planning takes.
+PLANNING_LEAD_S = 0.5e-3
+PLANNING_LEAD_STEPS = 3.0
+
+
+class Engine:
+    """Scheduler and executor, driven by whoever owns the thread (see engine_process.py).
+
+    `repeating`: the executor once more, if plans may be repeated (simulation).
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        limits: ModelLimits,
+        clock_s: Callable[[], float],
+        *,
+        repeating: RepeatingExecutor | None = None,
+        price_per_hour: float = 0.0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.limits = limits
+        self.next_arrival_s = float("inf")  # nothing is accepted before it: known in simulation only
+        self.before_launch: Callable[[list[int]], None] | None = None  # told the handles in a step: see FlightRecorder
+        self._repeating = repeating
+        self._price_per_hour = price_per_hour
+        self._clock_s = clock_s
+        bounds = scheduler.limits
+        self._bounds = QueueBounds(bounds.max_waiting_requests, bounds.max_waiting_tokens)
+        self._arrivals = 0
+        self._last_handle = 0
+        self._in_flight: deque[StepPlan] = deque()
+        self._host_s: deque[float] = deque()  # time it took to plan each of these
+        self._outputs: list[EngineOutput] = []  # refusals that are not told yet
+        self._plan_at_s = 0.0  # when the next step is planned, while one is under way
+        self._planning_s = 0.0  # time that planning takes, of late
+        self._collected_s: float | None = None  # when the last step was, where the next one follows at once
+        self._cost_told: StepCostModel | None = None
+        self._fits_told = 0
+        self._load_changed = False  # by an abort, which may be all that happens for a while
+
+    @property
+    def has_work(self) -> bool:
+        """Whether step() has something to do now or later; if not, nothing happens until something is accepted."""
+        return bool(self._outputs) or self._load_changed or bool(self._in_flight) or self.scheduler.has_work
+
+    def accept(self, request: EngineRequest) -> None:
+        """Takes in new and dropped work."""
+        now_s = self._clock_s()
+        for submit in request.submits:
+            self.submit(submit, Prompt(submit.prompt_token_ids[:]))  # copied at once: faster than one by one
+        for handle in request.abort_handles:
+            self._load_changed |= self.scheduler.abort(handle, now_s)
+        for handle in request.finished_handles:
+            self._load_changed |= self.scheduler.finish(handle, now_s)
+
+    def submit(self, submit: Submit, prompt: Prompt) -> None:
+        """Takes in one request. The prompt is not looked for in the message."""
+        sequence = self._sequence(submit, prompt, self._clock_s())
+        if sequence is not None:
+            self._arrivals += 1
+            self.scheduler.submit(sequence)
+        self._last_handle = max(self._last_handle, submit.handle)
+
+    def step(self) -> EngineStep | None:
+        """Plans and launches one step, and collects the oldest one if enough are under way. None when there is nothing
+        to tell; if then nothing is under way either, nothing will change before wakes_s()."""
+        started_s = self._clock_s()
+        if self._in_flight and self._in_flight[0].repeats > 1:
+            # Time has passed: whatever has arrived by now comes before the next plan.
+            return self._tell(self._collect_repetitions())
+        if self._in_flight and started_s < self._plan_at_s and not self.executor.is_done():
+            return self._tell(None)
+        self._refuse_hopeless(started_s)
+        plan = self.scheduler.schedule(started_s)
+        if plan is not None:
+            plan = self._repeated(plan)
+            if self.before_launch is not None:
+                self.before_launch([step.sequence_id for step in plan.steps])
+            if self._collected_s is not None and not self.executor.run_ahead:
+                self.scheduler.cost.waited(self._clock_s() - self._collected_s)
+            self.executor.launch(plan)
+            self._in_flight.append(plan)
+            self._host_s.append(self._clock_s() - started_s)
+            self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
+            if len(self._in_flight) == 1:
+                self._time_next_plan()
+        if not self._in_flight:
+            self._collected_s = None  # what comes before the next step is a rest
+            return self._tell(None)
+        if plan is not None and len(self._in_flight) <= self.executor.run_ahead:
+            return self._tell(None)
+        if self._in_flight[0].repeats > 1:  # just launched, by an executor that does not run ahead
+            earlier = self._collect_repetitions()
+            news = self._collect()
+            news.handles[:0], news.token_ids[:0] = earlier.handles, earlier.token_ids
+            return self._tell(news)
+        return self._tell(self._collect())
+
+    def wakes_s(self) -> float | None:
+        """When time alone gives step() something to do; None: never. What is under way may be done before."""
+        return self._plan_at_s if self._in_flight else self.scheduler.wakes_s()
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._in_flight)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether step() has something to tell, whatever else there is to do."""
+        return bool(self._outputs) or self._load_changed
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether, step() having had nothing to tell, it has nothing to do before wakes_s(), the next accept(), or the
+        end of what is under way."""
+        return not self._in_flight or (self._clock_s() < self._plan_at_s and not self.executor.is_done())
+
+    def load(self) -> LoadSample:
+        """How busy the engine is."""
+        scheduler, blocks, waiting = self.scheduler, self.scheduler.blocks, self.scheduler.waiting
+        now_s, backlog = self._clock_s(), scheduler.prompt_backlog
+        sample = LoadSample(
+            running=len(scheduler.running),
+            waiting=len(waiting),
+            waiting_uncached_tokens=waiting.total_tokens + sum(waiting.preempted_tokens) + sum(backlog),
+            waiting_tokens=waiting.total_tokens,
+            kv_live_blocks=blocks.num_live,
+            kv_cached_blocks=blocks.num_cached,
+            kv_free_blocks=blocks.num_available - blocks.num_cached,
+            step_time_us=int(scheduler.stats.last.device_time_s * 1e6),
+            waiting_by_lane=waiting.count,
+            uncached_tokens_by_lane=[waiting.uncached_tokens(lane) + backlog[lane] for lane in LANES],
+            step_cost=self._step_cost(),
+            running_kv_tokens=scheduler.running_kv_tokens if scheduler.running else 0,
+        )
+        if len(waiting):
+            sample.retry_delay_ms_by_lane.extend(self._retry_delay_ms(lane, now_s) for lane in LANES)
+        return sample
+
+    def _step_cost(self) -> StepCostModel | None:
+        """What has been learned of steps; None before there is something."""
+        cost = self.scheduler.cost
+        if cost.num_fits != self._fits_told:
+            self._fits_told = cost.num_fits
+            self._cost_told = StepCostModel(
+                fixed_s=cost.fixed_s, token_s=cost.token_s, kv_token_s=cost.kv_token_s, pair_s=cost.pair_s
+            )
+        return self._cost_told
+
+    def stats(self) -> GetStatsResponse:
+        """What has been done so far."""
+        now_s = self._clock_s()
+        scheduler = self.scheduler
+        scheduler.stats.turn_windows(now_s)
+        return stats_report(scheduler.stats, scheduler, self.load(), price_per_hour=self._price_per_hour, now_s=now_s)
+
+    # Steps
+
+    def _repeated(self, plan: StepPlan) -> StepPlan:
+        """The plan itself, or as many repetitions of it as change nothing but the number of steps."""
+        if self._repeating is None:
+            return plan
+        most = self.scheduler.repeats.most(plan)
+        if most <= 1:
+            return plan
+        wakes_s = self.scheduler.wakes_s()
+        until_s = self.next_arrival_s if wakes_s is None else min(self.next_arrival_s, wakes_s)
+        repeats = self._repeating.repeats(plan, most, until_s)
+        return self.scheduler.repeats.repeat(plan, repeats) if repeats > 1 else plan
+
+    def _collect_repetitions(self) -> StepNews:
+        """Of a plan that repeats and is next to be collected, all but the last repetition."""
+        plan = self._in_flight[0]
+        result = self.executor.collect()
+        news = self.scheduler.repeats.commit(plan, result, result.repeated_done_s[-1])
+        self._in_flight[0] = self.scheduler.next_in_flight
+        self._time_next_plan()
+        for device_time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
+            num_steps = len(plan.steps)
+            self.scheduler.stats.step(StepCounts(0, num_steps, 0, num_steps, self._host_s[0], device_time_s), done_s)
+        return news
+
+    def _collect(self) -> StepNews:
+        """The oldest step's news."""
+        plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
+        result = self.executor.collect()
+        self._collected_s = started_s = self._clock_s()
+        news = self.scheduler.commit(plan, result, started_s)
+        if self._in_flight:
+            self._time_next_plan()
+        if not self.has_work:
+            self._collected_s = None
+        now_s = self._clock_s()
+        decodes, padding = plan.num_decodes, plan.num_padding + result.num_padding
+        counts = StepCounts(
+            plan.num_tokens - decodes,
+            decodes,
+            padding,
+            len(plan.steps),
+            host_s + now_s - started_s,
+            result.device_time_s,
+        )
+        self.scheduler.stats.step(counts, now_s)
+        return news
+
+    def _time_next_plan(self) -> None:
+        """A step has just begun, the only one that is under way."""
+        if not self.executor.run_ahead:
+            return
+        now_s = self._clock_s()
+        lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s
+        self._plan_at_s = now_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
+
+    def _tell(self, news: StepNews | None) -> EngineStep | None:
+        """What the front hears after a step."""
+        admitted = self.scheduler.take_admitted()
+        if not (news is not None or self._outputs or self._load_changed or admitted):
+            return None
+        outputs, self._outputs = self._outputs, []
+        self._load_changed = False
+        step = EngineStep(outputs=outputs, load=self.load(), last_handle=self._last_handle, admitted_handles=admitted)
+        changes = self.scheduler.blocks.tree.take_changes()
+        if changes:
+            step.cache_events.extend(cache_events(changes))
+        if news is not None:
+            step.token_handles.extend(news.handles)
+            step.token_ids.extend(news.token_ids)
+            step.outputs.extend(map(self._output, news.special))
+        return step
+
+    def _output(self, news: SequenceNews) -> EngineOutput:
+        """A sequence's news as a message. An exception that its values raise ends that sequence only."""
+        try:
+            return sequence_output(news)
+        except Exception as error:
+            self.scheduler.abort(news.sequence_id, self._clock_s())
+            return broken_off(news.sequence_id, error)
+
+    # Admission to the queue
+
+    def _sequence(self, submit: Submit, prompt: Prompt, now_s: float) -> Sequence | None:
+        """What the scheduler is given; None where the request is refused. An exception that its parameters raise is
+        its error and nobody else's."""
+        try:
+            return self._admitted(submit, prompt, now_s)
+        except RequestRefused as refused:
+            self._outputs.append(EngineOutput(handle=submit.handle, error=refused.to_proto()))
+        except Exception as error:
+            self._outputs.append(broken_off(submit.handle, error))
+        return None
+
+    def _admitted(self, submit: Submit, prompt: Prompt, now_s: float) -> Sequence:
+        """Raises RequestRefused where the request cannot be answered here, or not in time."""
+        # The front has validated the request; these two are what the scheduler's own promises rest on.
+        num_tokens = len(prompt.token_ids) + len(submit.resume.output_token_ids)
+        if not prompt.token_ids or num_tokens >= self.limits.max_total_tokens:
+            raise RequestRefused(
+                CODE_INVALID_ARGUMENT,
+                CONTEXT_LENGTH_EXCEEDED,
+                f"{num_tokens} tokens leave no room in the {self.limits.max_total_tokens} that this worker can hold",
+                field="prompt",
+            )
+        scheduler, waiting = self.scheduler, self.scheduler.waiting
+        lane = lane_of(submit.lane)
+        account = waiting.lanes[lane].account(submit.tenant, submit.tenant_weight or 1.0)
+        of_tenant, tokens_of_tenant = waiting.queued_by(account)
+        if not self._bounds.admits(
+            lane,
+            num_tokens,
+            waiting=waiting.count,
+            waiting_tokens=waiting.num_tokens,
+            of_tenant=of_tenant,
+            tokens_of_tenant=tokens_of_tenant,
+            share=waiting.queue_share(account),
+        ):
+            scheduler.stats.lanes[lane].refused += 1
+            raise queue_full(lane, waiting.count, self._retry_delay_ms(lane, now_s))
+        sequence = sequence_of(
+            submit,
+            prompt,
+            tree=scheduler.blocks.tree,
+            account=account,
+            arrival=self._arrivals + 1,
+            now_s=now_s,
+            max_total=self.limits.max_total_tokens,
+            eos=self.limits.eos_token_ids,
+        )
+        wait_s = scheduler.drain_rate.wait_s(sequence, waiting, now_s)
+        if scheduler.deadlines.out_of_reach(sequence, wait_s, now_s):
+            scheduler.stats.lanes[lane].refused += 1
+            hopeless = scheduler.deadlines.out_of_reach(sequence, 0.0, now_s)
+            raise too_late(None if hopeless else wait_s)
+        return sequence
+
+    def _refuse_hopeless(self, now_s: float) -> None:
+        for sequence in self.scheduler.refuse_hopeless(now_s):
+            refused = too_late(self._retry_delay_ms(sequence.lane, now_s) / 1e3)
+            self._outputs.append(EngineOutput(handle=sequence.sequence_id, error=refused.to_proto()))
+
+    def _retry_delay_ms(self, lane: Lane, now_s: float) -> int:
+        return round(self.scheduler.drain_rate.retry_delay_s(lane, self.scheduler.waiting.count, now_s) * 1e3)

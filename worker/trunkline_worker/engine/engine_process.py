@@ -1,0 +1,295 @@
+"""The engine process: owns the device, and talks to its front over a socket that it inherits.
+
+It ends when the socket does, so an engine never outlives its front.
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from trunkline.engine.v1.engine_pb2 import (
+    EngineFailed,
+    EngineProgress,
+    EngineReady,
+    EngineRequest,
+    EngineResponse,
+)
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.prefix_tree import PrefixTree
+from trunkline_worker.checkpoint.errors import ModelError
+from trunkline_worker.engine.engine import Engine, ModelLimits
+from trunkline_worker.engine.largest_step import activation_bytes
+from trunkline_worker.engine.step_runner import step_runner
+from trunkline_worker.engine.watchdog import Watchdog
+from trunkline_worker.execution.step_thread import InlineExecutor, QueueingExecutor, ThreadedExecutor, WaitingExecutor
+from trunkline_worker.link.flight_recorder import FlightRecorder
+from trunkline_worker.link.frames import FrameReader, frame
+from trunkline_worker.model.kv_budget import OutOfMemory, check_block_count, kv_block_count, usable_bytes
+from trunkline_worker.model.loading import LoadedModel, load_model
+from trunkline_worker.pace.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.scheduling.scheduler import Scheduler
+from trunkline_worker.scheduling.stats import EngineStats
+from trunkline_worker.settings import EngineSettings
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+INTEGRITY_CHECK_S = 60.0  # an engine that has nothing to do looks its books over, no more often than this
+RECEIVE_BYTES = 1 << 20  # most bytes taken from the socket at once
+# Of the memory that is free once the model is loaded. A host runs other things too, other workers for example.
+KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
+
+
+class FrontLink:
+    """The engine's end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._frames = FrameReader()
+
+    def send(self, response: EngineResponse) -> None:
+        """Blocks while the front is behind: a front that stops reading stops the engine, and loses nothing."""
+        self._socket.setblocking(True)
+        self._socket.sendall(frame(response))
+
+    def receive(self, timeout_s: float | None, steps: WaitingExecutor | None = None) -> list[EngineRequest] | None:
+        """What has arrived, or arrives in this time (None: whenever); None once the front is gone. Returns early when a
+        step is done."""
+        if timeout_s is None or timeout_s > 0:
+            watched: list[socket.socket | WaitingExecutor] = [self._socket]
+            if steps is not None:
+                watched.append(steps)
+            select.select(watched, [], [], timeout_s)
+        self._socket.setblocking(False)
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        return [EngineRequest.FromString(payload) for payload in self._frames.feed(data)]
+
+
+def build_engine(
+    settings: EngineSettings,
+    model: LoadedModel,
+    device: torch.device,
+    report: Callable[[str], None] | None = None,
+) -> tuple[Engine, GetModelResponse]:
+    """An engine around a loaded model, and its description without the worker's names.
+
+    report: see step_runner
+    """
+    context_length = model.context_length
+    fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
+    needed = activation_bytes(model, settings)  # first: it gives back what was cached of loading
+    available = max(0, usable_bytes(device, settings.gpu_memory_share) - needed)
+    bytes_per_block = model.kv_bytes_per_block(settings.block_size)
+    if settings.kv_blocks:
+        num_blocks = settings.kv_blocks
+        check_block_count(num_blocks, bytes_per_block=bytes_per_block, free_bytes=available)
+    else:
+        num_blocks = kv_block_count(
+            bytes_per_block=bytes_per_block,
+            free_bytes=available,
+            fraction=fraction,
+            block_size=settings.block_size,
+            context_length=context_length,
+            max_running=settings.max_running_requests,
+        )
+    capacity = num_blocks * settings.block_size
+    tree = PrefixTree(model.fingerprint, settings.block_size)
+    stats = EngineStats(time.perf_counter())
+    runner = step_runner(model, settings, num_blocks=num_blocks, report=report)
+    run_ahead = settings.run_ahead if settings.run_ahead is not None else int(device.type == "cuda")
+    executor: InlineExecutor | WaitingExecutor
+    if runner.queues:
+        executor = QueueingExecutor(runner, run_ahead)
+    else:
+        executor = ThreadedExecutor(runner, run_ahead) if run_ahead else InlineExecutor(runner)
+    engine = Engine(
+        Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats),
+        executor,
+        ModelLimits(min(context_length, capacity), frozenset(model.eos_token_ids)),
+        clock_s=time.perf_counter,
+        price_per_hour=settings.price_per_hour,
+    )
+    description = GetModelResponse(
+        fingerprint=model.fingerprint,
+        architecture=model.spec.architecture,
+        vocab_size=model.spec.vocab_size,
+        context_length=context_length,
+        kv_token_capacity=capacity,
+        block_size=settings.block_size,
+        kv_blocks=num_blocks,
+        max_step_tokens=settings.max_step_tokens,
+        max_running_requests=min(settings.max_running_requests, settings.max_step_tokens),
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        itl_target_ms=settings.itl_target_ms,
+        kv_memory_fraction=0.0 if settings.kv_blocks else fraction,
+        interactive_reserve=settings.interactive_reserve,
+        batching=settings.batching,
+        admission=settings.admission,
+        aging_s=settings.aging_s,
+        price_per_hour=settings.price_per_hour,
+        batch_size=settings.batch_size,
+        batch_window_ms=settings.batch_window_ms,
+        run_ahead=run_ahead,
+        eos_token_ids=sorted(model.eos_token_ids),
+        default_sampling=model.default_sampling,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=device.type,
+        deterministic=settings.deterministic,
+    )
+    return engine, description
+
+
+def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:
+    """The scheduler's part of the settings, in its own units."""
+    return SchedulerLimits(
+        max_step_tokens=settings.max_step_tokens,
+        max_running_requests=settings.max_running_requests,
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        itl_target_s=settings.itl_target_ms / 1e3,
+        interactive_reserve=settings.interactive_reserve,
+        aging_s=settings.aging_s,
+        batching=Batching(settings.batching),
+        batch_size=settings.batch_size,
+        batch_window_s=settings.batch_window_ms / 1e3,
+        admission=AdmissionRule(settings.admission),
+    )
+
+
+def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
+    """Steps until the front is gone."""
+    timeout_s: float | None = 0.0
+    checked_s = time.perf_counter()
+    executor = engine.executor if isinstance(engine.executor, WaitingExecutor) else None
+    while (requests := link.receive(timeout_s, executor)) is not None:
+        for request in requests:
+            engine.accept(request)
+        if any(request.want_stats for request in requests):
+            link.send(EngineResponse(stats=engine.stats()))
+        if engine.has_work:
+            watchdog.goes_on(time.perf_counter())
+        step = engine.step() if engine.has_work else None
+        if step is not None:
+            link.send(EngineResponse(step=step))
+        # With nothing under way, only step() itself can say that there is nothing to plan now.
+        timeout_s = 0.0 if step is not None and not engine.is_computing else idle_s(engine)
+        if timeout_s is None:
+            watchdog.rests()
+        if timeout_s is None and time.perf_counter() - checked_s > INTEGRITY_CHECK_S:
+            checked_s = time.perf_counter()
+            engine.scheduler.check_integrity()
+
+
+def idle_s(engine: Engine) -> float | None:
+    """How long nothing needs to be done; None: until something arrives."""
+    if not engine.has_work:
+        return None
+    if not engine.is_waiting or engine.has_news:
+        return 0.0
+    wakes_s = engine.wakes_s()
+    return None if wakes_s is None else max(0.0, wakes_s - time.perf_counter())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Trunkline's engine process; started by trunkline-worker.")
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--recorder-fd", type=int, required=True)
+    parser.add_argument("--settings", required=True, help="EngineSettings as JSON")
+    arguments = parser.parse_args()
+    # The terminal's Ctrl-C reaches the whole process group; when to stop is the front's decision alone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_front()
+    link = FrontLink(socket.socket(fileno=arguments.socket_fd))
+    try:
+        start(EngineSettings.from_json(arguments.settings), link, FlightRecorder.open(arguments.recorder_fd))
+    except ConnectionError:
+        sys.exit(0)  # the front is gone
+
+
+def die_with_front() -> None:
+    """Has the kernel end this process when its front does, in the middle of a step too (Linux; elsewhere the closed
+    socket ends it after the step)."""
+    if sys.platform == "linux":
+        front = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != front:
+            sys.exit(0)
+
+
+def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -> None:
+    """Loads, reports, runs."""
+
+    reached = "starting"
+
+    def report(stage: str) -> None:
+        nonlocal reached
+        reached = stage
+        link.send(EngineResponse(progress=EngineProgress(stage=stage)))
+
+    try:
+        torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+        device = pick_device(settings.device)
+        report(f"loading {Path(settings.model).name} onto {device.type}")
+        model = load_model(
+            Path(settings.model),
+            dtype=settings.dtype,
+            device=device,
+            load_format=settings.load_format,
+            kernels=settings.kernels,
+            quantization=settings.quantization,
+            kv_dtype=settings.kv_dtype,
+            deterministic=settings.deterministic,
+            context_length=settings.context_length,
+            ignore_config_keys=settings.ignore_config_keys,
+            allow_non_finite_weights=settings.allow_non_finite_weights,
+        )
+        report("allocating KV blocks")
+        engine, description = build_engine(settings, model, device, report)
+    except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:
+        message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
+        link.send(EngineResponse(failed=EngineFailed(message=message)))
+        sys.exit(2)
+    recorder.steps = engine.executor.run_ahead + 1
+    engine.before_launch = recorder.launch
+    link.send(EngineResponse(ready=EngineReady(model=description, notes=model.notes)))
+    gc.collect()
+    gc.freeze()  # what is there now stays: the collector need not look at it again and again
+    run(engine, link, Watchdog(settings.step_timeout_s))
+
+
+def out_of_memory(error: torch.OutOfMemoryError, stage: str) -> str:
+    """One line for a person, of an allocation that failed at this stage."""
+    # Of several sentences about the allocator the second says how much it tried to get.
+    tried = next((part for part in str(error).split(". ") if part.startswith("Tried to allocate")), "")
+    return (
+        f"the GPU's memory does not suffice ({stage}{': ' if tried else ''}{tried[:1].lower()}{tried[1:]}): try "
+        "--quantization int8, or a smaller --max-step-tokens, --max-running-requests or --kv-memory-fraction"
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that a setting names. Raises ModelError where it is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device=cuda, but torch finds no usable NVIDIA GPU: use --device cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+if __name__ == "__main__":
+    main()

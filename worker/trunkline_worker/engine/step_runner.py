@@ -1,0 +1,31 @@
+"""The runner that fits a model's decoder."""
+
+from collections.abc import Callable
+
+from trunkline_worker.execution.runner import TorchExecutor
+from trunkline_worker.execution.step_thread import StepRunner
+from trunkline_worker.model.cpu_decoder import CpuDecoder
+from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.settings import EngineSettings
+
+
+def step_runner(
+    model: LoadedModel,
+    settings: EngineSettings,
+    *,
+    num_blocks: int,
+    report: Callable[[str], None] | None = None,
+) -> StepRunner:
+    """A runner with a KV pool of so many blocks.
+
+    report: told how far warming up is, which takes seconds to minutes on a GPU; None: nothing is warmed up
+    """
+    if isinstance(model.decoder, CpuDecoder | Decoder):
+        return TorchExecutor(model, num_blocks=num_blocks, block_size=settings.block_size)
+    from trunkline_worker.gpu.runner import GpuRunner  # Triton is not there on every system
+
+    runner = GpuRunner(model, settings, num_blocks=num_blocks)
+    if report is not None:
+        runner.warm_up(report)
+    return runner

@@ -1,0 +1,1 @@
+"""A step on the CPU: forward pass and sampling."""

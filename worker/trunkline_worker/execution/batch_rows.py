@@ -1,0 +1,93 @@
+"""What an executor remembers of each sequence between steps."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trunkline_worker.step.plan import Sampling, SequenceStart, StepPlan
+
+
+class SampledRow(Protocol):
+    """What sampling's parameters apply to."""
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    @property
+    def num_output(self) -> int: ...
+
+
+class Row:
+    """One sequence: its tokens and its block table, in buffers that grow by doubling."""
+
+    __slots__ = ("_blocks", "_tokens", "blocks_address", "num_blocks", "num_tokens", "prompt_len", "sampling")
+
+    def __init__(self, start: SequenceStart) -> None:
+        self.sampling: Sampling = start.sampling
+        self.prompt_len = start.prompt_len
+        self.num_tokens = len(start.token_ids)
+        self.num_blocks = len(start.block_table)
+        self._tokens = np.empty(max(64, self.num_tokens * 2), np.int64)
+        self._tokens[: self.num_tokens] = start.token_ids
+        self._blocks = np.empty(max(16, self.num_blocks * 2), np.int64)
+        self._blocks[: self.num_blocks] = start.block_table
+        self.blocks_address: int = self._blocks.ctypes.data  # of the buffer, for C kernels
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return self._tokens[: self.num_tokens]
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        return self._blocks[: self.num_blocks]
+
+    def token(self, position: int) -> int:
+        return int(self._tokens[position])
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    def append_token(self, token_id: int) -> None:
+        if self.num_tokens == len(self._tokens):
+            self._tokens = np.concatenate((self._tokens, np.empty_like(self._tokens)))
+        self._tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def append_blocks(self, blocks: Sequence[int]) -> None:
+        while self.num_blocks + len(blocks) > len(self._blocks):
+            self._blocks = np.concatenate((self._blocks, np.empty_like(self._blocks)))
+            self.blocks_address = self._blocks.ctypes.data
+        self._blocks[self.num_blocks : self.num_blocks + len(blocks)] = blocks
+        self.num_blocks += len(blocks)
+
+
+class BatchRows:
+    """Rows by sequence id, kept in step with the scheduler by the deltas of its plans."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Row] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def apply(self, plan: StepPlan) -> list[Row]:
+        """Takes a plan's changes in; returns the row of each of its steps. Asserts that both sides agree."""
+        for sequence_id in plan.ended:
+            del self._rows[sequence_id]
+        for start in plan.starts:
+            assert start.sequence_id not in self._rows, f"sequence {start.sequence_id} started twice"
+            self._rows[start.sequence_id] = Row(start)
+        rows = []
+        for step in plan.steps:
+            row = self._rows[step.sequence_id]
+            if step.new_blocks:
+                row.append_blocks(step.new_blocks)
+            end = step.num_computed + step.num_new
+            assert step.samples == (end == row.num_tokens), (
+                f"sequence {step.sequence_id}: the plan computes up to {end}, the row has {row.num_tokens} tokens"
+            )
+            rows.append(row)
+        return rows

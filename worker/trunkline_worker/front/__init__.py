@@ -1,0 +1,1 @@
+"""The worker's calls, and the requests that came through them."""

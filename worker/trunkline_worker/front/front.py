@@ -1,0 +1,311 @@
+"""The worker's front: everything between the RPCs and the engine process.
+
+It keeps one Choice per unfinished submit, from validation to its last output, whoever submitted it: a session or a
+direct call. Every way for a choice to end goes through `_end`, so none is forgotten.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span, Status, StatusCode
+from tokenizers import Tokenizer
+
+from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
+from trunkline.names import finish_name
+from trunkline.protocol import CLEARING_STEPS
+from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, deadline_exceeded, no_worker
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit
+from trunkline.validation import max_total_tokens
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import start_span
+from trunkline_worker.front.cache_mirror import CacheMirror
+from trunkline_worker.front.front_queue import FrontQueue
+from trunkline_worker.front.submit_validation import validate_submit
+from trunkline_worker.lanes.lanes import Lane, lane_of
+from trunkline_worker.lanes.queue_bounds import queue_full
+from trunkline_worker.link.engine_link import EngineLink
+from trunkline_worker.text.output_stream import OutputStream
+from trunkline_worker.text.token_texts import TokenTexts
+
+# What a refused caller is told before the engine has said anything about its queue.
+UNKNOWN_RETRY_DELAY_MS = 1000
+
+Deliver = Callable[[SequenceOutput], None]
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One unfinished submit."""
+
+    handle: int  # in the engine
+    caller_handle: int
+    request_id: str
+    tenant: str
+    number: int  # among the choices of its request
+    stream: OutputStream
+    deliver: Deliver
+    span: Span
+    started_s: float
+    num_prompt: int
+    suspect: bool  # it was submitted as one
+    steps: int = 0  # that have brought it tokens here
+    deadline: asyncio.TimerHandle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How a drain went."""
+
+    finished: int
+    aborted: int
+
+
+class Front:
+    """See the module. `model` is what the engine reported, with the worker's names filled in."""
+
+    def __init__(self, model: GetModelResponse, tokenizer: Tokenizer, mirror: CacheMirror) -> None:
+        self.model = model
+        self.mirror = mirror
+        self.draining = False
+        self.dead = asyncio.Event()  # the engine is gone
+        self._link: EngineLink | None = None
+        self._texts = TokenTexts(tokenizer)
+        self._eos = frozenset(model.eos_token_ids)
+        self._choices: dict[int, Choice] = {}
+        self._waiting = FrontQueue(model.max_waiting_requests, model.max_waiting_tokens)
+        self._retry_delays_ms: list[int] = []  # by lane, as the engine last said
+        self._refused = [0 for _ in Lane]  # by a full queue, before the engine heard of them
+        self._next_handle = 0
+        self._last_handle = 0  # of what the engine has taken in
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._log = get_logger()
+
+    def connect(self, link: EngineLink) -> None:
+        """Gives the front its engine."""
+        self._link = link
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._choices)
+
+    def submit(self, submit: Submit, deliver: Deliver) -> Choice | None:
+        """Starts a choice; its news go to `deliver`, from this thread, the last one with a finish or an error.
+
+        Returns None where the answer was complete already. Raises RequestRefused.
+        """
+        if self.dead.is_set() or self._link is None:
+            raise no_worker("this worker's engine has ended")
+        if self.draining:
+            raise no_worker("this worker is draining")
+        validate_submit(submit, self.model)
+        lane = lane_of(submit.lane)
+        num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
+        if not submit.resume.output_token_ids:  # a ledger may be complete, and wait for nothing
+            self._check_queue(submit, lane, num_tokens)
+        stream = OutputStream(submit, self._texts, eos=self._eos, max_total=max_total_tokens(self.model))
+        complete = stream.ledger_output()
+        if complete is not None:
+            deliver(complete)
+            return None
+        if submit.resume.output_token_ids:
+            self._check_queue(submit, lane, num_tokens)
+        self._next_handle += 1
+        choice = Choice(
+            handle=self._next_handle,
+            caller_handle=submit.handle,
+            request_id=submit.request_id,
+            tenant=submit.tenant,
+            number=submit.choice,
+            stream=stream,
+            deliver=deliver,
+            span=start_span(
+                "worker.generate",
+                traceparent=submit.traceparent,
+                tracestate=submit.tracestate,
+                attributes={"trunkline.request_id": submit.request_id, "trunkline.worker": self.model.worker_id},
+            ),
+            started_s=time.monotonic(),
+            num_prompt=len(submit.prompt_token_ids),
+            suspect=submit.suspect,
+        )
+        engine_submit = Submit()
+        engine_submit.CopyFrom(submit)
+        engine_submit.handle = choice.handle
+        if submit.HasField("timeout"):
+            after_s = submit.timeout.ToNanoseconds() / 1e9
+            loop = asyncio.get_running_loop()
+            choice.deadline = loop.call_later(after_s, self._break_off, choice, deadline_exceeded())
+        self._choices[choice.handle] = choice
+        self._waiting.put(choice.handle, lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens)
+        self._idle.clear()
+        self._link.submit(engine_submit)
+        return choice
+
+    def _check_queue(self, submit: Submit, lane: Lane, num_tokens: int) -> None:
+        """Raises RequestRefused where the queue is full: at once, and not when the engine's step is over, which would
+        say the same. Before anything is made for the request: refusing must stay cheap."""
+        if self._waiting.admits(lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens):
+            return
+        delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
+        self._refused[lane] += 1
+        raise queue_full(lane, self._waiting.count, delay_ms)
+
+    def cancel(self, choice: Choice) -> None:
+        """Nobody waits for it any more. Harmless if it has ended."""
+        if choice.handle in self._choices:
+            self._abort_in_engine(choice)
+            self._end(choice, "cancelled")
+
+    def on_step(self, step: EngineStep) -> None:
+        """The news of one engine step."""
+        self._last_handle = max(self._last_handle, step.last_handle)
+        for handle in step.admitted_handles:
+            self._waiting.admitted(handle)
+        for output in step.outputs:
+            self._take(output)
+        for handle, token_id in zip(step.token_handles, step.token_ids, strict=True):
+            self._take(EngineOutput(handle=handle, token_ids=[token_id]))
+        if step.cache_events:
+            self.mirror.apply(list(step.cache_events))
+        self._retry_delays_ms = list(step.load.retry_delay_ms_by_lane)
+        self._publish_load(step.load)
+
+    def _take(self, output: EngineOutput) -> None:
+        """The engine's news of one choice."""
+        choice = self._choices.get(output.handle)
+        if choice is None:
+            return  # cancelled meanwhile
+        if output.trace:
+            self._log.error("a bug in the engine ended a request", request_id=choice.request_id, trace=output.trace)
+        try:
+            result = choice.stream.take(output)
+            if choice.stream.finished and not output.finish_reason:
+                assert self._link is not None
+                self._link.finish(choice.handle)  # a stop string: the engine does not know
+            choice.steps += 1
+            choice.deliver(result)
+        except Exception as error:  # a bug must cost this choice only, not everybody's
+            self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
+            message = f"an internal error; the log has it under request {choice.request_id}"
+            self._break_off(choice, RequestRefused(CODE_INTERNAL, INTERNAL, message))
+            return
+        if result.HasField("error"):
+            self._end(choice, result.error.reason)
+        elif choice.stream.finished:
+            self._end(choice, finish_name(choice.stream.finish))
+
+    async def stats(self) -> GetStatsResponse:
+        """What the engine has done. Raises RequestRefused."""
+        if self.dead.is_set() or self._link is None:
+            raise no_worker("this worker's engine has ended")
+        # A copy: others may be given the same answer.
+        stats = GetStatsResponse()
+        stats.CopyFrom(await self._link.stats())
+        for counts in stats.lanes:
+            counts.refused += self._refused[lane_of(counts.lane)]
+        return stats
+
+    def on_engine_death(self, reason: str) -> None:
+        """Every stream ends at once."""
+        flying = self._flying()
+        self._log.error("engine died", reason=reason, choices=len(self._choices), in_step=len(flying))
+        self.dead.set()
+        self.draining = True  # until this process has ended, routers should know that nothing more is taken
+        self._publish_load(self.mirror.load)
+        refused = no_worker("the worker's engine ended while it computed this request")
+        unproven = [choice for choice in flying if not _is_proven(choice)]
+        for choice in list(self._choices.values()):
+            suspect = choice in flying
+            sole = suspect and choice.suspect and _are_of_one_request([*unproven, choice])
+            self._break_off(choice, refused, suspect=suspect, sole_suspect=sole)
+
+    def _flying(self) -> set[Choice]:
+        """Choices that the engine may have died of: in its last steps, or not yet seen to be taken in by it."""
+        in_flight = set() if self._link is None else self._link.in_flight()
+        return {
+            choice
+            for choice in self._choices.values()
+            if choice.handle in in_flight or choice.handle > self._last_handle
+        }
+
+    async def drain(self, timeout_s: float) -> Drained:
+        """Admits nothing more, waits for what runs, and cuts off what is left. May be called again."""
+        before = len(self._choices)
+        self.draining = True
+        self._publish_load(self.mirror.load)
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            self._log.warning("drain ran out of time", choices=len(self._choices))
+        left = list(self._choices.values())
+        for choice in left:
+            self._break_off(choice, no_worker("this worker is going away"))
+        return Drained(finished=before - len(left), aborted=len(left))
+
+    def _publish_load(self, load: LoadSample) -> None:
+        load.draining = self.draining
+        self.mirror.set_load(load)
+
+    def _break_off(
+        self, choice: Choice, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False
+    ) -> None:
+        """Ends a choice with an error; for the suspicions see SequenceOutput."""
+        if choice.handle not in self._choices:
+            return
+        self._abort_in_engine(choice)
+        news = SequenceOutput(
+            handle=choice.caller_handle,
+            error=refused.to_proto(),
+            suspect=suspect,
+            sole_suspect=sole_suspect,
+            begun=not self._waiting.holds(choice.handle),
+        )
+        try:
+            choice.deliver(news)
+        except Exception as error:  # its caller cannot be told; the others are
+            self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
+        self._end(choice, refused.reason)
+
+    def _abort_in_engine(self, choice: Choice) -> None:
+        if self._link is not None and not self.dead.is_set():
+            self._link.abort(choice.handle)
+
+    def _end(self, choice: Choice, outcome: str) -> None:
+        """The one way out: nothing of the choice stays behind. Harmless if it has ended: a caller that was given its
+        last news may have been found not to read, and has cancelled everything."""
+        if self._choices.pop(choice.handle, None) is None:
+            return
+        self._waiting.left(choice.handle)
+        if not self._choices:
+            self._idle.set()
+        if choice.deadline is not None:
+            choice.deadline.cancel()
+        facts = {
+            "prompt_tokens": choice.num_prompt,
+            "cached_tokens": choice.stream.cached_tokens,
+            "output_tokens": choice.stream.num_tokens,
+        }
+        choice.span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
+        choice.span.set_attribute("trunkline.outcome", outcome)
+        if outcome.isupper():  # a reason of the error table
+            choice.span.set_status(Status(StatusCode.ERROR, outcome))
+        choice.span.end()
+        duration_ms = round((time.monotonic() - choice.started_s) * 1e3, 1)
+        self._log.info("choice ended", request_id=choice.request_id, outcome=outcome, duration_ms=duration_ms, **facts)
+
+
+def _are_of_one_request(choices: Collection[Choice]) -> bool:
+    """Whether they are choices of one request, as far as its names say. A session carries many tenants' requests, and
+    each client draws its own request ids: another request may have the same one. Choices of one request have different
+    numbers, and its prompt."""
+    choices = set(choices)
+    requests = {(choice.deliver, choice.tenant, choice.request_id, choice.num_prompt) for choice in choices}
+    return len(requests) == 1 and len({choice.number for choice in choices}) == len(choices)
+
+
+def _is_proven(choice: Choice) -> bool:
+    """Whether it has shown that engines survive it: of one that is no suspect one step is enough."""
+    return choice.steps >= (CLEARING_STEPS if choice.suspect else 1)

@@ -1,0 +1,74 @@
+"""What becomes of grants, told to the routers that signed them: they reserved for the most, and settle with this."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from types import TracebackType
+
+from trunkline.status import NO_WORKER, OVERLOADED, RequestRefused
+from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit
+from trunkline_worker.front.front import Choice
+
+Tell = Callable[[SequenceOutput], None]
+
+GIVEN_UP = (NO_WORKER, OVERLOADED)  # by the worker, whatever its client does
+
+
+class GrantReports:
+    """The sessions of this life of the worker, by the number that grants name them by."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._sessions: dict[int, Tell] = {}
+
+    @contextmanager
+    def session(self, tell: Tell) -> Iterator[int]:
+        """A number for a session, as long as it lasts."""
+        number = next(self._numbers)
+        self._sessions[number] = tell
+        try:
+            yield number
+        finally:
+            del self._sessions[number]
+
+    def follow(self, submit: Submit) -> "FollowedGrant":
+        """A choice from here on; nobody hears of it where no session is named, or that one is over."""
+        return FollowedGrant(submit.handle, lambda output: self._tell(submit.report_session, output))
+
+    def _tell(self, number: int, output: SequenceOutput) -> None:
+        tell = self._sessions.get(number)
+        if tell is not None:
+            tell(output)
+
+
+class FollowedGrant:
+    """A context: leaving it says that the choice has ended, and what it came to."""
+
+    def __init__(self, handle: int, tell: Tell) -> None:
+        self._handle = handle
+        self._tell = tell
+        self._choice: Choice | None = None
+        self._ledger_tokens = 0
+
+    def began(self, choice: Choice) -> None:
+        """The engine has it."""
+        self._choice = choice
+        self._ledger_tokens = choice.stream.num_tokens
+        self._say(GrantReport())
+
+    def __enter__(self) -> "FollowedGrant":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        report = GrantReport(ended=True, given_up=isinstance(error, RequestRefused) and error.reason in GIVEN_UP)
+        choice = self._choice
+        if choice is not None and not (report.given_up and choice.stream.num_tokens == self._ledger_tokens):
+            report.prompt_tokens = choice.num_prompt
+            report.cached_tokens = choice.stream.cached_tokens
+            report.output_tokens = choice.stream.num_tokens
+        self._say(report)
+
+    def _say(self, report: GrantReport) -> None:
+        self._tell(SequenceOutput(handle=self._handle, granted=report))

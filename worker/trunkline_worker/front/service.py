@@ -1,0 +1,184 @@
+"""WorkerService: the RPCs, each a few lines over the front."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from trunkline.status import RequestRefused, deadline_exceeded, invalid
+from trunkline.v1.worker_pb2 import (
+    DrainRequest,
+    DrainResponse,
+    GetModelRequest,
+    GetModelResponse,
+    GetStatsRequest,
+    GetStatsResponse,
+    GetTokenizerRequest,
+    GetTokenizerResponse,
+    SessionResponse,
+    Submit,
+    WatchCacheRequest,
+    WatchCacheResponse,
+    WorkerServiceGenerateRequest,
+    WorkerServiceGenerateResponse,
+)
+from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import trace_context_of
+from trunkline_worker.front.front import Choice, Front
+from trunkline_worker.front.grant_desk import GrantDesk
+from trunkline_worker.front.grant_reports import FollowedGrant, GrantReports
+from trunkline_worker.front.outbox import Backlog, Outbox
+from trunkline_worker.front.session import Session
+from trunkline_worker.text.tokenizer_files import TokenizerFiles
+
+# Small enough that a call that is not read on holds little.
+TOKENIZER_CHUNK_BYTES = 128 << 10
+SEND_TOKENIZER_S = 60.0  # routers wait for 10 s
+
+SERVICE = "trunkline.v1.WorkerService"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerService(WorkerServiceServicer):
+    """`drain` is called with a time in seconds, or None for the worker's own setting.
+
+    What keeps strangers and floods out is the server's: see Door.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        files: TokenizerFiles,
+        drain: Callable[[float | None], Awaitable[DrainResponse]],
+        desk: GrantDesk,
+    ) -> None:
+        self._front = front
+        self._files = files
+        self._desk = desk
+        self._backlog = Backlog()
+        self._reports = GrantReports()
+        self._drain = drain
+
+    async def Session(self, request_iterator: Any, context: Context) -> AsyncIterator[SessionResponse]:
+        """The requests are bytes: see add_to_server()."""
+        task = asyncio.current_task()
+        assert task is not None
+        # Writing to a router that stands still would wait for ever.
+        session = Session(self._front, task.cancel, self._backlog)
+        log = get_logger()
+
+        async def read() -> None:
+            try:
+                async for raw in request_iterator:
+                    await session.take(raw)
+            except RequestRefused as refused:
+                log.error("session ends: the router makes no sense", problem=refused.message)
+                session.refuse(refused)
+                return
+            except Exception as error:
+                if not isinstance(error, grpc.aio.UsageError):
+                    log.error("session ends by an unexpected error", exc_info=error)
+            task.cancel()  # the router is gone, or has nothing more to say
+
+        reading = asyncio.create_task(read())
+        try:
+            with self._reports.session(session.tell) as number:
+                async for response in session.responses(number):
+                    yield response
+        finally:
+            reading.cancel()
+            session.close()
+            log.info("session closed")
+
+    async def Generate(
+        self, request: WorkerServiceGenerateRequest, context: Context
+    ) -> AsyncIterator[WorkerServiceGenerateResponse]:
+        submit = self._desk.take(request)
+        if not request.HasField("grant"):
+            submit.traceparent, submit.tracestate = trace_context_of(context.invocation_metadata())
+            submit.ClearField("timeout")
+            submit.ClearField("report_session")
+        with self._reports.follow(submit) as followed:
+            remaining_s = context.time_remaining()
+            if remaining_s is not None:
+                if remaining_s <= 0:
+                    raise deadline_exceeded()
+                remaining_ns = int(remaining_s * 1e9)
+                if not submit.HasField("timeout") or remaining_ns < submit.timeout.ToNanoseconds():
+                    submit.timeout.FromNanoseconds(remaining_ns)
+            async with aclosing(self._responses(submit, followed)) as responses:
+                async for response in responses:
+                    yield response
+
+    async def _responses(
+        self, submit: Submit, followed: FollowedGrant
+    ) -> AsyncGenerator[WorkerServiceGenerateResponse, None]:
+        choice: Choice | None = None
+
+        def give_up() -> None:
+            if choice is not None:
+                self._front.cancel(choice)
+
+        outbox = Outbox(give_up, self._backlog)
+        choice = self._front.submit(submit, outbox.put)
+        if choice is not None:
+            followed.began(choice)
+        try:
+            while True:
+                for output in await outbox.take():
+                    if output.HasField("error"):
+                        raise RequestRefused.from_proto(output.error)
+                    prompt = output.prompt if output.HasField("prompt") else None
+                    yield WorkerServiceGenerateResponse(chunk=output.chunk, prompt=prompt)
+                    if output.chunk.finish_reason:
+                        return
+        finally:
+            outbox.close()
+            if choice is not None:
+                self._front.cancel(choice)
+
+    async def WatchCache(self, request: WatchCacheRequest, context: Context) -> AsyncIterator[WatchCacheResponse]:
+        subscription = self._front.mirror.subscribe(request.stride)
+        try:
+            async for item in subscription.items():
+                yield item
+        finally:
+            self._front.mirror.unsubscribe(subscription)
+
+    async def GetModel(self, request: GetModelRequest, context: Context) -> GetModelResponse:
+        return self._front.model
+
+    async def GetTokenizer(self, request: GetTokenizerRequest, context: Context) -> AsyncIterator[GetTokenizerResponse]:
+        task = asyncio.current_task()
+        assert task is not None
+        # To end it with a status would wait for a client that does not read.
+        given_up = asyncio.get_running_loop().call_later(SEND_TOKENIZER_S, task.cancel)
+        try:
+            for name, data in self._files.contents.items():
+                for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
+                    yield GetTokenizerResponse(name=name, data=data[start : start + TOKENIZER_CHUNK_BYTES])
+        finally:
+            given_up.cancel()
+
+    async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
+        return await self._front.stats()
+
+    async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:
+        timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
+        if timeout_s is not None and timeout_s < 0:
+            raise invalid("timeout", f"{timeout_s} s is negative")
+        # A caller that hangs up does not stop a drain that has begun.
+        return await asyncio.shield(asyncio.ensure_future(self._drain(timeout_s)))
+
+
+def add_to_server(service: WorkerService, server: grpc.aio.Server) -> None:
+    """Every method, and Session so that its messages come as bytes: they are parsed piece by piece."""
+    session = grpc.stream_stream_rpc_method_handler(
+        service.Session, request_deserializer=bytes, response_serializer=SessionResponse.SerializeToString
+    )
+    # The first one that knows a method has it.
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
+    add_WorkerServiceServicer_to_server(service, server)

@@ -1,0 +1,141 @@
+"""One router's stream: submits and aborts in, the news of each step out."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+from google.protobuf.message import DecodeError
+
+from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, invalid
+from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.wire import NotAMessage, fields, parts
+from trunkline_worker.front.front import Choice, Front
+from trunkline_worker.front.outbox import Backlog, Outbox
+from trunkline_worker.front.submit_size import check_submit, most_submit_bytes
+
+# Of a message, parsed at once: a millisecond or so, whatever is in it. A longer submit is parsed by itself.
+PART_BYTES = 16 << 10
+TURN_S = 0.001  # for so long a router's message is worked on before others have their turn
+MAX_SUBMITS = 1 << 16  # of one message
+MAX_ABORT_BYTES = 1 << 20  # of handles in one message
+MAX_NAME_CHARACTERS = 512
+_SUBMITS = SessionRequest.SUBMITS_FIELD_NUMBER
+
+
+class Session:
+    """See the module. Its choices are aborted when it is closed."""
+
+    def __init__(self, front: Front, on_stalled: Callable[[], object], backlog: Backlog | None = None) -> None:
+        """`on_stalled` is called when the router does not read what it is told; the session is over then."""
+        self._front = front
+        self._on_stalled = on_stalled
+        self._outbox = Outbox(self._give_up, backlog)
+        self._most_submit_bytes = most_submit_bytes(front.model)
+        self._choices: dict[int, Choice] = {}  # by the router's handle
+
+    async def take(self, raw: bytes) -> None:
+        """A SessionRequest: what the router says. It is parsed and worked on piece by piece, and others have their turn
+        in between. Raises RequestRefused where no router would say this: the session is over then."""
+        try:
+            await self._take(raw)
+        except (DecodeError, NotAMessage) as error:
+            raise invalid("request", f"{len(raw)} bytes that are no message of Session: {error}") from None
+
+    async def _take(self, raw: bytes) -> None:
+        begun_s, num_submits, abort_bytes = time.perf_counter(), 0, 0
+        for part in parts(raw, PART_BYTES):
+            if len(part) > PART_BYTES:
+                abort_bytes += self._check_part(part)
+                if abort_bytes > MAX_ABORT_BYTES:
+                    raise invalid("abort_handles", f"are more than {MAX_ABORT_BYTES} bytes")
+            request = SessionRequest.FromString(part)
+            if request.HasField("hello"):
+                get_logger().info("session opened", router=request.hello.router_id[:MAX_NAME_CHARACTERS])
+            num_submits += len(request.submits)
+            if num_submits > MAX_SUBMITS:
+                raise invalid("submits", f"there are more than {MAX_SUBMITS} in one message")
+            for submit in request.submits:
+                self._start(submit)
+                if time.perf_counter() - begun_s > TURN_S:
+                    begun_s = await self._rest()
+            for handle in request.abort_handles:
+                self._abort(handle)
+                if time.perf_counter() - begun_s > TURN_S:
+                    begun_s = await self._rest()
+            if time.perf_counter() - begun_s > TURN_S:
+                begun_s = await self._rest()
+
+    async def _rest(self) -> float:
+        """Others have their turn, and a router that does not read its refusals waits until it has read some. Returns
+        the time."""
+        await asyncio.sleep(0)
+        await self._outbox.room()
+        return time.perf_counter()
+
+    def _check_part(self, part: bytes) -> int:
+        """Of a single field. Returns its bytes where it is no submit. Raises RequestRefused, NotAMessage."""
+        ((number, _, at, end),) = fields(part)
+        if number != _SUBMITS:
+            return end - at
+        check_submit(part, at, end, self._most_submit_bytes)
+        return 0
+
+    def tell(self, output: SequenceOutput) -> None:
+        """News of something that did not come by this session."""
+        self._outbox.put(output)
+
+    async def responses(self, number: int) -> AsyncIterator[SessionResponse]:
+        """What the router is told: who answers, and which of its sessions this is; then the news."""
+        model = self._front.model
+        yield SessionResponse(welcome=SessionWelcome(worker_id=model.worker_id, epoch=model.epoch, session=number))
+        while True:
+            yield SessionResponse(outputs=await self._outbox.take())
+
+    def refuse(self, refused: RequestRefused) -> None:
+        """The session is over, and the router is told why."""
+        self._abort_all()
+        self._outbox.end(refused)
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self._abort_all()
+        self._outbox.close()
+
+    def _abort_all(self) -> None:
+        for choice in self._choices.values():
+            self._front.cancel(choice)
+        self._choices.clear()
+
+    def _give_up(self) -> None:
+        get_logger().error("a router does not read: its session ends", choices=len(self._choices))
+        self._abort_all()
+        self._on_stalled()
+
+    def _start(self, submit: Submit) -> None:
+        """Refuses what cannot be started."""
+        try:
+            self._submit(submit)
+        except RequestRefused as refused:
+            self._outbox.put(SequenceOutput(handle=submit.handle, error=refused.to_proto()))
+        except Exception as error:  # a bug must cost this choice only, not the router's whole session
+            get_logger().error("unexpected error", request_id=submit.request_id, exc_info=error)
+            broken = RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; see the worker's log")
+            self._outbox.put(SequenceOutput(handle=submit.handle, error=broken.to_proto()))
+
+    def _abort(self, handle: int) -> None:
+        choice = self._choices.pop(handle, None)
+        if choice is not None:
+            self._front.cancel(choice)
+
+    def _submit(self, submit: Submit) -> None:
+        if submit.handle in self._choices:
+            raise invalid("handle", f"{submit.handle} names an unfinished choice of this session")
+        choice = self._front.submit(submit, self._deliver)
+        if choice is not None:
+            self._choices[submit.handle] = choice
+
+    def _deliver(self, output: SequenceOutput) -> None:
+        if output.HasField("error") or output.chunk.finish_reason:
+            self._choices.pop(output.handle, None)
+        self._outbox.put(output)

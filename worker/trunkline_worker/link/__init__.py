@@ -1,0 +1,1 @@
+"""Between the process of the front and that of the engine."""

@@ -1,0 +1,1 @@
+"""What a step costs, and how much fits into one. Pure."""

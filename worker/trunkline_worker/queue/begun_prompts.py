@@ -1,0 +1,31 @@
+"""Prompts of one lane that have been begun and are not computed to their end, in the order in which they go on."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.lanes.fair_share import Account
+
+
+class BegunPrompts:
+    """By tenant: that of the tenant with the least service is first, within a tenant the oldest."""
+
+    def __init__(self, sequences: Iterable[Sequence]) -> None:
+        """sequences: by rank"""
+        self._by_account: dict[Account, deque[Sequence]] = {}
+        for sequence in sequences:
+            self._by_account.setdefault(sequence.account, deque()).append(sequence)
+
+    def first(self) -> Sequence | None:
+        """The one that goes on next; None: there is none left."""
+        if not self._by_account:
+            return None
+        account = min(self._by_account, key=lambda account: account.virtual_tokens)
+        return self._by_account[account][0]
+
+    def remove(self, sequence: Sequence) -> None:
+        """The first one has had its turn."""
+        prompts = self._by_account[sequence.account]
+        assert prompts.popleft() is sequence, "only the first one of a tenant can have its turn"
+        if not prompts:
+            del self._by_account[sequence.account]

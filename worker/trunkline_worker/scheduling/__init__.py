@@ -1,0 +1,1 @@
+"""Which sequences run, and what each step computes of them. Pure."""

@@ -1,0 +1,1 @@
+"""What a step is to compute, and what comes of it."""

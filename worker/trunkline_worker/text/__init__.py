@@ -1,0 +1,1 @@
+"""From tokens to text, as far as nothing that follows can change it."""

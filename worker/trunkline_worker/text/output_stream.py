@@ -1,0 +1,163 @@
+"""From an engine's tokens to what the caller gets: text, stop strings, offsets, finish."""
+
+import copy
+
+from trunkline.engine.v1.engine_pb2 import EngineOutput
+from trunkline.status import invalid
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
+from trunkline.v1.worker_pb2 import SequenceOutput, Submit
+from trunkline_worker.text.detokenizer import Detokenizer
+from trunkline_worker.text.stop_strings import StopSearch
+from trunkline_worker.text.token_texts import TokenTexts
+
+STOP = FinishReason.FINISH_REASON_STOP
+LENGTH = FinishReason.FINISH_REASON_LENGTH
+
+
+class OutputStream:
+    """One choice. Its state is a function of the submit and the tokens, so a ledger from elsewhere restores it.
+
+    `eos`: the model's end-of-sequence tokens; `max_total`: most tokens of prompt and output together.
+    Raises RequestRefused where the ledger contradicts itself.
+    """
+
+    def __init__(self, submit: Submit, texts: TokenTexts, *, eos: frozenset[int], max_total: int) -> None:
+        self._params = params = submit.sampling
+        self._caller_handle = submit.handle
+        self._choice = submit.choice
+        self._prompt_len = len(submit.prompt_token_ids)
+        room = max_total - self._prompt_len
+        self._max_tokens = min(params.max_tokens, room) if params.HasField("max_tokens") else room
+        stop_ids = frozenset(params.stop_token_ids)
+        self._end_ids = stop_ids if params.ignore_eos else stop_ids | eos
+        self._detokenizer = Detokenizer(texts, submit.prompt_token_ids, keep_special=params.keep_special_tokens)
+        self._stops = StopSearch(params.stop, include_stop=params.include_stop)
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self._text_bytes = 0
+        self.finish = FinishReason.FINISH_REASON_UNSPECIFIED
+        self._matched: int | str | None = None  # what ended the choice: a token or a stop string
+        self._unsent = ""  # of the ledger's text
+        self._num_ahead = 0  # characters that the caller has, and that are held back here
+        if submit.HasField("resume"):
+            self._restore(submit)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish != FinishReason.FINISH_REASON_UNSPECIFIED
+
+    def ledger_output(self) -> SequenceOutput | None:
+        """The whole answer, where the ledger is complete already: nothing needs to be computed."""
+        if not self.finished:
+            return None
+        chunk = OutputChunk(
+            index=self._choice,
+            first_token_index=self.num_tokens,
+            text=self._unsent,
+            text_offset=self._text_bytes,
+            finish_reason=self.finish,
+        )
+        self._set_matched(chunk, self._matched)
+        return SequenceOutput(handle=self._caller_handle, chunk=chunk)
+
+    def take(self, output: EngineOutput) -> SequenceOutput:
+        """The news for the caller. Tokens past a stop string are dropped: they are neither sent nor billed."""
+        assert not self.finished, "output after the end"
+        result = SequenceOutput(handle=self._caller_handle)
+        if output.HasField("error"):
+            result.error.CopyFrom(output.error)
+            return result
+        if output.HasField("prompt"):
+            self.cached_tokens = output.prompt.cached_tokens
+            result.prompt.CopyFrom(output.prompt)
+        chunk = result.chunk
+        chunk.index, chunk.first_token_index = self._choice, self.num_tokens
+        text, self._unsent = self._unsent, ""
+        for token_id in output.token_ids:
+            num_before = self.num_tokens
+            text += self._advance(token_id)
+            if self.num_tokens > num_before:
+                chunk.token_ids.append(token_id)
+            if self.finished:
+                break
+        chunk.logprobs.extend(output.logprobs[: len(chunk.token_ids)])
+        if output.finish_reason and not self.finished:
+            self.finish = output.finish_reason
+            text += self._flush(may_stop=self.num_tokens > self._params.min_tokens)
+        if self._num_ahead:
+            text, self._num_ahead = text[self._num_ahead :], max(0, self._num_ahead - len(text))
+        chunk.text, chunk.text_offset = text, self._text_bytes
+        self._text_bytes += len(text.encode())
+        chunk.finish_reason = self.finish
+        self._set_matched(chunk, self._matched)
+        return result
+
+    def _advance(self, token_id: int) -> str:
+        """One more output token: the text that may go out because of it. Notices every kind of end. The token is not
+        counted where the output had ended before it, which only its coming has shown.
+        """
+        # A stop string counts where the token that its text ends with is not one of the first min_tokens.
+        may_have_stopped = self.num_tokens > self._params.min_tokens
+        may_stop = self.num_tokens >= self._params.min_tokens
+        is_end = may_stop and token_id in self._end_ids
+        text = ""
+        if early := self._detokenizer.held() if is_end else self._detokenizer.settle(token_id):
+            stops = copy.copy(self._stops) if is_end else self._stops  # with an end token it may all come once more
+            before = stops.push(early, may_stop=may_have_stopped)
+            if before.matched is not None:
+                self.finish, self._matched = STOP, before.matched
+                return before.text
+            text = before.text
+        self.num_tokens += 1
+        if is_end:
+            self.finish, self._matched = STOP, token_id
+            text = self._detokenizer.push(token_id) if self._params.include_stop else ""
+            # What was held back before the end token still belongs to the output.
+            return self._stops.push(text + self._detokenizer.flush(), may_stop=False).text + self._stops.flush()
+        released = self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop)
+        text += released.text
+        if released.matched is not None:
+            self.finish, self._matched = STOP, released.matched
+        elif self.num_tokens >= self._max_tokens:
+            self.finish = LENGTH
+            text += self._flush(may_stop=may_stop)
+        return text
+
+    def _flush(self, *, may_stop: bool) -> str:
+        """Everything that was held back. A stop string can still turn up in it."""
+        released = self._stops.push(self._detokenizer.flush(), may_stop=may_stop)
+        if released.matched is not None:
+            self.finish, self._matched = STOP, released.matched
+            return released.text
+        return released.text + self._stops.flush()
+
+    def _restore(self, submit: Submit) -> None:
+        ledger = submit.resume.output_token_ids
+        text = ""
+        for index, token_id in enumerate(ledger):
+            text += self._advance(token_id)
+            if self.finished and (index + 1 < len(ledger) or self.num_tokens <= index):
+                raise invalid(
+                    "resume.output_token_ids", f"the output had ended after {self.num_tokens} of {len(ledger)} tokens"
+                )
+        # A worker of another version may have sent what is held back here.
+        held = "" if self.finished else self._stops.held + self._detokenizer.held()
+        encoded, sent = (text + held).encode(), submit.resume.text_bytes_sent
+        if sent > len(encoded):
+            raise invalid(
+                "resume.text_bytes_sent", f"{sent} is more than the {len(encoded)} bytes that the tokens make"
+            )
+        try:
+            num_sent = len(encoded[:sent].decode())
+        except UnicodeDecodeError:
+            raise invalid("resume.text_bytes_sent", f"{sent} lies inside a character") from None
+        self._unsent = text[num_sent:]
+        self._num_ahead = max(0, num_sent - len(text))
+        self._text_bytes = sent
+
+    @staticmethod
+    def _set_matched(chunk: OutputChunk, matched: int | str | None) -> None:
+        if isinstance(matched, int):
+            chunk.stop_token_id = matched
+        elif matched is not None:
+            chunk.stop_string = matched

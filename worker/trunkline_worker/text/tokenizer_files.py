@@ -1,0 +1,123 @@
+"""The tokenizer's files, as they travel to routers: checked here, so that no router meets what it cannot read."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from trunkline.tokenizer_digest import tokenizer_digest
+from trunkline_worker.checkpoint.errors import ModelError, shown
+from trunkline_worker.checkpoint.model_file import read_file, read_json
+from trunkline_worker.text.token_texts import PANIC, TokenTexts
+
+REQUIRED = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+TEMPLATE = "chat_template.jinja"
+NAMED_TEMPLATES = "additional_chat_templates"  # a folder of them
+NAMES = (REQUIRED, CONFIG, SPECIAL_TOKENS, TEMPLATE)
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """File name → contents, those that exist; and the tokenizer itself.
+
+    `template_problem`: why there is no chat although there is a template, in one line; else empty.
+    """
+
+    contents: dict[str, bytes]
+    tokenizer: Tokenizer
+    template_problem: str = ""
+
+    @property
+    def digest(self) -> bytes:
+        """Equal digests, equal files."""
+        return tokenizer_digest(self.contents)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises ModelError where a text can become tokens that a model of this size does not have. Fewer tokens than
+        the model has are usual: embeddings are padded to a round size."""
+        token, largest = max(self.tokenizer.get_vocab().items(), key=lambda entry: entry[1], default=("", -1))
+        if largest >= vocab_size:
+            raise ModelError(
+                f"{REQUIRED} is another model's: its token {shown(token)} has the id {largest}, and this model's "
+                f"vocabulary ends at {vocab_size - 1}"
+            )
+
+
+def read_tokenizer_files(directory: Path) -> TokenizerFiles:
+    """Raises ModelError, one line naming the file, where tokenizer.json is missing or one of them is damaged. A damaged
+    chat template alone is noted, and text is served."""
+    if not os.path.lexists(directory / REQUIRED):
+        raise ModelError(f"{directory / REQUIRED} is missing: Trunkline reads tokenizers in this format only")
+    contents = {name: read_file(directory / name) for name in NAMES if os.path.lexists(directory / name)}
+    for path in sorted((directory / NAMED_TEMPLATES).glob("*.jinja")):
+        contents[f"{NAMED_TEMPLATES}/{path.name}"] = read_file(path)
+    config = read_json(directory / CONFIG) if CONFIG in contents else {}
+    for name, values in ((CONFIG, config), (SPECIAL_TOKENS, None)):
+        if name in contents:
+            _check_special_tokens(directory / name, read_json(directory / name) if values is None else values)
+    tokenizer = _tokenizer(directory / REQUIRED, contents[REQUIRED])
+    return TokenizerFiles(contents, tokenizer, next(_template_problems(contents, config), ""))
+
+
+def _tokenizer(path: Path, data: bytes) -> Tokenizer:
+    """One that encodes and decodes: some files are read without complaint, and fail with the first text."""
+
+    def attempt(what: str, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except BaseException as error:  # the library raises bare Exception, or panics
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
+            raise ModelError(f"{path} {what}: {' '.join(str(error).split())}") from None
+
+    tokenizer: Tokenizer = attempt("is damaged", lambda: Tokenizer.from_buffer(data))
+    # What the file pads or cuts texts to may be any number, and no text is padded or cut here.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    ids = attempt("cannot encode a text", lambda: tokenizer.encode("a").ids)
+    texts: TokenTexts = attempt("has a decoder that cannot be read", lambda: TokenTexts(tokenizer))
+    attempt("cannot decode a text", lambda: [texts.units(keep_special=True)[token_id] for token_id in ids])
+    return tokenizer
+
+
+def _check_special_tokens(path: Path, values: dict[str, Any]) -> None:
+    for name in NAMED_TOKENS:
+        value = values.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if value is None or (isinstance(text, str) and _is_unicode(text)):
+            continue
+        raise ModelError(f'{path}: {name} is {shown(value)}, not a text or an object with its "content"')
+
+
+def _template_problems(contents: dict[str, bytes], config: dict[str, Any]) -> Iterator[str]:
+    for name, data in contents.items():
+        if name.endswith(".jinja"):
+            try:
+                data.decode()
+            except UnicodeDecodeError as error:
+                yield f"{name} is not UTF-8: {error}"
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        are_named = all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in source)
+        templates = [one.get("template") for one in source] if are_named else [None]
+    elif isinstance(source, dict):
+        templates = list(source.values())
+    else:
+        templates = [] if source is None else [source]
+    if not all(isinstance(template, str) and _is_unicode(template) for template in templates):
+        yield f"{CONFIG}: chat_template is {shown(source)}, not a text or named texts"
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell half of a surrogate pair, which is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
