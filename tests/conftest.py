@@ -5,6 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.cluster.processes import Process
@@ -17,6 +18,14 @@ os.environ["TRITON_INTERPRET"] = "1"
 # The same examples in every run, however busy the machine is.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+# Where `rich` is installed, a traceback shows the local variables of each frame: with large ones that takes seconds.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 PRINTED_LINES = 30  # of each process, shown when a test fails
 

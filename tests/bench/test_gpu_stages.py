@@ -111,7 +111,7 @@ def test_the_first_stage_runs(tmp_path: Path) -> None:
 
 def test_what_ends_one_stage_costs_no_other_row(tmp_path: Path) -> None:
     stages = misbehaving("works", "raises", "is_killed", "loses_the_device")
-    hanging = misbehaving("hangs", limit_s=12.0)
+    hanging = misbehaving("hangs", limit_s=8.0)
     again = Stage("works again", "tests.bench.misbehaving_stages:works", 1, 1, 60.0)
     instead = Stage("instead", "tests.bench.misbehaving_stages:works", 1, 1, 60.0, instead_of="raises")
     never = Stage("never", "tests.bench.misbehaving_stages:works", 1, 1, 60.0, instead_of="works")
@@ -131,7 +131,7 @@ def test_what_ends_one_stage_costs_no_other_row(tmp_path: Path) -> None:
     assert ended["works"] == ended["works again"] == ended["instead"] == "done"
     assert ended["raises"] == "ValueError: the kernels disagree"
     assert ended["is_killed"] == "ended by SIGSEGV"
-    assert ended["hangs"] == "not done after its limit of 12 s"
+    assert ended["hangs"] == "not done after its limit of 8 s"
     assert "misbehaving_stages.py" in (tmp_path / "hangs.log").read_text(), "the stacks of what hung are in its log"
 
 
