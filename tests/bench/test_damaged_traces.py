@@ -15,7 +15,8 @@ from tests.bench.commands import status_of
 from trunkline_bench.simulation import main as simulate
 from trunkline_bench.simulation.fleet import main as simulate_fleet
 from trunkline_bench.simulation.trace_lines import NAMED_LINES, InvalidLineError, SkippedLines, TraceError
-from trunkline_bench.simulation.traces import TraceRequest, read_trace
+from trunkline_bench.simulation.trace_request import TraceRequest
+from trunkline_bench.simulation.traces import read_trace
 
 AZURE_HEAD = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

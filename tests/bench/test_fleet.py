@@ -15,7 +15,7 @@ from trunkline_bench.simulation.fleet.ideal import FleetSizedCache, SharedCache,
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summary
 from trunkline_bench.simulation.replay import replay
-from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.trace_request import TraceRequest
 from trunkline_bench.simulation.worker import FINGERPRINT, WorkerSpec
 from trunkline_router.routing.credit import NO_CREDIT
 from trunkline_router.routing.prefix_index import keys_of

@@ -9,7 +9,7 @@ import pytest
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.fleet import capacity
 from trunkline_bench.simulation.fleet.overlay import MOST_COPIES, TooManyCopies, lap_of, overlay
-from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.trace_request import TraceRequest
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.pace.limits import SchedulerLimits
 

@@ -8,7 +8,7 @@ from trunkline.status import CONTEXT_LENGTH_EXCEEDED
 from trunkline_bench.simulation import report
 from trunkline_bench.simulation.device_profile import PROFILES
 from trunkline_bench.simulation.replay import replay
-from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.trace_request import TraceRequest
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.pace.limits import Batching, SchedulerLimits

@@ -11,7 +11,8 @@ from trunkline_bench.simulation.device_profile import PROFILES, Profile
 from trunkline_bench.simulation.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.step_work import StepWork
-from trunkline_bench.simulation.traces import TraceRequest, at_once, mixed_lengths, poisson
+from trunkline_bench.simulation.trace_request import TraceRequest
+from trunkline_bench.simulation.traces import at_once, mixed_lengths, poisson
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.pace.limits import AdmissionRule, Batching, SchedulerLimits
 

@@ -110,8 +110,10 @@ async def load(
 
 @pytest.mark.parametrize(
     ("quotas", "cost"),
-    [(Quotas(requests_per_minute=150), 1), (Quotas(tokens_per_minute=150 * (len(PROMPT) + ANSWER)), 0)],
-    ids=["requests", "tokens"],
+    [
+        pytest.param(Quotas(requests_per_minute=150), 1, id="requests", marks=pytest.mark.slow),
+        pytest.param(Quotas(tokens_per_minute=150 * (len(PROMPT) + ANSWER)), 0, id="tokens"),
+    ],
 )
 async def test_quotas_hold_within_two_percent_over_two_routers_under_load(
     redis: RedisServer, quotas: Quotas, cost: int

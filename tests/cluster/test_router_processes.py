@@ -132,8 +132,8 @@ async def test_a_running_stream_finishes_at_sigterm(cluster: Cluster) -> None:
             process.popen.terminate()
             async for piece in pieces:
                 tokens += len(piece.token_ids)
+        assert process.wait() == 0  # in the block: to leave it sends SIGTERM
     assert tokens == 64
-    assert process.wait() == 0
     assert sum('"router stopped"' in line for line in process.lines) == 2
 
 
@@ -150,7 +150,7 @@ async def test_a_second_signal_ends_a_running_stream_at_once(cluster: Cluster) -
             with pytest.raises(TrunklineError):
                 async for _ in pieces:
                     pass
-    assert process.wait() == 0
+        assert process.wait() == 0  # in the block: to leave it sends SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

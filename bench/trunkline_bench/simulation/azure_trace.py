@@ -6,7 +6,7 @@ from functools import partial
 from reprlib import repr as short
 
 from trunkline_bench.simulation.trace_lines import InvalidLine, num_tokens_of
-from trunkline_bench.simulation.traces import TraceRequest, random_prompt
+from trunkline_bench.simulation.trace_request import TraceRequest, random_prompt
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

@@ -29,7 +29,8 @@ from trunkline_bench.simulation.experiments import AZURE, RESULTS
 from trunkline_bench.simulation.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.recording import RecordingExecutor
 from trunkline_bench.simulation.replay import Replayed, replay
-from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, random_prompt, read_trace
+from trunkline_bench.simulation.trace_request import TraceRequest, random_prompt
+from trunkline_bench.simulation.traces import at_once, at_rate, read_trace
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.engine_process import build_engine, scheduler_limits

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from trunkline_bench.simulation.trace_lines import InvalidLineError, SkippedLines
-from trunkline_bench.simulation.traces import TraceRequest, read_trace
+from trunkline_bench.simulation.trace_request import TraceRequest
+from trunkline_bench.simulation.traces import read_trace
 from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 

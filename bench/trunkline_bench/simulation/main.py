@@ -26,7 +26,8 @@ from trunkline_bench.simulation.device_profile import PROFILES, Profile
 from trunkline_bench.simulation.fitted_cost import FittedCost, FittedCostError
 from trunkline_bench.simulation.replay import Replayed, replay
 from trunkline_bench.simulation.trace_lines import SkippedLines, TraceError
-from trunkline_bench.simulation.traces import TraceRequest, at_once, at_rate, window
+from trunkline_bench.simulation.trace_request import TraceRequest
+from trunkline_bench.simulation.traces import at_once, at_rate, window
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.pace.limits import AdmissionRule, Batching
 

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from itertools import groupby
 
 from trunkline_bench.simulation.trace_lines import InvalidLine, json_object, lane_and_tenant, num_tokens_of, time_of
-from trunkline_bench.simulation.traces import TraceRequest, random_prompt
+from trunkline_bench.simulation.trace_request import TraceRequest, random_prompt
 
 TICKS_PER_S = 1e3
 TOKENS_PER_ID = 512

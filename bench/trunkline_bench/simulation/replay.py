@@ -8,7 +8,7 @@ from trunkline.status import CONTEXT_LENGTH_EXCEEDED
 from trunkline.v1.worker_pb2 import GetStatsResponse
 from trunkline_bench.simulation.outcome import Outcome, record
 from trunkline_bench.simulation.step_series import StepSeries
-from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.trace_request import TraceRequest
 from trunkline_bench.simulation.worker import SimulatedWorker, WorkerSpec, submit_of
 from trunkline_worker.engine.submission import Prompt
 

@@ -7,7 +7,7 @@ from functools import partial
 from zlib import crc32
 
 from trunkline_bench.simulation.trace_lines import InvalidLine, is_text, json_object, lane_and_tenant, time_of
-from trunkline_bench.simulation.traces import FIRST_ID, TraceRequest
+from trunkline_bench.simulation.trace_request import FIRST_ID, TraceRequest
 
 TICKS_PER_S = 1e6
 BYTES_PER_TOKEN = 4

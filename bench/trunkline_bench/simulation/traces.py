@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trunkline_bench.simulation import azure_trace, mooncake_trace, text_trace
 from trunkline_bench.simulation.trace_lines import (
     InvalidLine,
     InvalidLineError,
@@ -21,22 +22,9 @@ from trunkline_bench.simulation.trace_lines import (
     json_object,
     text_of,
 )
+from trunkline_bench.simulation.trace_request import FIRST_ID, TraceRequest, random_prompt
 
-FIRST_ID = 3  # token ids below are special
 LEAST_SPAN_S = 1e-6  # of a workload's arrivals: what came within less came at once
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One request. `prompt` makes its tokens when they are needed: a long trace has more than fit in memory."""
-
-    arrival_s: float  # since the first request of the trace
-    prompt_tokens: int
-    output_tokens: int
-    prompt: Callable[[], list[int]]
-    lane: str = "standard"
-    tenant: str = ""
-    conversation: str = ""  # requests of one are turns of it; empty: it stands alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +86,6 @@ def _format_of(path: Path, skipped: SkippedLines | None) -> TraceFormat:
 def _format_by(number: int, line: str) -> TraceFormat:
     """What one line shows: the columns' names, or a whole request, since half of one may look like another format.
     Raises InvalidLine."""
-    from trunkline_bench.simulation import azure_trace, mooncake_trace, text_trace
-
     if azure_trace.is_header(line):
         return TraceFormat(azure_trace.request_of, header=number)
     if not line.lstrip().startswith("{"):
@@ -109,13 +95,6 @@ def _format_by(number: int, line: str) -> TraceFormat:
         form = TraceFormat(mooncake_trace.request_of, mooncake_trace.spread)
     form.request_of(number, line, FIRST_ID + 1)
     return form
-
-
-def random_prompt(seed: int, count: int, vocab_size: int) -> list[int]:
-    """Tokens that no other seed's prompt begins with."""
-    draw = np.random.Generator(np.random.PCG64(seed))
-    tokens: list[int] = draw.integers(FIRST_ID, vocab_size, count).tolist()
-    return tokens
 
 
 # Made-up and changed workloads

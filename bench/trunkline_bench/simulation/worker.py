@@ -9,7 +9,7 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import LoadSample, Submit
 from trunkline_bench.simulation.simulated_executor import END_TOKEN, SimulatedExecutor, StepCost, VirtualClock
-from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.trace_request import TraceRequest
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits

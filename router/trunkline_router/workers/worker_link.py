@@ -21,7 +21,7 @@ from trunkline_router.workers.live import Live
 from trunkline_router.workers.tries import Tries
 from trunkline_router.workers.worker_breaker import WorkerBreaker
 from trunkline_router.workers.worker_health import WorkerHealth
-from trunkline_router.workers.worker_names import SameWorker, place_of
+from trunkline_router.workers.worker_names import Link, SameWorker, place_of
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.log import get_logger
 
@@ -56,7 +56,7 @@ class WorkerLink:
         self.wanted = True  # once it is not, the present connection is the last one
         self.is_named = True  # by this router's own sources; else only another router's lease speaks for it
         self.is_on_trial = False  # a lease alone speaks for it, and no worker has been seen there yet
-        self.same_as: WorkerLink | None = None  # the link that has this worker already, by another name
+        self.same_as: Link | None = None  # the link that has this worker already, by another name
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = WorkerBreaker(context.on_change)

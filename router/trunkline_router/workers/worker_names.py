@@ -9,18 +9,23 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.workers.live import Live
 
-if TYPE_CHECKING:
-    from trunkline_router.workers.worker_link import WorkerLink
+
+class Link(Protocol):
+    """What is known here of a router's connection to a worker."""
+
+    address: str
+    live: Live | None
 
 
 class SameWorker(Exception):
     """Another link has this worker already. One line for a person."""
 
-    def __init__(self, holder: "WorkerLink") -> None:
+    def __init__(self, holder: Link) -> None:
         super().__init__(f"the same worker as {holder.address}")
         self.holder = holder
 
@@ -50,10 +55,10 @@ class WorkerNames:
     """
 
     def __init__(self) -> None:
-        self._holders: dict[tuple[str, int], list[tuple[WorkerLink, Place]]] = {}
+        self._holders: dict[tuple[str, int], list[tuple[Link, Place]]] = {}
 
     @contextmanager
-    def held(self, model: GetModelResponse, link: "WorkerLink", place: Place) -> Iterator[None]:
+    def held(self, model: GetModelResponse, link: Link, place: Place) -> Iterator[None]:
         """The worker is this link's, in here. Raises SameWorker."""
         life = model.worker_id, model.epoch
         holders = self._holders.setdefault(life, [])

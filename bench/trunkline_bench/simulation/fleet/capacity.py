@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from trunkline_bench.simulation.replay import replay
-from trunkline_bench.simulation.traces import TraceRequest, at_once
+from trunkline_bench.simulation.trace_request import TraceRequest
+from trunkline_bench.simulation.traces import at_once
 from trunkline_bench.simulation.worker import WorkerSpec
 
 ROOMY_POOL_TOKENS = 1 << 26

@@ -26,7 +26,7 @@ from trunkline_bench.simulation.fleet.overlay import TooManyCopies, overlay
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summary
 from trunkline_bench.simulation.trace_lines import SkippedLines, TraceError
-from trunkline_bench.simulation.traces import TraceRequest
+from trunkline_bench.simulation.trace_request import TraceRequest
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_router.routing.routing_policy import PolicyName
 

@@ -24,7 +24,8 @@ from trunkline_bench.simulation.fleet.overlay import lap_of, overlay
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import summary
 from trunkline_bench.simulation.fleet.workloads import GOAL_S, WORKLOADS, Workload
-from trunkline_bench.simulation.traces import TraceRequest, read_trace
+from trunkline_bench.simulation.trace_request import TraceRequest
+from trunkline_bench.simulation.traces import read_trace
 from trunkline_bench.simulation.worker import WorkerSpec
 from trunkline_worker.pace.limits import SchedulerLimits
 

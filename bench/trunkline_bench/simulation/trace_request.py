@@ -1,0 +1,28 @@
+"""One request of a workload."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+FIRST_ID = 3  # token ids below are special
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request. `prompt` makes its tokens when they are needed: a long trace has more than fit in memory."""
+
+    arrival_s: float  # since the first request of the trace
+    prompt_tokens: int
+    output_tokens: int
+    prompt: Callable[[], list[int]]
+    lane: str = "standard"
+    tenant: str = ""
+    conversation: str = ""  # requests of one are turns of it; empty: it stands alone
+
+
+def random_prompt(seed: int, count: int, vocab_size: int) -> list[int]:
+    """Tokens that no other seed's prompt begins with."""
+    draw = np.random.Generator(np.random.PCG64(seed))
+    tokens: list[int] = draw.integers(FIRST_ID, vocab_size, count).tolist()
+    return tokens
