@@ -28,6 +28,10 @@ class NotOffered(Exception):
     """The router gives no grants, and nothing has been done for the request."""
 
 
+class _UnsentMessage(NoWorker):
+    """The call ended before a message was sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Said:
     """`answered`: where its answer goes; None: it has none."""
@@ -58,6 +62,9 @@ class GrantCall:
         """Raises NotOffered and TrunklineError."""
         try:
             return await self._ask(GrantRequest(request=request))
+        except _UnsentMessage as error:
+            # The router has refused without reading, and why is not known here; the routed request is told.
+            raise NotOffered(str(error)) from None
         except grpc.aio.AioRpcError as error:
             refused = error_of(error)
             if error.code() is grpc.StatusCode.UNIMPLEMENTED or refused.reason == FORBIDDEN:
@@ -183,7 +190,7 @@ class GrantCall:
         """The error of a call that had ended before a message was sent, as far as that can be known."""
         if self._call.time_remaining() == 0:
             return DeadlineExceeded("the deadline passed before the router was asked")
-        return NoWorker("the router has ended the call")
+        return _UnsentMessage("the router has ended the call")
 
 
 def _hides_status(error: Exception) -> bool:

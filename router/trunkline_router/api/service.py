@@ -89,11 +89,12 @@ class InferenceService(InferenceServiceServicer):
     async def Grant(
         self, request_iterator: AsyncIterator[GrantRequest], context: Context
     ) -> AsyncGenerator[GrantResponse, None]:
-        self._granter.check_offered()
         first = None
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_MESSAGE_S):
                 first = await anext(request_iterator, None)
+        # Not before: a call that ends while its client writes can hide its status from it.
+        self._granter.check_offered()
         if first is None or first.WhichOneof("news") != "request":
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
         request, request_id = first.request, request_id_of(first.request)
