@@ -58,7 +58,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline_kernels.paged_attention": ENGINE,
     **dict.fromkeys(
         (
-            *("trunkline_router.workers." + module for module in ("cache_follower", "signs_of_life", "worker_breaker")),
+            *("trunkline_router.workers." + module for module in ("cache_follower", "liveness", "worker_breaker")),
             *("trunkline_router.shared_state." + module for module in ("quota_book", "served")),
             *("trunkline_router.stores." + module for module in ("breaker", "convictions")),
         ),

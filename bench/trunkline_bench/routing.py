@@ -35,8 +35,8 @@ from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.routing.worker_state import WorkerState
 from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
-from trunkline_router.workers.live import Live
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 
@@ -52,7 +52,7 @@ REPORTS_PER_DECISION = 50  # a worker in so many reports between two decisions: 
 SHARED = (0, 0, 0, 2_000, 4_000, 8_000)  # tokens of the prompt that a worker holds: of these, one at random
 
 
-def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Pools, list[Live]]:
+def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Pools, list[ConnectedWorker]]:
     """Busy workers with so many blocks in all, some of which hold a part of the prompt; connected to nothing."""
     pools = Pools(draw)
     renderers = RenderPool()
@@ -72,7 +72,7 @@ def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Po
             max_running_requests=256,
         )
         link = WorkerLink(f"worker-{number}", context)
-        live = Live(model, WorkerBlocks(pools.index), tokenizer, WorkerSession(), link.breaker, link.address)
+        live = ConnectedWorker(model, WorkerBlocks(pools.index), tokenizer, WorkerSession(), link.breaker, link.address)
         live.blocks.store(chain[: draw.choice(SHARED) // BLOCK_SIZE])
         live.blocks.store(keys_of(draw.randbytes(16 * (blocks // workers))))
         link.live = live
@@ -151,7 +151,7 @@ def decisions(workers: int, blocks: int, tokens: int) -> list[str]:
     ]
 
 
-def asked(pools: Pools, request: RouteRequest) -> Route[Live]:
+def asked(pools: Pools, request: RouteRequest) -> Route[ConnectedWorker]:
     """All that pools are asked for one request without `max_tokens`: see service.py and placement.py."""
     pool = pools.pool(MODEL)
     assert pool.limits.context_length > len(request.prompt)  # to check what the client said

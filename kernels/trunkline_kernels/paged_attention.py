@@ -1,7 +1,7 @@
 """Attention of a ragged batch over paged keys and values, in plain PyTorch: the truth for the Triton kernels.
 
 Source of the paging: vLLM (Kwon et al., SOSP 2023); of mixing chunks and decodes in one step: Sarathi-Serve (Agrawal
-et al., OSDI 2024). On the CPU this twin is also what serves, so it avoids one call per sequence where it can: decodes
+et al., OSDI 2024). The CPU serves with this reference too, so it avoids one call per sequence where it can: decodes
 of similar context length form a group that is gathered once and attended to in one call.
 
 What to gather is the same for all layers of one window, so it is planned once per step: `plan_attention`.

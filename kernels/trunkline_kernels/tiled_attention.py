@@ -1,4 +1,4 @@
-"""Paged attention whose bits do not depend on the batch, for --deterministic: the CPU's batch-invariant twin.
+"""Paged attention whose bits do not depend on the batch, for --deterministic: the CPU's batch-invariant reference.
 
 Every product has one fixed shape: 16 query rows, anchored at multiples of 16 positions, against 64 keys, anchored at
 multiples of 64. A query at position p is always row p % 16 of its tile and meets the key tiles in the same order, so

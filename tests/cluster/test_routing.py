@@ -1,4 +1,4 @@
-"""Routing follows what workers hold, not a hash ring."""
+"""Routing follows what workers hold, not rendezvous hashing."""
 
 from collections.abc import Iterator
 

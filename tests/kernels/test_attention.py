@@ -1,4 +1,4 @@
-"""Both attention twins against a naive truth, on shapes that engines get wrong."""
+"""Both attention references against a naive truth, on shapes that engines get wrong."""
 
 import math
 

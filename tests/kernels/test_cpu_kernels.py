@@ -1,4 +1,4 @@
-"""The C kernels against their PyTorch twins, in both types, on the shapes that engines get wrong."""
+"""The C kernels against their PyTorch references, in both types, on the shapes that engines get wrong."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Triton kernels that work on tokens one by one, interpreted, against their twins."""
+"""The Triton kernels that work on tokens one by one, interpreted, against their references."""
 
 import math
 

@@ -29,8 +29,8 @@ from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
-from trunkline_router.workers.live import Live
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
@@ -61,7 +61,7 @@ class Cluster:
         self.port = port
         self.shared = shared
 
-    def live(self, index: int) -> Live:
+    def live(self, index: int) -> ConnectedWorker:
         live = self.links[index].live
         assert live is not None
         return live

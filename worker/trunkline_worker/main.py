@@ -20,8 +20,8 @@ from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
 from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.checkpoint.spec import read_spec
+from trunkline_worker.door.call_authorizer import CallAuthorizer
 from trunkline_worker.door.door import Door, most_message_bytes
-from trunkline_worker.door.gate import Gate
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
@@ -107,13 +107,13 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
     def now_unix_ms() -> int:
         return int(time.time() * 1e3)
 
-    gate = Gate(grant_key, worker_id, epoch, now_unix_ms)
+    authorizer = CallAuthorizer(grant_key, worker_id, epoch, now_unix_ms)
     server = GrpcServer(
         settings.host,
         settings.port,
         services=[SERVICE],
         max_request_bytes=most_message_bytes(model),
-        gate=Door(gate, model),
+        gate=Door(authorizer, model),
     )
 
     async def drain(timeout_s: float | None) -> DrainResponse:

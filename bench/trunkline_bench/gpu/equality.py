@@ -1,4 +1,4 @@
-"""Engines on the device against one another: the kernels against their twins, a batch against one alone."""
+"""Engines on the device against one another: the kernels against their references, a batch against one alone."""
 
 import random
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ PROMPT_TOKENS = (1, 15, 16, 17, 60, 130, 300)
 def check(shapes: Shapes) -> Rows:
     """The demo model's tokens; raises AssertionError where they differ."""
     prompts = _prompts(shapes, 2 if shapes.tiny else 6)
-    twins = _tokens(shapes, prompts, kernels="torch", dtype="float32")
+    references = _tokens(shapes, prompts, kernels="torch", dtype="float32")
     for options in ({},) if shapes.tiny else ({}, {"max_step_tokens": 48}, {"deterministic": True}):
         found = _tokens(shapes, prompts, dtype="float32", **options)
-        assert found == twins, f"tokens differ from the twins' with {options}"
-        yield {"what": "tokens equal the twins'", "options": str(options), "tokens": sum(map(len, found))}
+        assert found == references, f"tokens differ from the references' with {options}"
+        yield {"what": "tokens equal the references'", "options": str(options), "tokens": sum(map(len, found))}
     yield from _deterministic(shapes)
 
 

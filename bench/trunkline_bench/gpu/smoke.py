@@ -15,7 +15,7 @@ CHAIN, REPLAYS = 20, 10  # kernels of the captured graph, and how often it is re
 
 
 def check(shapes: Shapes) -> Rows:
-    """The device's own speed, each kernel once against its twin, a captured graph, and four requests through the
+    """The device's own speed, each kernel once against its reference, a captured graph, and four requests through the
     engine; raises AssertionError at the first that is wrong."""
     yield from ceilings.measure(shapes)
     yield _graph(shapes)

@@ -1,4 +1,4 @@
-"""The kernels that work on tokens one by one, and the products, on the device: each against its twin in float32."""
+"""The token-wise kernels and the products on the device: each against its reference in float32."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 /* Kernels for workers on a CPU: attention over paged keys and values, and the element-wise rest of a decoder layer.
  *
- * Compiled once per type of element, -DBF16 or not (float32); see library.py. The PyTorch twins beside this folder say
+ * Compiled once per type of element, -DBF16 or not (float32); see library.py. The PyTorch references beside this folder say
  * what each one computes, and the tests hold them against it. Sums are in float32 whatever the type.
  *
  * Loops are plain C that a compiler turns into vector code for the machine it compiles for; the one exception is the dot

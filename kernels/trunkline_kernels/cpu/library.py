@@ -3,7 +3,7 @@
 Compiled with the system's C compiler (CC, else cc) into a cache folder (TRUNKLINE_CACHE_DIR, else ~/.cache/trunkline),
 under a name that tells source, flags, compiler and CPU apart. Code that others could have put there is never loaded:
 where the folder is not this user's alone, or cannot be written, a new one serves for this process only. Where nothing
-can be compiled, one warning says so, and the PyTorch twins serve.
+can be compiled, one warning says so, and the PyTorch references serve.
 """
 
 import ctypes

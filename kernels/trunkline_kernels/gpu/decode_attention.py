@@ -4,8 +4,9 @@ results of contexts that are cut are merged by the program that is the last to f
 One decode reads its whole context and computes little, so the device is only busy when many programs read at once: see
 decode_plan. A prefix that several sequences share is read for all of them by shared_prefix, and merged here.
 
-Twin: trunkline_kernels.paged_attention. Source: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023); the merge is that of
-online softmax (Milakov and Gimelshein, 2018); that the last to arrive merges is stream-K's fix-up (Osama et al., 2023).
+Reference: trunkline_kernels.paged_attention. Source: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023); the merge is
+that of online softmax (Milakov and Gimelshein, 2018); merging by the
+last to arrive is stream-K's fix-up (Osama et al., 2023).
 """
 
 import triton

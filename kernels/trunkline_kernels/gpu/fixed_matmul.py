@@ -2,7 +2,7 @@
 
 Libraries choose tiles, and whether to split the inner dimension, by shape; here every product of a row with a weight
 goes over the inner dimension in one order, in tiles of one size. Idea: He et al., "Defeating Nondeterminism in LLM
-Inference" (Thinking Machines, 2025).  Twin: torch.nn.functional.linear.
+Inference" (Thinking Machines, 2025).  Reference: torch.nn.functional.linear.
 """
 
 import torch

@@ -4,7 +4,7 @@ Against a library's product and silu_and_mul, the products' results are neither 
 saved; and the first weights are on their way before the activations are there. But the library's product may be the
 faster one: product_choice says which is taken for how many rows.
 
-Twin: silu_and_mul(linear(x, weight)) of trunkline_kernels and torch. Source: Shazeer (2020).
+Reference: silu_and_mul(linear(x, weight)) of trunkline_kernels and torch. Source: Shazeer (2020).
 """
 
 from dataclasses import dataclass

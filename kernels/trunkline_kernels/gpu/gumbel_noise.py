@@ -1,6 +1,6 @@
 """Noise of a draw: a function of (key of seed and position, token id) alone, so there is no generator state.
 
-Twin: trunkline_worker.step.sampling_key.
+Reference: trunkline_worker.step.sampling_key.
 """
 
 import triton

@@ -3,7 +3,7 @@
 All logits are read once, by many programs per row, for what each tile of them contributes. A program per row then adds
 that up. It finds the likeliest tokens in the tiles with the highest logits, and reads no other tile again.
 
-Twin: trunkline_worker.execution.logprobs.
+Reference: trunkline_worker.execution.logprobs.
 """
 
 import torch

@@ -4,7 +4,7 @@ A prompt whose first new token is at position 0 attends to its new tokens alone,
 Whether torch's kernel (FlashAttention) or ragged_attention computes such prompts is what the tiling sweep of
 `make bench-gpu` has measured on the device; where nothing was measured, ragged_attention does.
 
-Twin: trunkline_kernels.paged_attention.
+Reference: trunkline_kernels.paged_attention.
 """
 
 import inspect

@@ -5,7 +5,7 @@ tensor cores. An int8 or fp8 weight is its value times a scale, one per column o
 value from 0 to 15, less a zero point, times a scale; both are those of a column and a group of the inner dimension.
 Weights that are quantised here have the zero point 8; checkpoints that were quantised elsewhere may bring others.
 
-Twin: torch's linear() with dequantize(weight). Sources: scales per token and column: Dettmers et al. (2022); 8-bit
+Reference: torch's linear() with dequantize(weight). Sources: scales per token and column: Dettmers et al. (2022); 8-bit
 floats: Micikevicius et al. (2022); groups of 128 for 4 bits: Frantar et al. (2023).
 """
 

@@ -8,8 +8,8 @@ Where bits may not depend on the batch, a context is cut at multiples of a fixed
 pieces' results are merged in order: by the one program that walks them all, or, for a sequence with one new token, by
 merge_split after as many programs. Both do the same arithmetic, so a token has the same bits either way.
 
-Twin: trunkline_kernels.paged_attention. Source of the paging: vLLM (Kwon et al., SOSP 2023); of packing the heads of
-grouped-query attention: FlashAttention-2 (Dao, 2023).
+Reference: trunkline_kernels.paged_attention. Source of the paging: vLLM (Kwon et al., SOSP 2023); of packing the heads
+of grouped-query attention: FlashAttention-2 (Dao, 2023).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Root mean square layer normalisation (Zhang and Sennrich, 2019), alone or after an addition to the residual stream.
 
-Twin: trunkline_kernels.rms_norm.
+Reference: trunkline_kernels.rms_norm.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Query and key norms, rotary embedding, and writing keys and values into the paged pool, in one pass.
 
-Twin: rms_norm, apply_rotary and write_kv of trunkline_kernels, one after the other. Rotary: Su et al., 2021, in the
-half-split layout of Hugging Face checkpoints.
+Reference: rms_norm, apply_rotary and write_kv of trunkline_kernels, one after the other. Rotary: Su et al., 2021, in
+the half-split layout of Hugging Face checkpoints.
 """
 
 import triton
@@ -16,7 +16,7 @@ HEADS_PER_PROGRAM = 8
 
 @triton.jit
 def _normed(first, second, norm, at, inside, eps, HEAD_DIM: tl.constexpr, dtype: tl.constexpr):
-    """Both halves of each head, divided by the head's root mean square, times `norm`; rounded as the twin does."""
+    """Both halves of each head, divided by the head's root mean square, times `norm`; rounded as the reference does."""
     scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / HEAD_DIM + eps)[:, None]
     first_weight = tl.load(norm + at, mask=inside, other=0.0)[None, :]
     second_weight = tl.load(norm + HEAD_DIM // 2 + at, mask=inside, other=0.0)[None, :]

@@ -13,7 +13,8 @@ in more of them until their mass suffices. Rows without either are drawn by many
 Logits are shifted by the row's highest one before they are scaled. The highest is then 0 and the others are negative,
 so nothing overflows to a value that is compared or drawn: the likeliest token always stays.
 
-Twin: trunkline_worker.execution.sampler and trunkline_worker.step.sampling_key, which say what the parameters mean.
+Reference: trunkline_worker.execution.sampler and trunkline_worker.step.sampling_key, which define the
+parameters.
 """
 
 import torch

@@ -3,7 +3,7 @@
 The query heads of many sequences are the rows of one tile, as in a prefill chunk; but no key is hidden from any of
 them. What each sequence has of its own is left to decode_attention, which merges the two.
 
-Twin: trunkline_kernels.paged_attention, which reads the prefix for each. Source: Hydragen (Juravsky et al., 2024);
+Reference: trunkline_kernels.paged_attention, which reads the prefix for each. Source: Hydragen (Juravsky et al., 2024);
 cascade inference (FlashInfer; Ye et al., 2024).
 """
 

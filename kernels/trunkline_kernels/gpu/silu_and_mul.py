@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward layer (Shazeer, 2020).  Twin: trunkline_kernels.silu_and_mul."""
+"""The gate of a SwiGLU feed-forward layer (Shazeer, 2020).  Reference: trunkline_kernels.silu_and_mul."""
 
 import triton
 import triton.language as tl
@@ -24,7 +24,7 @@ def _silu_and_mul(
     inside = at < DIM
     gate = tl.load(gate_up + row * 2 * DIM + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * DIM + DIM + at, mask=inside, other=0.0)
-    # Rounded between the two operations, as the twin does.
+    # Rounded between the two operations, as the reference does.
     activated = (gate / (1 + tl.exp(-gate))).to(up.dtype)
     tl.store(out + row * DIM + at, activated * up, mask=inside)
 

@@ -25,8 +25,8 @@ from trunkline_router.request.prepare import PreparedRequest
 from trunkline_router.routing.route import Route
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.streaming.request_stream import MAX_LEDGER_BYTES
-from trunkline_router.workers.live import Live
-from trunkline_router.workers.signs_of_life import Silence
+from trunkline_router.workers.connected_worker import ConnectedWorker
+from trunkline_router.workers.liveness import Silence
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 
@@ -62,7 +62,7 @@ class Granter:
         if not self.key:
             raise forbidden("this router gives no grants: it was started without --grant-key")
 
-    def takes_grants(self, live: Live) -> bool:
+    def takes_grants(self, live: ConnectedWorker) -> bool:
         """Whether the worker would open this router's grants, and say what became of them."""
         session = live.session
         return live.model.grant_key_id == self.key_id and session.number > 0 and not session.is_broken
@@ -167,7 +167,7 @@ class _Granting:
         finally:
             charge.let_go()
 
-    async def _account(self, worker: Live, charge: GrantCharge) -> GrantCharge:
+    async def _account(self, worker: ConnectedWorker, charge: GrantCharge) -> GrantCharge:
         """What the next grants are charged to. Where the client alone says that it needs others, those before may be
         computed all the same: it pays for both. Raises RequestRefused."""
         within_s = REPORT_WAIT_S if charge.is_limited else 0.0
@@ -206,7 +206,7 @@ class _Granting:
         coming = anext(self.news, None)
         return await (self.granter.running.unneeded(coming) if self.is_streaming else coming)
 
-    def _grants(self, route: Route[Live], charge: GrantCharge, flight: InFlight) -> GrantResponse:
+    def _grants(self, route: Route[ConnectedWorker], charge: GrantCharge, flight: InFlight) -> GrantResponse:
         """What the client takes to this worker. Raises RequestRefused."""
         granter, prepared, worker, claims = self.granter, self.prepared, route.worker, self.claims
         timeout_ns = self.placement.timeout_ns()
@@ -239,7 +239,7 @@ class _Granting:
         trace_route(self.span, route)
         return response
 
-    def _take(self, worker: Live, message: GrantRequest) -> None:
+    def _take(self, worker: ConnectedWorker, message: GrantRequest) -> None:
         """The client wants to go on elsewhere. Raises RequestRefused where it may not."""
         kind = message.WhichOneof("news")
         lost = message.lost if kind == "lost" else message.silent

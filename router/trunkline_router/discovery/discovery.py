@@ -10,7 +10,7 @@ from random import Random
 
 from trunkline_router.discovery.address import DNS_PREFIX
 from trunkline_router.discovery.lease_queue import LeaseQueue
-from trunkline_router.workers.tries import Tries
+from trunkline_router.workers.connect_attempts import ConnectAttempts
 from trunkline_router.workers.worker_breaker import SHORT_LIFE_S
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
@@ -31,11 +31,11 @@ Resolve = Callable[[str, int], Awaitable[Addresses]]  # of a name and a port; ra
 Sleep = Callable[[float], Awaitable[None]]
 
 
-def sources_of(workers: Sequence[str], rng: Random) -> tuple[list[Source], list[Tries]]:
+def sources_of(workers: Sequence[str], rng: Random) -> tuple[list[Source], list[ConnectAttempts]]:
     """What --workers names: the fixed ones, and each name to look up; and the lookups."""
     names = [entry.removeprefix(DNS_PREFIX) for entry in workers if entry.startswith(DNS_PREFIX)]
     listed = [entry for entry in workers if not entry.startswith(DNS_PREFIX)]
-    lookups = [Tries() for _ in names]
+    lookups = [ConnectAttempts() for _ in names]
     looked_up = [
         watch_name(name.rpartition(":")[0], int(name.rpartition(":")[2]), rng, sleep=lookup.pause)
         for name, lookup in zip(names, lookups, strict=True)
@@ -217,10 +217,10 @@ class Membership:
 
     async def _follow_one(self, link: WorkerLink) -> None:
         """Returns when there is no worker to connect, or its connection has broken young."""
-        while await link.tries.outcome(TRIAL_ANSWERED_AT_MOST_S):
+        while await link.connect_attempts.outcome(TRIAL_ANSWERED_AT_MOST_S):
             self._end_trial(link)
             since_s = self._clock_s()
-            await link.tries.next()
+            await link.connect_attempts.next()
             if self._clock_s() - since_s < SHORT_LIFE_S:
                 return
             self._queue.served(link.address)

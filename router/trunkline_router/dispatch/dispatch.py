@@ -26,7 +26,7 @@ from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.streaming.fanout import Fanout
 from trunkline_router.streaming.request_stream import BrokenOff, RequestStream
-from trunkline_router.workers.live import Live
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
@@ -72,7 +72,7 @@ class Dispatcher:
         time_left: TimeLeft,
         progress: AnswerLedger,
         *,
-        is_usable: Callable[[Live], bool] | None = None,
+        is_usable: Callable[[ConnectedWorker], bool] | None = None,
         is_suspect: Callable[[], bool] = lambda: False,
     ) -> Placement:
         """Where a request goes; see Placement."""
@@ -104,7 +104,7 @@ class Dispatch:
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
     placement: Placement = field(init=False)
-    _killed: list[Live] = field(default_factory=list)  # workers that died in a step of it, as they say
+    _killed: list[ConnectedWorker] = field(default_factory=list)  # workers that died in a step of it, as they say
     _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class Dispatch:
             prepared.scheduling.tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s()
         )
 
-    async def _attempt(self, route: Route[Live]) -> AsyncGenerator[GenerateResponse, None]:
+    async def _attempt(self, route: Route[ConnectedWorker]) -> AsyncGenerator[GenerateResponse, None]:
         """The responses from one worker. Whichever way this ends, the worker is told and the load is settled. Raises
         BrokenOff where the worker gives up."""
         worker, stream, prepared, shared = route.worker, self.stream, self.prepared, self.shared
@@ -199,7 +199,7 @@ class Dispatch:
                 trial.end()
                 worker.session.abort(attempt.handles)
 
-    async def _note(self, worker: Live, broken: BrokenOff) -> None:
+    async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused where it was the last one."""
         prepared, stream, refused = self.prepared, self.stream, broken.refused
         if broken.suspect:
@@ -253,7 +253,7 @@ class _Attempt:
     """At one worker; see request_stream.Attempt. The generator of responses stands still until the client reads on:
     should it never do so, nothing waits for that."""
 
-    def __init__(self, worker: Live, flight: InFlight, suspicion: Suspicion, facts: dict[str, Any]) -> None:
+    def __init__(self, worker: ConnectedWorker, flight: InFlight, suspicion: Suspicion, facts: dict[str, Any]) -> None:
         self.handles: list[int] = []  # of its submits
         self.is_watched = suspicion.is_suspect
         self.progressed = suspicion.on_progress
@@ -272,7 +272,7 @@ class _Attempt:
         self._suspicion.broke_off()
 
 
-def trace_route(span: Span, route: Route[Live]) -> None:
+def trace_route(span: Span, route: Route[ConnectedWorker]) -> None:
     """What was weighed, and why it came out so."""
     if not span.is_recording():
         return

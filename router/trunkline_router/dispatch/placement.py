@@ -16,7 +16,7 @@ from trunkline_router.failover.retry_budget import RetryBudget
 from trunkline_router.failover.suspicion import Cells
 from trunkline_router.request.prepare import PreparedRequest
 from trunkline_router.routing.route import Route
-from trunkline_router.workers.live import Live
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools
 
 FULL_FOR_MS = 500  # a worker that is full, and does not say for how long
@@ -38,15 +38,17 @@ class Placement:
     time_left: TimeLeft
     progress: AnswerLedger
     cells: Cells
-    is_usable: Callable[[Live], bool] | None
+    is_usable: Callable[[ConnectedWorker], bool] | None
     is_suspect: Callable[[], bool]
-    _failed: dict[Live, int] = field(default_factory=dict)  # where an attempt was lost, and how often it was back then
-    _full: dict[Live, float] = field(default_factory=dict)  # where there was no room, and until when
+    _failed: dict[ConnectedWorker, int] = field(
+        default_factory=dict
+    )  # where an attempt was lost, and how often it was back then
+    _full: dict[ConnectedWorker, float] = field(default_factory=dict)  # where there was no room, and until when
     _is_queueing: bool = False  # a worker could have it, were it free
     _has_looked: bool = False  # for workers, in vain, since it had one
     _fingerprint: str = ""  # of the weights that have begun the answer
 
-    async def place(self) -> Route[Live]:
+    async def place(self) -> Route[ConnectedWorker]:
         """Chooses a worker, once there is one. Raises RequestRefused."""
         progress = self.progress
         if self.recovery.lost_last and not progress.has_output:
@@ -88,7 +90,7 @@ class Placement:
         left_s = self._within_deadline(float("inf"))
         return None if left_s == float("inf") else int(left_s * 1e9)
 
-    def on_lost(self, worker: Live, refused: RequestRefused) -> None:
+    def on_lost(self, worker: ConnectedWorker, refused: RequestRefused) -> None:
         """An attempt there ended before the answer was complete. Raises RequestRefused where it was the last one."""
         progress = self.progress
         self.recovery.on_refusal(
@@ -103,7 +105,7 @@ class Placement:
         else:
             self._failed[worker] = worker.comebacks
 
-    def _workers(self, pool: Pool, now_s: float) -> Sequence[Live]:
+    def _workers(self, pool: Pool, now_s: float) -> Sequence[ConnectedWorker]:
         """Those that one is chosen among, at least one. Most requests rule out none, and look at none. Raises
         RequestRefused."""
         workers = pool.with_room(self.prepared.least_room(self.progress.num_output))

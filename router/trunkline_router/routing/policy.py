@@ -20,7 +20,7 @@ from trunkline_router.routing.worker_facts import Column, WorkerTable, hash_53
 # workers have learned of their steps differs by as much, and one that seems slower is never sent what would correct it.
 NEAR_SHARE = 0.02
 NEAR_S = 3e-3
-# A worker takes no request for its place on the hash ring while it has more than its even share of choices by this
+# A worker takes no request for its place by rendezvous hashing while it has more than its even share of choices by this
 # factor, and none for its sessions by that one.
 HASH_LOAD_BOUND = 1.25
 SESSION_LOAD_BOUND = 2.0

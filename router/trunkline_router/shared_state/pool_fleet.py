@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from trunkline_router.routing.credit import NO_CREDIT, Credit
 from trunkline_router.stores.store import Lease, WorkerKey
-from trunkline_router.workers.live import Live
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 
 
@@ -46,9 +46,9 @@ class PoolFleet:
             self._leases_changed.clear()
             yield self._leased
 
-    def _live(self) -> list[Live]:
+    def _live(self) -> list[ConnectedWorker]:
         return [link.live for link in self._pools.links if link.live is not None]
 
 
-def key_of(live: Live) -> WorkerKey:
+def key_of(live: ConnectedWorker) -> WorkerKey:
     return WorkerKey(live.model.worker_id, live.model.epoch)

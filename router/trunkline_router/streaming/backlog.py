@@ -10,7 +10,7 @@ TURN_BYTES = 2 << 20  # of memory given back in one turn of the event loop: abou
 
 
 class Waiting(Protocol):
-    """What waits of one request: Unread, which knows this module."""
+    """What waits of one request: ClientBuffer, which knows this module."""
 
     @property
     def fall_behind(self) -> Callable[[str], None]:

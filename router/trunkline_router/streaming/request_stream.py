@@ -27,8 +27,8 @@ from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.streaming.client_buffer import ClientBuffer
 from trunkline_router.streaming.fanout import Fanout
-from trunkline_router.streaming.unread import Unread
 from trunkline_runtime.log import get_logger
 
 MAX_PROMPT_BYTES = 512 << 10  # of a prompt's report that goes with output: a larger one is a response by itself
@@ -85,7 +85,7 @@ class RequestStream:
         self._request_id = request_id
         self._prompt = prompt
         self._prompt_sent = False
-        self._unread = Unread(backlog or Backlog(), self.fall_behind)
+        self._client_buffer = ClientBuffer(backlog or Backlog(), self.fall_behind)
         self._refused: RequestRefused | None = None
         self._broken: BrokenOff | None = None
         self._fanout = fanout or Fanout()
@@ -146,7 +146,7 @@ class RequestStream:
             if not answer.prompt_known and index == 0:
                 self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
             self._meter.add(num_tokens)
-            self._unread.add(index, chunk)
+            self._client_buffer.add(index, chunk)
             if self._is_watched and self._attempt is not None:
                 self._attempt_tokens += num_tokens
                 self._attempt.progressed(self._attempt_tokens // self._attempt_choices)
@@ -163,15 +163,15 @@ class RequestStream:
         """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
         gave up, when all that it had said is taken; RequestRefused where the request is over. To ask again means that
         the response before has been written."""
-        answer, unread, due = self.answer, self._unread, self._due
-        unread.left()
-        while not ((has_news := answer.prompt_known and unread.holds_any) and due.is_set()):
+        answer, client_buffer, due = self.answer, self._client_buffer, self._due
+        client_buffer.left()
+        while not ((has_news := answer.prompt_known and client_buffer.holds_any) and due.is_set()):
             if not has_news:
                 if self._refused is not None:
                     raise self._refused
                 if self._broken is not None:
                     raise self._broken
-                if not (answer.num_unfinished or unread.holds_any):
+                if not (answer.num_unfinished or client_buffer.holds_any):
                     return None
             due.clear()
             await due.wait()
@@ -181,8 +181,8 @@ class RequestStream:
             response.prompt.CopyFrom(self._prompt)
             if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
                 return response
-        response.chunks.extend(unread.take())
-        if unread.holds_any:
+        response.chunks.extend(client_buffer.take())
+        if client_buffer.holds_any:
             return response
         due.clear()
         if not answer.num_unfinished:
@@ -226,4 +226,4 @@ class RequestStream:
 
     def close(self) -> None:
         """The client reads no more: what is kept for it is dropped."""
-        self._unread.clear()
+        self._client_buffer.clear()

@@ -12,8 +12,8 @@ from trunkline.v1.worker_pb2 import WatchCacheRequest, WatchCacheResponse
 from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.claims.worker_claims import load_problem
 from trunkline_router.workers.cache_follower import MOST_BLOCKS, MOST_CLEARED, CacheFollower, Work
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
-from trunkline_router.workers.live import Live
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.wire import NotAMessage, fields
 
@@ -27,7 +27,9 @@ TURN_S = 0.001  # for so long a worker's news are worked on before others have t
 CLEARED_WITHIN_S = 10.0  # a worker that empties its cache more than MOST_CLEARED times is left alone
 
 
-async def follow_cache(channel: grpc.aio.Channel, live: Live, synced: asyncio.Event, context: LinkContext) -> None:
+async def follow_cache(
+    channel: grpc.aio.Channel, live: ConnectedWorker, synced: asyncio.Event, context: LinkContext
+) -> None:
     """Follows the worker's cache and load until it is cancelled, and sets `synced` once a snapshot is there. A gap or a
     broken stream starts a new subscription, while requests go on and what is known stays in use until the new snapshot
     comes. A new epoch ends the connection: raises WatchBroken, and FalseClaim where

@@ -15,7 +15,7 @@ from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.route import Route, route
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.routing_policy import RoutingPolicy
-from trunkline_router.workers.live import Live
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool_search import PoolSearch
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
@@ -27,7 +27,7 @@ class Pool:
     alone is not in here: it is asked of them for each request."""
 
     name: str
-    workers: Sequence[Live]
+    workers: Sequence[ConnectedWorker]
 
     @cached_property
     def limits(self) -> GetModelResponse:
@@ -40,13 +40,13 @@ class Pool:
         rendering = most_common(live.tokenizer.rendering for live in self.workers)
         return next(live.tokenizer for live in self.workers if live.tokenizer.rendering == rendering)
 
-    def with_room(self, num_tokens: int) -> Sequence[Live]:
+    def with_room(self, num_tokens: int) -> Sequence[ConnectedWorker]:
         """Those that take so many tokens, of prompt and output together."""
         if num_tokens <= self._least_tokens:
             return self.workers
         return [live for live in self.workers if num_tokens <= live.most_tokens]
 
-    def allowed(self, workers: Sequence[Live], now_s: float) -> Sequence[Live]:
+    def allowed(self, workers: Sequence[ConnectedWorker], now_s: float) -> Sequence[ConnectedWorker]:
         """Of these workers those that have not failed of late. Where all have, any may have recovered: all. Raises
         RequestRefused where there are none."""
         if not workers:
@@ -125,11 +125,11 @@ class Pools:
         await self.search.look_for("", tenant)
         return self.models()
 
-    def route(self, workers: Sequence[Live], request: RouteRequest) -> Route[Live]:
+    def route(self, workers: Sequence[ConnectedWorker], request: RouteRequest) -> Route[ConnectedWorker]:
         """Chooses among these of one model, at least one."""
         return route(self.index, workers, request, self.policy, self._rng)
 
-    def explain(self, workers: Sequence[Live], request: RouteRequest) -> Route[Live]:
+    def explain(self, workers: Sequence[ConnectedWorker], request: RouteRequest) -> Route[ConnectedWorker]:
         """What route() would say now; what it says then is not changed by this."""
         rng = Random()
         rng.setstate(self._rng.getstate())
@@ -145,13 +145,13 @@ class Pools:
         assert self._models is None or self._models.keys() == self._accepting().keys(), "a model has come"
 
     def _accepting(self) -> dict[str, Pool]:
-        accepting: dict[str, list[Live]] = {}
+        accepting: dict[str, list[ConnectedWorker]] = {}
         for link in self.links:
             if (live := link.live) is not None and live.accepts:
                 accepting.setdefault(live.model_name, []).append(live)
         return {name: Pool(name, self._agreeing(name, workers)) for name, workers in accepting.items()}
 
-    def _agreeing(self, name: str, workers: list[Live]) -> list[Live]:
+    def _agreeing(self, name: str, workers: list[ConnectedWorker]) -> list[ConnectedWorker]:
         """Those on whose terms requests can go to any of them; the others are set aside."""
         terms = [live.terms for live in workers]
         common = agreed(terms, self._terms.get(name))

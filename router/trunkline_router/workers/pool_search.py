@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from trunkline_router.workers.tries import ANSWERED_AT_MOST_S, Tries
+from trunkline_router.workers.connect_attempts import ANSWERED_AT_MOST_S, ConnectAttempts
 from trunkline_router.workers.worker_link import WorkerLink
 
 LOOK_AT_MOST_S = 1.0
@@ -26,7 +26,7 @@ PATIENCE_SHARE = 0.5  # of the time left to a request: it is to be told that nob
 
 @dataclass(slots=True)
 class _Look:
-    """For one name, by all who asked for it within one step. All tries count that begin after it."""
+    """For one name, by all who asked for it within one step. All attempts count that begin after it."""
 
     name: str
     is_known: bool
@@ -35,7 +35,7 @@ class _Look:
 
 
 class PoolSearch:
-    """Hurries tries to connect to workers that are missing, and the lookups of names that stand for workers, while
+    """Hurries attempts to connect to workers that are missing, and the lookups of names that stand for workers, while
     anybody looks for one. Each address for itself: none waits for another, and what a lookup adds counts at once.
 
     - Nobody looks for longer than LOOK_AT_MOST_S, or ANSWERED_AT_MOST_S where a worker of the model has answered and is
@@ -57,7 +57,7 @@ class PoolSearch:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`has`: whether the model has a ready worker; of an empty name, whether any has."""
-        self.lookups: list[Tries] = []  # of names that stand for workers
+        self.lookups: list[ConnectAttempts] = []  # of names that stand for workers
         self._links = links
         self._has = has
         self._clock_s = clock_s
@@ -117,13 +117,13 @@ class PoolSearch:
         if self._looks:
             self._hurry_one(missing, now_s)
 
-    def _end_looks(self, missing: Sequence[Tries], now_s: float) -> None:
-        under_way = [tries for tries in missing if tries.may_come_to_something(now_s)]
-        connecting = {tries.model for tries in under_way if tries.model is not None}
+    def _end_looks(self, missing: Sequence[ConnectAttempts], now_s: float) -> None:
+        under_way = [attempts for attempts in missing if attempts.may_come_to_something(now_s)]
+        connecting = {attempts.model for attempts in under_way if attempts.model is not None}
         # What has answered with another model is not waited for.
-        awaited = [tries for tries in missing if tries.is_paused]
-        awaited += [tries for tries in under_way if tries.model is None]
-        all_tried_since_s = min((tries.tried_s for tries in awaited), default=inf)
+        awaited = [attempts for attempts in missing if attempts.is_paused]
+        awaited += [attempts for attempts in under_way if attempts.model is None]
+        all_tried_since_s = min((attempts.tried_s for attempts in awaited), default=inf)
         going_on = []
         for look in self._looks:
             is_connecting = look.name in connecting if look.name else bool(connecting)
@@ -135,15 +135,19 @@ class PoolSearch:
                 going_on.append(look)
         self._looks = going_on
 
-    def _hurry_one(self, missing: Sequence[Tries], now_s: float) -> None:
+    def _hurry_one(self, missing: Sequence[ConnectAttempts], now_s: float) -> None:
         """The one that was tried longest ago, of those that it is time for."""
         apart_s = APART_S if any(look.is_known for look in self._looks) else UNKNOWN_APART_S
         before_s = min(now_s - apart_s, max(look.begun_s for look in self._looks))
-        due = [tries for tries in missing if tries.is_paused and tries.begun_s <= before_s]
+        due = [attempts for attempts in missing if attempts.is_paused and attempts.begun_s <= before_s]
         if due:
-            min(due, key=lambda tries: tries.begun_s).hurry()
+            min(due, key=lambda attempts: attempts.begun_s).hurry()
 
-    def _missing(self) -> list[Tries]:
+    def _missing(self) -> list[ConnectAttempts]:
         """What may give rise to a worker that is not there: lookups, and connections to those who could have joined."""
-        missing = [link.tries for link in self._links() if link.live is None and link.same_as is None and link.wanted]
+        missing = [
+            link.connect_attempts
+            for link in self._links()
+            if link.live is None and link.same_as is None and link.wanted
+        ]
         return self.lookups + missing

@@ -1,4 +1,4 @@
-"""Whether a connected worker is at work, and how much of its share it gets. signs_of_life.py says what silence is."""
+"""Whether a connected worker is at work, and how much of its share it gets. liveness.py says what silence is."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsRequest, StepCostModel
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
-from trunkline_router.workers.live import Live
-from trunkline_router.workers.signs_of_life import SignsOfLife
+from trunkline_router.workers.liveness import Liveness
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ LEAST_SHARE = 0.1  # of a worker that has this moment come
 class WorkerHealth:
     """Notices a worker that hangs, and that it is back; lets it start slowly."""
 
-    def __init__(self, live: Live, stub: "WorkerServiceAsyncStub", context: LinkContext) -> None:
+    def __init__(self, live: ConnectedWorker, stub: "WorkerServiceAsyncStub", context: LinkContext) -> None:
         self._live = live
         self._stub = stub
         self._context = context
@@ -86,8 +86,8 @@ class WorkerHealth:
         self._log.info("worker is back", address=self._live.address)
         self._context.on_change()
 
-    def _new_signs(self) -> SignsOfLife:
-        return SignsOfLife(self._context.limits.inter_token_timeout_s)
+    def _new_signs(self) -> Liveness:
+        return Liveness(self._context.limits.inter_token_timeout_s)
 
 
 def longest_silence_s(model: GetModelResponse, cost: StepCostModel) -> float:

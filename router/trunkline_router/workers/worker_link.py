@@ -16,9 +16,9 @@ from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.sessions.session import WorkerSession
 from trunkline_router.workers.cache_follower import WatchBroken
 from trunkline_router.workers.cache_watch import follow_cache
+from trunkline_router.workers.connect_attempts import ConnectAttempts
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
-from trunkline_router.workers.live import Live
-from trunkline_router.workers.tries import Tries
 from trunkline_router.workers.worker_breaker import WorkerBreaker
 from trunkline_router.workers.worker_health import WorkerHealth
 from trunkline_router.workers.worker_names import Link, SameWorker, place_of
@@ -52,7 +52,7 @@ class WorkerLink:
 
     def __init__(self, address: str, context: LinkContext) -> None:
         self.address = address
-        self.live: Live | None = None
+        self.live: ConnectedWorker | None = None
         self.wanted = True  # once it is not, the present connection is the last one
         self.is_named = True  # by this router's own sources; else only another router's lease speaks for it
         self.is_on_trial = False  # a lease alone speaks for it, and no worker has been seen there yet
@@ -60,7 +60,7 @@ class WorkerLink:
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = WorkerBreaker(context.on_change)
-        self.tries = Tries()  # to connect
+        self.connect_attempts = ConnectAttempts()  # to connect
         self._context = context
         self._sweeping: asyncio.Task[None] | None = None
         self._connected_s = 0.0
@@ -107,7 +107,7 @@ class WorkerLink:
                 aside_s = ASIDE_FIRST_S
             if is_false:
                 pause_s, aside_s = aside_s, min(aside_s * 2, ASIDE_MOST_S)
-            await self.tries.pause(pause_s * self._context.rng.uniform(0.5, 1.0))
+            await self.connect_attempts.pause(pause_s * self._context.rng.uniform(0.5, 1.0))
         if self._sweeping is not None:
             await self._sweeping
 
@@ -118,7 +118,7 @@ class WorkerLink:
         check_model(model, self._context.grant_key)
         with self._context.names.held(model, self, await place_of(self.address)):
             self.same_as = None
-            self.tries.answered(model.model)
+            self.connect_attempts.answered(model.model)
             await self._converse(channel, stub, model)
 
     async def _converse(
@@ -131,7 +131,7 @@ class WorkerLink:
                 f"vocab_size is {model.vocab_size}"
             )
         session = WorkerSession(vocab_size=model.vocab_size, most_tokens=max_total_tokens(model))
-        live = Live(model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address)
+        live = ConnectedWorker(model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address)
         opened, synced = asyncio.Event(), asyncio.Event()
 
         def on_open(welcome: SessionWelcome) -> None:
@@ -154,7 +154,7 @@ class WorkerLink:
         finally:
             self.live = None  # before anything else runs: a worker that is gone must not be chosen
             self._context.on_change()
-            self.tries.lost()
+            self.connect_attempts.lost()
             for task in (talking, watch, ready, looking):
                 task.cancel()
             await asyncio.gather(talking, watch, ready, looking, return_exceptions=True)
@@ -167,12 +167,12 @@ class WorkerLink:
         for _ in iter(self._context.index.sweep, False):
             await asyncio.sleep(0)
 
-    async def _announce(self, live: Live, *conditions: asyncio.Event) -> None:
+    async def _announce(self, live: ConnectedWorker, *conditions: asyncio.Event) -> None:
         for condition in conditions:
             await condition.wait()
         self.live, self.model, self.problem = live, live.model, ""
         self._was_live = True
-        self.tries.worked()
+        self.connect_attempts.worked()
         self._connected_s = self._context.clock_s()
         self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
                        blocks=len(live.blocks))  # fmt: skip

@@ -12,14 +12,14 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.workers.live import Live
+from trunkline_router.workers.connected_worker import ConnectedWorker
 
 
 class Link(Protocol):
     """What is known here of a router's connection to a worker."""
 
     address: str
-    live: Live | None
+    live: ConnectedWorker | None
 
 
 class SameWorker(Exception):

@@ -13,7 +13,7 @@ from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_router.failover.failover import FailoverLimits
-from trunkline_router.streaming import unread
+from trunkline_router.streaming import client_buffer
 from trunkline_router.streaming.backlog import Backlog, Waiting
 from trunkline_runtime.channel import open_channel
 
@@ -170,7 +170,7 @@ async def test_a_request_without_a_deadline_gives_the_worker_none() -> None:
 async def test_a_slow_client_holds_nobody_up_and_gets_everything_in_few_responses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unread, "MAX_WAITING_BYTES", 1 << 30)  # how much of it waits is the transport's choice
+    monkeypatch.setattr(client_buffer, "MAX_WAITING_BYTES", 1 << 30)  # how much of it waits is the transport's choice
     worker = FakeWorker("a", answer=None, context_length=100_000, kv_token_capacity=100_000, vocab_size=100_000)
     async with cluster(worker) as router:
         slow = router.generate(PROMPT)

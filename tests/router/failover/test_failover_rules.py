@@ -25,7 +25,7 @@ from trunkline_router.failover.retry_budget import LEAST_PER_S, MOST_AT_ONCE, MO
 from trunkline_router.failover.suspicion import CLEARING_STEPS_AGAIN, Cells, Suspicion
 from trunkline_router.stores.convictions import CONVICTION_MS, Convictions
 from trunkline_router.stores.store import MAX_CONVICTIONS
-from trunkline_router.workers.signs_of_life import SignsOfLife
+from trunkline_router.workers.liveness import Liveness
 from trunkline_router.workers.worker_breaker import (
     FAILURES_TO_OPEN,
     OPEN_FIRST_S,
@@ -197,7 +197,7 @@ def test_the_budget_lets_one_workers_requests_go_on_at_once_then_a_share_and_ref
 
 
 def test_silence_counts_only_with_work_and_while_this_side_was_awake() -> None:
-    signs = SignsOfLife(4.0)
+    signs = Liveness(4.0)
     assert signs.check_interval_s == 1.0
     assert not any(signs.is_silent(now, news=1, has_work=False) for now in range(20))
     silent = [signs.is_silent(now, news=1, has_work=True) for now in (20, 21, 22, 23, 24)]
@@ -207,7 +207,7 @@ def test_silence_counts_only_with_work_and_while_this_side_was_awake() -> None:
 
 
 def test_a_worker_of_long_steps_may_be_silent_for_longer() -> None:
-    signs = SignsOfLife(4.0)
+    signs = Liveness(4.0)
     silent = [signs.is_silent(now, news=1, has_work=True, allowance_s=2.0) for now in range(8)]
     assert silent == [False] * 6 + [True] * 2
     model = GetModelResponse(max_step_tokens=2000, batch_window_ms=500)

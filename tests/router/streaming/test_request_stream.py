@@ -13,7 +13,7 @@ from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.streaming import backlog as backlog_module
-from trunkline_router.streaming import unread
+from trunkline_router.streaming import client_buffer
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.streaming.request_stream import BrokenOff, RequestStream
 
@@ -225,7 +225,7 @@ async def test_progress_is_told_by_attempt_and_choice() -> None:
 async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_taken_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unread, "MAX_WAITING_BYTES", 2000)
+    monkeypatch.setattr(client_buffer, "MAX_WAITING_BYTES", 2000)
     news = stream(choices=2)
     told = Told()
     news.begin("w", told)
@@ -254,7 +254,7 @@ async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_take
 async def test_what_waits_leaves_in_responses_of_bounded_size_and_nothing_of_it_is_lost_or_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unread, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
     news = RequestStream("r", 2, PromptInfo(model="m", prompt_tokens=9), backlog=backlog)
     steps, texts = 40, ("é" * 60, "z" * 90)
@@ -286,7 +286,7 @@ async def test_what_waits_leaves_in_responses_of_bounded_size_and_nothing_of_it_
 async def test_what_is_taken_in_part_waits_no_longer_and_a_break_comes_after_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unread, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
     news = RequestStream("r", 1, PromptInfo(), backlog=backlog)
     for step in range(9):
@@ -326,7 +326,7 @@ async def test_a_backlog_counts_what_has_merged_until_it_has_left_or_nobody_will
         news.put(output(first=2, offset=2))
     both = backlog.waiting_bytes
     await first.take()
-    assert backlog.waiting_bytes == both / 2 * (1 + unread.RESPONSE_COST), "on its way it takes more than before"
+    assert backlog.waiting_bytes == both / 2 * (1 + client_buffer.RESPONSE_COST), "on its way it takes more than before"
     first.put(output(first=4, offset=4, finish_reason=STOP))
     await first.take()
     assert 0 < backlog.waiting_bytes == both / 2, "what was taken before has left"
@@ -336,7 +336,7 @@ async def test_a_backlog_counts_what_has_merged_until_it_has_left_or_nobody_will
 
 async def test_chunks_that_fill_a_response_each_by_itself_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them refers to its step's whole message as long as it is kept as it came."""
-    monkeypatch.setattr(unread, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
     news = RequestStream("r", 16, PromptInfo(), backlog=backlog)
     num_bytes = 0
@@ -351,7 +351,7 @@ async def test_chunks_that_fill_a_response_each_by_itself_count_too(monkeypatch:
 async def test_what_was_kept_for_clients_that_go_together_is_freed_in_turns_of_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unread, "MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     monkeypatch.setattr(backlog_module, "TURN_BYTES", 20_000)
     backlog = Backlog()
     streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(5)]
@@ -397,7 +397,7 @@ async def test_responses_that_do_not_leave_count_against_what_may_wait() -> None
 async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unread, "RESPONSE_COST", 0)
+    monkeypatch.setattr(client_buffer, "RESPONSE_COST", 0)
     backlog = Backlog(max_bytes=6000)
     streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(3)]
     told = [Told() for _ in streams]

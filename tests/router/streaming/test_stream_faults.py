@@ -13,8 +13,8 @@ from trunkline.status import INTERNAL, RequestRefused
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit
 from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.streaming.client_buffer import ClientBuffer
 from trunkline_router.streaming.request_stream import RequestStream
-from trunkline_router.streaming.unread import Unread
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -24,7 +24,7 @@ def broken(*_: Any, **__: Any) -> Any:
 COMPUTATIONS: dict[str, Callable[[RequestStream], object]] = {
     "its ledger": lambda stream: stream.answer,
     "its meter": lambda stream: stream._meter,
-    "what waits for it": lambda stream: stream._unread,
+    "what waits for it": lambda stream: stream._client_buffer,
 }
 
 
@@ -44,7 +44,7 @@ async def test_a_request_whose_news_cannot_be_taken_is_internal_and_the_others_g
             choice.tokens(1)
         await until(lambda: all(stream.answer.completion_tokens == 2 for stream in streams))
         owner = COMPUTATIONS[name](streams[1])
-        for kind in (AnswerLedger, OutputMeter, Unread):
+        for kind in (AnswerLedger, OutputMeter, ClientBuffer):
             if isinstance(owner, kind):
                 add: Any = kind.add
                 monkeypatch.setattr(
@@ -87,7 +87,7 @@ async def test_a_sink_that_raises_costs_the_session_nothing() -> None:
 
 
 async def test_the_refusal_reaches_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unread, "add", broken)
+    monkeypatch.setattr(ClientBuffer, "add", broken)
     worker = FakeWorker("a")
     async with cluster(worker) as router:
         refused = await refusal(router.generate([5, 6]))

@@ -19,8 +19,8 @@ from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
-from trunkline_router.workers.live import Live
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, WorkerBreaker
 from trunkline_router.workers.worker_health import LEAST_SHARE
@@ -49,7 +49,7 @@ def routed(pools: Pools) -> set[str]:
     return {live.worker_id for pool in pools.models().values() for live in pool.workers}
 
 
-def fleet_of(*fingerprints: str, capacities: tuple[int, ...] = ()) -> tuple[Pools, list[Live]]:
+def fleet_of(*fingerprints: str, capacities: tuple[int, ...] = ()) -> tuple[Pools, list[ConnectedWorker]]:
     """Pools of one model whose workers are connected, and stay so."""
     pools, lives = Pools(Random(0)), []
     for number, fingerprint in enumerate(fingerprints):
@@ -64,7 +64,9 @@ def fleet_of(*fingerprints: str, capacities: tuple[int, ...] = ()) -> tuple[Pool
             kv_token_capacity=capacities[number] if capacities else 4096,
         )
         link = WorkerLink(f"w{number}:1", LinkContext("r", tokenizers, pools.index, pools.notify, Random(0)))
-        link.live = Live(model, WorkerBlocks(pools.index), tokenizer, WorkerSession(), link.breaker, link.address)
+        link.live = ConnectedWorker(
+            model, WorkerBlocks(pools.index), tokenizer, WorkerSession(), link.breaker, link.address
+        )
         pools.links.append(link)
         lives.append(link.live)
     return pools, lives

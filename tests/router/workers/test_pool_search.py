@@ -12,8 +12,9 @@ from tests.router.virtual_time import in_virtual_time
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.workers.connect_attempts import ANSWERED_AT_MOST_S, SILENT_AT_MOST_S, ConnectAttempts
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
-from trunkline_router.workers.live import Live
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.pool_search import (
     APART_S,
@@ -24,7 +25,6 @@ from trunkline_router.workers.pool_search import (
     UNKNOWN_APART_S,
     PoolSearch,
 )
-from trunkline_router.workers.tries import ANSWERED_AT_MOST_S, SILENT_AT_MOST_S, Tries
 from trunkline_router.workers.worker_link import UNARY_TIMEOUT_S, WorkerLink
 
 LONG_S = 3600.0
@@ -62,7 +62,7 @@ class Fleet:
 
     def lookup(self, look_up: Callable[[], Any], pause_s: float = LONG_S) -> None:
         """A name."""
-        tries = Tries(now_s)
+        tries = ConnectAttempts(now_s)
         self.search.lookups.append(tries)
 
         async def run() -> None:
@@ -89,10 +89,10 @@ class Address:
         no_tokenizers: Any = None
         context = LinkContext("r", no_tokenizers, fleet.pools.index, fleet.pools.notify, Random(0))
         self.link = WorkerLink(f"a{number}:1", context)
-        self.link.tries = Tries(now_s)
+        self.link.connect_attempts = ConnectAttempts(now_s)
 
     async def run(self) -> None:
-        tries, fleet = self.link.tries, self.fleet
+        tries, fleet = self.link.connect_attempts, self.fleet
         while self.link.wanted:
             self.tries_s.append(now_s())
             fleet.tries_s.append(now_s())
@@ -103,7 +103,7 @@ class Address:
                 await asyncio.sleep(LONG_S if self.hangs else CONNECT_S)
                 model = GetModelResponse(model=self.model, worker_id=self.link.address, block_size=16)
                 tokenizer: Any = SimpleNamespace(encoding=b"")
-                self.link.live = Live(
+                self.link.live = ConnectedWorker(
                     model, WorkerBlocks(fleet.pools.index), tokenizer, WorkerSession(), self.link.breaker, ""
                 )
                 fleet.pools.notify()

@@ -20,9 +20,9 @@ from trunkline_kernels.gpu import prompt_attention, tuned_tilings
 from trunkline_kernels.gpu.prompt_attention import FreshPrompts
 from trunkline_kernels.gpu.ragged_attention import tiles_of
 from trunkline_worker.checkpoint.spec import DecoderSpec, read_spec
+from trunkline_worker.gpu.gpu_runner import GpuRunner
 from trunkline_worker.gpu.prefix_groups import PrefixGroups
 from trunkline_worker.gpu.row_table import TableRow
-from trunkline_worker.gpu.runner import GpuRunner
 from trunkline_worker.gpu.step_inputs import StepLayouts
 from trunkline_worker.gpu.step_programs import MIXED_SIZES
 from trunkline_worker.model import gpu_decoder

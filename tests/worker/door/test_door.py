@@ -19,8 +19,8 @@ from trunkline.proof import proof_metadata
 from trunkline.status import OVERLOADED, RequestRefused
 from trunkline.v1 import worker_pb2
 from trunkline_runtime.channel import open_channel
+from trunkline_worker.door.call_authorizer import CallAuthorizer
 from trunkline_worker.door.door import BY_ROUTERS, GATED, HEALTH_CHECK, OF_ROUTERS, OF_STRANGERS, Door
-from trunkline_worker.door.gate import Gate
 from trunkline_worker.door.uploads import Uploads
 
 KEY = b"k" * 32
@@ -46,7 +46,7 @@ class Caller:
 
 
 def door_of(key: bytes) -> Door:
-    return Door(Gate(key, MODEL.worker_id, MODEL.epoch, lambda: NOW_UNIX_MS), MODEL)
+    return Door(CallAuthorizer(key, MODEL.worker_id, MODEL.epoch, lambda: NOW_UNIX_MS), MODEL)
 
 
 def proof(method: str) -> tuple[tuple[str, str], ...]:

@@ -5,7 +5,7 @@ import torch
 
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_worker.engine.largest_step import activation_bytes, largest_step
-from trunkline_worker.execution.runner import TorchExecutor
+from trunkline_worker.execution.torch_runner import TorchRunner
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.settings import EngineSettings
 
@@ -28,7 +28,7 @@ def test_an_executor_runs_it() -> None:
     settings = EngineSettings(str(DEMO_MODEL), max_step_tokens=40, max_running_requests=6)
     model = load_model(DEMO_MODEL, device=torch.device("cpu"))
     plan = largest_step(settings, model.context_length)
-    runner = TorchExecutor(model, num_blocks=10, block_size=16)
+    runner = TorchRunner(model, num_blocks=10, block_size=16)
     runner.forward(plan)
     assert all(token is not None for token in runner.sample(plan).token_ids)
     assert activation_bytes(model, settings) == 0

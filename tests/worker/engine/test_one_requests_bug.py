@@ -12,7 +12,7 @@ from trunkline.status import CODE_INTERNAL, INTERNAL
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_worker.engine import engine as engine_module
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.execution import penalties, runner, sampler
+from trunkline_worker.execution import penalties, sampler, torch_runner
 from trunkline_worker.gpu import row_table, step_sampling
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 
@@ -112,7 +112,7 @@ def test_in_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("where", ["prompt", "output"])
 def test_in_log_probabilities(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the prompt are asked for while it is computed, in chunks that sample nothing."""
-    module: Any = runner if where == "prompt" else sampler
+    module: Any = torch_runner if where == "prompt" else sampler
     real = module.position_logprobs
 
     def broken(logits: Any, token_ids: list[int], num_top: list[int]) -> Any:

@@ -13,8 +13,8 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.worker_pb2 import DrainResponse, GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.server import GrpcServer
+from trunkline_worker.door.call_authorizer import CallAuthorizer
 from trunkline_worker.door.door import Door, most_message_bytes
-from trunkline_worker.door.gate import Gate
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
@@ -83,8 +83,8 @@ async def served_front(key: bytes = b"", model: GetModelResponse = MODEL) -> Asy
     def now_unix_ms() -> int:
         return int(time.time() * 1e3)
 
-    gate = Gate(key, model.worker_id, model.epoch, now_unix_ms)
-    door = Door(gate, model)
+    authorizer = CallAuthorizer(key, model.worker_id, model.epoch, now_unix_ms)
+    door = Door(authorizer, model)
     server = GrpcServer("127.0.0.1", 0, services=[SERVICE], max_request_bytes=most_message_bytes(model), gate=door)
     desk = GrantDesk(key, model.epoch, now_unix_ms)
     service = WorkerService(front, FILES, no_drain, desk)

@@ -28,9 +28,9 @@ from trunkline_kernels.gpu import dependent_launch, rms_norm
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import DeviceRows
-from trunkline_worker.gpu import runner, step_inputs, step_sampling
+from trunkline_worker.gpu import gpu_runner, step_inputs, step_sampling
 from trunkline_worker.gpu.from_device import Arriving, FromDevice
-from trunkline_worker.gpu.runner import GpuRunner
+from trunkline_worker.gpu.gpu_runner import GpuRunner
 from trunkline_worker.gpu.step_inputs import StepInputs
 from trunkline_worker.gpu.step_programs import StepPrograms
 from trunkline_worker.model import gpu_decoder, gpu_products
@@ -304,10 +304,10 @@ def samples_one_row_for_all(real: Any, arrays: list[Any], device: torch.device) 
 
 
 MUTANTS: list[tuple[type[DeviceFault], str, Mutation]] = [
-    (HostSync, "the host reads", replaced(runner, "sample_step", reads_a_token)),
+    (HostSync, "the host reads", replaced(gpu_runner, "sample_step", reads_a_token)),
     (HostSync, "index of a tensor", replaced(GpuDecoder, "logits", selects_by_mask)),
     (HostSync, "while a step is being launched", replaced(FromDevice, "event", waits_for_its_event)),
-    (MixedDevices, "on the host", replaced(runner, "to_device", indexes_from_the_host)),
+    (MixedDevices, "on the host", replaced(gpu_runner, "to_device", indexes_from_the_host)),
     (MixedDevices, "mul", replaced(GpuDecoder, "logits", scales_by_a_host_tensor)),
     (UnsafeCopy, "not pinned", replaced(step_sampling, "to_device", sends_pageable_memory)),
     (UnsafeCopy, "that blocks", replaced(step_sampling, "to_device", sends_and_waits)),

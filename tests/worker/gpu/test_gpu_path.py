@@ -1,4 +1,4 @@
-"""The engine on the Triton kernels, interpreted: the same tokens as on the twins."""
+"""The engine on the Triton kernels, interpreted: the same tokens as on the references."""
 
 import random
 from dataclasses import fields, replace
@@ -189,11 +189,11 @@ def test_quantised_weights_are_what_they_stand_for(kind: str, shallow_model: Pat
         wide = {field.name: dequantize(getattr(products, field.name)) for field in fields(products)}
         assert not torch.equal(wide["qkv"], layer.qkv)
         layers.append(replace(layer, **wide))
-    twin = Decoder(plain.spec, replace(weights, layers=layers), context_length=1024, deterministic=False)
+    reference = Decoder(plain.spec, replace(weights, layers=layers), context_length=1024, deterministic=False)
     submits = [make_submit(n, prompt, max_tokens=4, ignore_eos=True) for n, prompt in enumerate(PROMPTS[1:2])]
     found, expected = (
         drive(build_engine(settings, model, device)[0], submits).tokens
-        for model in (quantised, replace(plain, decoder=twin))
+        for model in (quantised, replace(plain, decoder=reference))
     )
     assert found == expected
 

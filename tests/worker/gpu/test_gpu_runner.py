@@ -16,9 +16,9 @@ from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows, step_inputs, write_segments
 from trunkline_worker.execution.step_thread import QueueingExecutor, ThreadedExecutor
 from trunkline_worker.gpu import prefix_groups
+from trunkline_worker.gpu.gpu_runner import GpuRunner
 from trunkline_worker.gpu.prefix_groups import PrefixGroup, PrefixGroups, prefix_tiles
 from trunkline_worker.gpu.row_table import RowTable, TableRow
-from trunkline_worker.gpu.runner import GpuRunner
 from trunkline_worker.gpu.step_programs import decode_sizes
 from trunkline_worker.model import gpu_decoder
 from trunkline_worker.model.loading import load_model

@@ -61,10 +61,10 @@ def test_odd_sizes_are_the_same_in_the_c_kernels_in_bfloat16(seed: int, tmp_path
     }
     their_model(tmp_path, config)
     sequences = [[draw.randrange(config["vocab_size"]) for _ in range(length)] for length in (1, 18, 37)]
-    c, twin = (load_model(tmp_path, device=CPU, dtype="bfloat16", kernels=kernels) for kernels in ("auto", "torch"))
+    c, plain = (load_model(tmp_path, device=CPU, dtype="bfloat16", kernels=kernels) for kernels in ("auto", "torch"))
     assert isinstance(c.decoder, CpuDecoder)
     size = draw.choice((1, 3, 16, 40))
-    for one, other in zip(ragged_logits(c, sequences, block_size=size), ragged_logits(twin, sequences), strict=True):
+    for one, other in zip(ragged_logits(c, sequences, block_size=size), ragged_logits(plain, sequences), strict=True):
         assert one.isfinite().all()
         scale = other.abs().max().item()
         torch.testing.assert_close(one.float(), other.float(), atol=0.15 * scale, rtol=0)

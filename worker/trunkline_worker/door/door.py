@@ -6,7 +6,7 @@ import grpc
 
 from trunkline.status import invalid
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_worker.door.gate import Gate
+from trunkline_worker.door.call_authorizer import CallAuthorizer
 from trunkline_worker.door.places import Bounds, Places
 from trunkline_worker.door.uploads import Uploads
 from trunkline_worker.front.service import SERVICE
@@ -58,10 +58,10 @@ def most_message_bytes(model: GetModelResponse) -> int:
 class Door:
     """A RequestGate; see the module."""
 
-    def __init__(self, gate: Gate, model: GetModelResponse) -> None:
-        self._gate = gate
+    def __init__(self, authorizer: CallAuthorizer, model: GetModelResponse) -> None:
+        self._authorizer = authorizer
         most = 2 * (model.max_waiting_requests + model.max_running_requests) + OTHER_CALLS
-        by_router = OF_ROUTERS if gate.has_key else OF_STRANGERS
+        by_router = OF_ROUTERS if authorizer.has_key else OF_STRANGERS
         bounds = {
             **KINDS,
             **dict.fromkeys(BY_ROUTERS, by_router),
@@ -75,7 +75,7 @@ class Door:
         """Raises RequestRefused: UNAUTHENTICATED, OVERLOADED."""
         _, service, name = method.split("/")
         if service == SERVICE and name in GATED:
-            self._gate.check(name, context.invocation_metadata())
+            self._authorizer.check(name, context.invocation_metadata())
         peer = context.peer()
         places = None if method == HEALTH_CHECK else self._kinds[name]
         if places is not None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from trunkline_worker.execution.runner import TorchExecutor
 from trunkline_worker.execution.step_thread import StepRunner
+from trunkline_worker.execution.torch_runner import TorchRunner
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
@@ -22,8 +22,8 @@ def step_runner(
     report: told how far warming up is, which takes seconds to minutes on a GPU; None: nothing is warmed up
     """
     if isinstance(model.decoder, CpuDecoder | Decoder):
-        return TorchExecutor(model, num_blocks=num_blocks, block_size=settings.block_size)
-    from trunkline_worker.gpu.runner import GpuRunner  # Triton is not there on every system
+        return TorchRunner(model, num_blocks=num_blocks, block_size=settings.block_size)
+    from trunkline_worker.gpu.gpu_runner import GpuRunner  # Triton is not there on every system
 
     runner = GpuRunner(model, settings, num_blocks=num_blocks)
     if report is not None:

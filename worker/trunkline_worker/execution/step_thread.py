@@ -13,7 +13,7 @@ from trunkline_worker.step.plan import StepPlan, StepResult
 
 
 class StepRunner(Protocol):
-    """What computes a step: see runner.TorchExecutor and gpu.runner.GpuRunner."""
+    """What computes a step: see torch_runner.TorchRunner and gpu.gpu_runner.GpuRunner."""
 
     @property
     def queues(self) -> bool:

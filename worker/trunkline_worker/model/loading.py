@@ -77,7 +77,7 @@ def load_model(
 ) -> LoadedModel:
     """Loads config, weights and generation defaults. Raises ModelError, one line.
 
-    kernels: "triton", "torch" (the twins), or "auto": Triton on a GPU, on a CPU C where it can do the model
+    kernels: "triton", "torch" (the references), or "auto": Triton on a GPU, on a CPU C where it can do the model
     ignore_config_keys: keys of config.json that are taken for absent
     """
     spec = read_spec(directory, ignore_config_keys)

@@ -234,9 +234,9 @@ class Whole:
         self._pieces: list[str] = []
 
     def __copy__(self) -> "Whole":
-        twin = Whole(self._decode)
-        twin._pieces = self._pieces.copy()
-        return twin
+        copy = Whole(self._decode)
+        copy._pieces = self._pieces.copy()
+        return copy
 
     def push(self, unit: str) -> Sequence[str]:
         self._pieces.append(unit)

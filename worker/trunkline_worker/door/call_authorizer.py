@@ -9,7 +9,7 @@ from trunkline_runtime.log import get_logger
 QUIET_MS = 60_000  # between two lines on refused calls: whoever reaches the worker can make as many as it likes
 
 
-class Gate:
+class CallAuthorizer:
     """`key`: empty where everybody may. `now_unix_ms`: the time that proofs are made at."""
 
     def __init__(self, key: bytes, worker_id: str, epoch: int, now_unix_ms: Callable[[], int]) -> None:

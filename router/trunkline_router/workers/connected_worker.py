@@ -12,7 +12,7 @@ from trunkline_router.workers.worker_breaker import WorkerBreaker
 from trunkline_runtime.log import get_logger
 
 
-class Live(WorkerState):
+class ConnectedWorker(WorkerState):
     """What is known of it, and how to talk to it. Gone with the connection; what comes after is another one."""
 
     def __init__(

@@ -17,7 +17,7 @@ from trunkline_worker.step.plan import PositionLogprobs, RowError, SequenceStep,
 LOGPROB_ROWS = 128
 
 
-class TorchExecutor:
+class TorchRunner:
     """Owns the KV pool and the rows; see step_thread.StepRunner."""
 
     queues = False

@@ -17,8 +17,8 @@ from trunkline.v1.worker_pb2 import SessionResponse
 from trunkline_router.discovery.discovery import Addresses, watch_name
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.workers import pool_search
+from trunkline_router.workers.connect_attempts import ConnectAttempts
 from trunkline_router.workers.pool import Pools
-from trunkline_router.workers.tries import Tries
 
 LONG_S = 3600.0
 
@@ -64,7 +64,7 @@ async def test_a_name_is_looked_up_at_once_for_a_request_that_finds_nobody(rende
     async def pause(delay_s: float) -> None:
         await lookup.pause(LONG_S)
 
-    pools, lookup = Pools(Random(0)), Tries()
+    pools, lookup = Pools(Random(0)), ConnectAttempts()
     pools.search.lookups.append(lookup)
     source = watch_name("workers", 50061, Random(0), resolve, pause)
     async with membership(renderers, source, pools=pools), serving(pools) as stub:

@@ -1,7 +1,7 @@
 """Whether a worker that has work to do still does it. Pure: the time is told."""
 
 
-class SignsOfLife:
+class Liveness:
     """Steps make news: outputs for some request, or a load sample. A worker that has work and makes none for
     `timeout_s` is taken for hung: its engine is, or its front, or the link to it.
 

@@ -82,7 +82,7 @@ def _move_off_the_heap(chunks: Collection[_Unsent], num_bytes: int) -> None:
         room = chunk.move(room)
 
 
-class Unread:
+class ClientBuffer:
     """`fall_behind` is called with the reason where the client has let too much wait, here or beside all others."""
 
     __slots__ = ("_backlog", "_chunks", "_chunks_bytes", "_full", "_leaving_bytes", "_waiting_bytes", "fall_behind",

@@ -10,7 +10,7 @@ SILENT_AT_MOST_S = 1.0  # a worker that does not even refuse a connection is not
 ANSWERED_AT_MOST_S = 5.0  # one that has answered is, but its tokenizer has to be fetched and built
 
 
-class Tries:
+class ConnectAttempts:
     """One such thing. Each try ends with pause(); one that works goes on, until what it came to is lost().
 
     is_paused: no try is under way
