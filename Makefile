@@ -28,7 +28,7 @@ SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow lint protos chart-schema demo-model clean \
+.PHONY: help serve test test-slow lint protos chart-schema settings-reference house demo-model clean \
   bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
   bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 
@@ -73,6 +73,9 @@ lint: $(DEV_STAMP)
 	@$(BIN)/mypy
 	@deploy/lint/stub_drift.sh $(BIN)
 	@$(BIN)/python deploy/lint/chart_schema.py --check
+	@$(BIN)/python deploy/lint/settings_reference.py --check
+	@$(BIN)/python deploy/lint/house.py --check
+	@$(BIN)/python deploy/lint/plain_words.py
 	@deploy/lint/buf.sh $(BUF)
 
 protos: $(DEV_STAMP)
@@ -80,6 +83,12 @@ protos: $(DEV_STAMP)
 
 chart-schema: $(DEV_STAMP)
 	@$(BIN)/python deploy/lint/chart_schema.py
+
+settings-reference: $(DEV_STAMP)
+	@$(BIN)/python deploy/lint/settings_reference.py
+
+house: $(DEV_STAMP)
+	@$(BIN)/python deploy/lint/house.py
 
 demo-model: $(DEV_STAMP)
 	@$(BIN)/python deploy/demo/train.py

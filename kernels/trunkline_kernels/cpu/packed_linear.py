@@ -2,7 +2,7 @@
 
 torch's linear() has oneDNN or the BLAS rearrange the weights in every call. Here they are rearranged when the model is
 loaded, by the operators with which torch's own compiler freezes weights; on AVX-512 that makes small products two to
-three times as fast (docs/log.md).
+three times as fast (bench/log.md).
 """
 
 import torch

@@ -32,7 +32,7 @@ MOST_CROWDED = 2.0  # in multiples of what lies between ROOMY_SHARE and full
 # Counting this share of it for every choice there keeps a busy fleet from computing things twice to save one request a
 # little, which makes it busier still. Where even the shortest queue is long, all are: then only computing less helps,
 # and it counts once more for each SHORT_QUEUE_S of that. Without this a fleet that was overloaded once stays so, at
-# loads that it carries easily (docs/log.md).
+# loads that it carries easily (bench/log.md).
 OTHERS_SHARE = 0.05
 SHORT_QUEUE_S = 0.01
 LEAST_START_SHARE = 0.01  # of a fresh worker: it is never slower than a hundred times what it is

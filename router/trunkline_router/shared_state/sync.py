@@ -4,7 +4,7 @@ Every 5 to 20 ms while there is news, once a second (a beat) where there is none
 is told everything, once.
 
 What others have sent is worth most in the milliseconds before workers report it, and costs more with each worker and
-router: so a router rests for ten times as long as it took to tell and hear. docs/log.md has what that brings.
+router: so a router rests for ten times as long as it took to tell and hear. bench/log.md has what that brings.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
