@@ -73,9 +73,9 @@ lint: $(DEV_STAMP)
 	@$(BIN)/mypy
 	@deploy/lint/stub_drift.sh $(BIN)
 	@$(BIN)/python deploy/lint/chart_schema.py --check
-	@$(BIN)/python deploy/lint/settings_reference.py --check
-	@$(BIN)/python deploy/lint/house.py --check
-	@$(BIN)/python deploy/lint/plain_words.py
+	@$(BIN)/python -m deploy.lint.settings_reference --check
+	@$(BIN)/python -m deploy.lint.house --check
+	@$(BIN)/python -m deploy.lint.plain_words
 	@deploy/lint/buf.sh $(BUF)
 
 protos: $(DEV_STAMP)
@@ -85,10 +85,10 @@ chart-schema: $(DEV_STAMP)
 	@$(BIN)/python deploy/lint/chart_schema.py
 
 settings-reference: $(DEV_STAMP)
-	@$(BIN)/python deploy/lint/settings_reference.py
+	@$(BIN)/python -m deploy.lint.settings_reference
 
 house: $(DEV_STAMP)
-	@$(BIN)/python deploy/lint/house.py
+	@$(BIN)/python -m deploy.lint.house
 
 demo-model: $(DEV_STAMP)
 	@$(BIN)/python deploy/demo/train.py

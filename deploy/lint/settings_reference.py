@@ -4,8 +4,7 @@ from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any
 
-from generated_part import update
-
+from deploy.lint.generated_part import update
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.settings import ENVIRONMENT_PREFIX, base_type, flat_fields
 from trunkline_worker.front_settings import WorkerSettings

@@ -1,0 +1,61 @@
+"""The pages: links lead somewhere, generated parts can be made, and the lint for words finds what it is for."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.lint import house, plain_words
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "bench" / "log.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_and_every_named_module_of_a_page_exists(page: Path) -> None:
+    text = page.read_text()
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (page.parent / link).exists()] == []
+    if page.name != "log.md":  # the log is history
+        modules = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|proto))`", text))
+        present = [f"/{file}" for file in _files()]
+        assert [module for module in modules if not any(file.endswith(f"/{module}") for file in present)] == []
+
+
+def _files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    return listed.stdout.splitlines()
+
+
+def test_the_first_page_is_read_to_its_end() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("script", ["house", "settings_reference", "chart_schema", "plain_words"])
+def test_what_is_generated_or_linted_is_as_committed(script: str) -> None:
+    command = [sys.executable, "-m", f"deploy.lint.{script}", "--check"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_arrow_that_follows_from_others_is_not_drawn() -> None:
+    arrows = {"api": {"routing", "workers"}, "workers": {"routing"}, "routing": set[str]()}
+    assert house.reduced(arrows) == {"api": {"workers"}, "workers": {"routing"}, "routing": set()}
+    assert house.reachable(arrows, "api") == {"routing", "workers"}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("# Nobody waits.", ["Nobody"]),
+        ("whoever asks, and those who wait", ["whoever", "those who"]),
+        ("It ends. Who names no tenant has none.", [". Who"]),
+        ("# Who may write?", []),
+        ("Tenants who share a group, and the clients who stream", []),
+        ("no_body, the_nobody_flag", []),
+    ],
+)
+def test_words_that_hide_their_subject_are_found(line: str, words: list[str]) -> None:
+    assert [word for _, word in plain_words.findings(line)] == words
