@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def update(page: Path, name: str, text: str, command: str) -> None:
-    """Replaces the part of the page between `<!-- begin: name -->` and `<!-- end: name -->`. With --check on the command
-    line nothing is written: the program exits with one line that names `command` if the part is out of date."""
+    """Replaces the part of the page between `<!-- begin: name -->` and `<!-- end: name -->`. With --check among the
+    arguments it writes nothing, and exits with one line that names `command` if the part is out of date."""
     before, begin, rest = page.read_text().partition(f"<!-- begin: {name} -->\n")
     _, end, after = rest.partition(f"<!-- end: {name} -->")
     if not begin or not end:
