@@ -1,4 +1,4 @@
-"""Fails where shipped text has words that hide their subject, such as "nobody" for the request or tenant that is meant."""
+"""Fails if shipped text has words that hide their subject, such as "nobody" where a tenant or a request is meant."""
 
 import re
 import subprocess
