@@ -1,1 +1,1 @@
-"""How many calls are taken in, how large, and in whose turn."""
+"""Limits on incoming calls: how many are open, how large they are, and in which order they are read."""

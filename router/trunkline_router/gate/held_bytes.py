@@ -1,7 +1,7 @@
 """Memory for large requests, shared between their senders.
 
-Where it is full, the holder of most gives some up: of the hosts the one with most, of its connections the one with
-most, and of its tenants likewise. A newcomer is refused only where that is its own sender.
+When it is full, the largest holder loses a request: the host with the most bytes, on it the connection with the most,
+and on that the tenant with the most. A new request is refused only if its own sender is the largest holder.
 """
 
 from collections import Counter
@@ -18,29 +18,31 @@ RETRY_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ByteBounds:
-    """Bytes of large requests as they came, until their answers begin: three or four times as much lies in memory.
-    Those that are being answered do not count. Workers bound how many there are, and long contexts are usual."""
+    """Limits in bytes on the wire of large requests whose answers have not begun. In memory they take three or four
+    times as much. Requests being answered do not count: workers bound their number, and long contexts are normal."""
 
     in_all: int = 128 << 20
     of_host: int = 112 << 20
-    of_account: int = 48 << 20  # of a tenant, or of what names none on a host
+    of_account: int = 48 << 20  # of a tenant, or of a host's requests without a tenant
 
 
 class HeldBytes:
-    """What is held, by sender."""
+    """The bytes that large requests hold, by sender."""
 
     def __init__(self, bounds: ByteBounds) -> None:
         self._bounds = bounds
         self._of_account: Counter[str] = Counter()
-        self._of_path: Counter[Path] = Counter()  # of hosts, connections, and tenants on them
-        self._held: dict[_Held, None] = {}  # the oldest first
+        self._of_path: Counter[Path] = Counter()  # by host, by connection, and by tenant on a connection
+        self._held: dict[_Held, None] = {}  # oldest first
         self.num_bytes = 0
         self.bytes_so_far = 0
 
     @contextmanager
     def holding(self, num_bytes: int, sender: Sender, give_up: Callable[[RequestRefused], object]) -> Iterator[None]:
-        """Counts a large request. `give_up` is called where another one takes its place. Raises RequestRefused
-        (OVERLOADED) where there are too many, and their sender has most of them."""
+        """Counts a large request while the context is open. `give_up` is called if the request must make room.
+
+        Raises RequestRefused (OVERLOADED) if there is no room and the request's sender is the largest holder.
+        """
         bounds, account = self._bounds, sender.tenant or sender.host
         if self._of_account[account] + num_bytes > bounds.of_account:
             raise _overloaded()
@@ -58,7 +60,7 @@ class HeldBytes:
             self._drop(held)
 
     def _take_from_most(self, newcomer: Sender, num_bytes: int, within: Path) -> None:
-        """Raises RequestRefused where the newcomer has most itself."""
+        """Raises RequestRefused if the newcomer is the largest holder itself."""
         most = within
         for length in range(len(within) + 1, len(Sender._fields) + 1):
             ours = newcomer[:length] if newcomer[: len(most)] == most else None
@@ -100,5 +102,5 @@ class _Held:
 
 
 def _overloaded() -> RequestRefused:
-    message = "too many large requests wait for their answers"
+    message = "too many large requests are waiting for their answers"
     return RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=RETRY_MS)

@@ -1,9 +1,9 @@
-"""How much of what clients send is handed on: in one turn of the event loop, and of one account in a second.
+"""Limits how many message bytes are read in one turn of the event loop, and per account in one second.
 
-gRPC makes a message's bytes when the call that reads it goes on, at some five milliseconds a MiB. Messages that came
-in one turn would be copied together in the next one, and parsed in the one after it, with nothing else in between.
-So calls go on one after the other, in each turn until they have taken TURN_BYTES. gRPC also accepts one call a turn:
-an account that sends large messages without end would keep turns long and others waiting, so it has its pace.
+gRPC copies a message into a bytes object when the reading call resumes, at some five milliseconds per MiB. All messages
+that arrived in one turn would be copied in the next turn and parsed in the one after it, and nothing else could run in
+between. So calls resume one at a time, until they have read TURN_BYTES in a turn. gRPC also accepts only one call per
+turn: an account that keeps sending large messages would make all turns long, so each account has a rate limit.
 """
 
 import asyncio
@@ -15,30 +15,30 @@ from types import coroutine
 from typing import Any, TypeVar
 
 TURN_BYTES = 1 << 20  # a single message may be larger
-LARGE_BYTES = 256 << 10  # a message of fewer costs little more than its call
-# Of large messages of one account. It is a third of what the event loop could take, and many times what is tokenized.
+LARGE_BYTES = 256 << 10  # a smaller message costs little more than its call
+# Large messages of one account: a third of what the event loop could read, and many times what can be tokenized.
 ACCOUNT_BYTES_PER_S = 64 << 20
-MOST_OWED_S = 0.1  # that an account may be ahead of its pace
-MOST_REMEMBERED = 1024  # accounts, before those that owe nothing are forgotten
+MAX_AHEAD_S = 0.1  # how far an account may be ahead of its rate
+MAX_ACCOUNTS = 1024  # beyond this, accounts within their rate are forgotten
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 class MessageTurns:
-    """Lets the calls of one event loop go on with messages that have arrived."""
+    """Decides when the calls of one event loop resume with messages that have arrived."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._taken = 0  # bytes in this turn of the loop
+        self._read_bytes = 0  # in this turn of the loop
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by account, the next one first
-        self._paid_s: dict[str, float] = {}  # when an account's large messages are within its pace
+        self._within_rate_at_s: dict[str, float] = {}  # when an account is back within its rate
         self._next: asyncio.Handle | None = None  # begins the next turn
-        self._going: asyncio.Future[None] | None = None  # the call that was told to go on, until it does
+        self._resuming: asyncio.Future[None] | None = None  # of the call that was woken, until it runs
 
     async def turn(self, account: str) -> None:
-        """Returns when the account's next message may go on. Call `took` then."""
-        is_free = self._going is None and not self._waiting and self._taken < TURN_BYTES
-        if is_free and self._owed_s(account) <= MOST_OWED_S:
+        """Returns when the account's next message may be read. The caller must then call `took`."""
+        is_free = self._resuming is None and not self._waiting and self._read_bytes < TURN_BYTES
+        if is_free and self._ahead_s(account) <= MAX_AHEAD_S:
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(account, deque()).append(turn)
@@ -49,28 +49,28 @@ class MessageTurns:
             self._forget(account, turn)
             raise
         finally:
-            if self._going is turn:
-                self._going = None
+            if self._resuming is turn:
+                self._resuming = None
 
     def took(self, account: str, num_bytes: int) -> None:
-        """A message of so many bytes has gone on, or does not any more (0)."""
-        self._taken += num_bytes
+        """Records that a message of `num_bytes` was read; 0 if reading it failed."""
+        self._read_bytes += num_bytes
         if num_bytes > LARGE_BYTES:
-            now_s = self._clock_s()
-            if len(self._paid_s) >= MOST_REMEMBERED:
-                self._paid_s = {each: paid_s for each, paid_s in self._paid_s.items() if paid_s > now_s}
-            self._paid_s[account] = max(now_s, self._paid_s.get(account, 0.0)) + num_bytes / ACCOUNT_BYTES_PER_S
+            now_s, due_s = self._clock_s(), self._within_rate_at_s
+            if len(due_s) >= MAX_ACCOUNTS:
+                due_s = self._within_rate_at_s = {each: at_s for each, at_s in due_s.items() if at_s > now_s}
+            due_s[account] = max(now_s, due_s.get(account, 0.0)) + num_bytes / ACCOUNT_BYTES_PER_S
             if self._next is not None:  # it was to begin in this turn of the loop
                 self._next.cancel()
                 self._next = None
-        if self._taken or self._waiting:
+        if self._read_bytes or self._waiting:
             self._schedule(0.0)
-        if self._taken < TURN_BYTES:
+        if self._read_bytes < TURN_BYTES:
             self._wake()
 
-    def _owed_s(self, account: str) -> float:
-        """How far the account is ahead of its pace."""
-        return self._paid_s.get(account, 0.0) - self._clock_s()
+    def _ahead_s(self, account: str) -> float:
+        """How far the account is ahead of its rate."""
+        return self._within_rate_at_s.get(account, 0.0) - self._clock_s()
 
     def _schedule(self, in_s: float) -> None:
         if self._next is None:
@@ -82,14 +82,14 @@ class MessageTurns:
             self._schedule(0.0)
 
     def _begin(self) -> None:
-        self._next, self._taken = None, 0
+        self._next, self._read_bytes = None, 0
         self._wake()
         if self._waiting:
-            self._schedule(min(map(self._owed_s, self._waiting)) - MOST_OWED_S)
+            self._schedule(min(map(self._ahead_s, self._waiting)) - MAX_AHEAD_S)
 
     def _wake(self) -> None:
-        """Lets the first call of the next account within its pace go on, if there is one."""
-        if self._going is not None:
+        """Wakes the first waiting call of the next account that is within its rate, if there is one."""
+        if self._resuming is not None:
             return
         while (account := self._first()) is not None:
             turns = self._waiting.pop(account)
@@ -98,12 +98,12 @@ class MessageTurns:
                 self._waiting[account] = turns  # behind the others
             if not turn.done():  # its call is not cancelled
                 turn.set_result(None)
-                self._going = turn
+                self._resuming = turn
                 return
 
     def _first(self) -> str | None:
-        """The account whose turn it is."""
-        return next((account for account in self._waiting if self._owed_s(account) <= MOST_OWED_S), None)
+        """The account whose turn it is, or None if all are ahead of their rates."""
+        return next((account for account in self._waiting if self._ahead_s(account) <= MAX_AHEAD_S), None)
 
     def _forget(self, account: str, turn: "asyncio.Future[None]") -> None:
         turns = self._waiting.get(account, deque())
@@ -115,20 +115,20 @@ class MessageTurns:
 
 @coroutine
 def taken_in_turn(
-    reading: Coroutine[Any, Any, Made], turn: Callable[[], Coroutine[Any, Any, None]]
-) -> Generator[Any, Any, Made]:
-    """What `reading` returns or raises: a coroutine that awaits the arrival of a message and then makes its bytes.
-    Between the two this awaits `turn`."""
+    reading: Coroutine[Any, Any, Result], turn: Callable[[], Coroutine[Any, Any, None]]
+) -> Generator[Any, Any, Result]:
+    """Runs `reading`, a coroutine that awaits the arrival of a message and then copies its bytes, and awaits `turn`
+    between these two steps. Returns or raises what `reading` does."""
     steps = reading.__await__()
     try:
         arrival = next(steps)
     except StopIteration as ended:
-        result: Made = ended.value  # it did not have to wait
+        result: Result = ended.value  # it did not have to wait
         return result
     try:
         yield arrival
         yield from turn().__await__()
-    except BaseException as error:  # a cancellation, which ends the reading, or a refusal
+    except BaseException as error:  # a cancellation or a refusal: either ends the reading
         with suppress(type(error)):
             steps.throw(error)
         raise

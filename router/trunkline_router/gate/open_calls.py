@@ -1,8 +1,8 @@
-"""How many calls may be open: of a tenant, a connection and a host, and in all.
+"""Limits on open calls: per tenant, per connection, per host, and in total.
 
-Where a host or the router has as many as it may, the holder of most calls gives one up: of the hosts the one with most,
-and of its connections the one with most. A newcomer is refused only where it is of that connection itself. So a client
-that invents tenants, or opens connections, takes no call from a client that has few.
+When a host or the router is at its limit, the largest holder loses a call: the host with the most calls, and on it the
+connection with the most. A new call is refused only if it belongs to that connection itself. So a client that invents
+tenants or opens many connections cannot displace a client that has few calls.
 """
 
 from collections import Counter
@@ -13,33 +13,34 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline_router.gate.ranking import Ranking
 from trunkline_router.gate.sender import Sender
 
-MAX_CALLS, MAX_TENANT_CALLS = 8192, 4096  # requests that are open, and a tenant's
+MAX_CALLS, MAX_TENANT_CALLS = 8192, 4096  # open requests in total, and of one tenant
 RETRY_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class CallBounds:
-    """of_host: less than in_all, because a host must leave room for others; a gateway is one host with many tenants."""
+    """Largest numbers of open calls. `of_host` is high because a gateway is one host with many tenants, but less than
+    `in_all` because a host must leave room for others."""
 
     in_all: int
     of_host: int
     of_connection: int
-    of_tenant: int  # of one that is named
+    of_tenant: int  # does not apply to calls without a tenant
 
 
 def request_bounds(in_all: int, of_tenant: int) -> CallBounds:
-    """Of requests. A call takes some 40 KiB before its message is read, and with a full window 75."""
+    """The limits for requests. A call takes some 40 KiB before its message is read, and 75 KiB with a full window."""
     return CallBounds(in_all, max(1, in_all * 7 // 8), in_all, of_tenant)
 
 
-# Health watches, and likewise reflection and other calls that are no requests.
+# Health watches and, counted separately, reflection and other calls that are not requests.
 WATCH_BOUNDS = CallBounds(in_all=2048, of_host=1024, of_connection=64, of_tenant=2048)
-# Health checks, which are answered as soon as their messages are there.
+# Health checks, which are answered as soon as their messages have arrived.
 CHECK_BOUNDS = CallBounds(in_all=1024, of_host=512, of_connection=256, of_tenant=1024)
 
 
 class OpenCall:
-    """One call; `give_up` ends it with a refusal."""
+    """One call. `give_up` ends it with a refusal."""
 
     __slots__ = ("give_up", "is_open", "may_be_given_up", "sender")
 
@@ -50,7 +51,7 @@ class OpenCall:
 
 
 class OpenCalls:
-    """Counts the calls of a kind that are open."""
+    """Counts the open calls of one kind, which `what` names in refusals."""
 
     def __init__(self, bounds: CallBounds, what: str = "calls") -> None:
         self._bounds = bounds
@@ -59,14 +60,14 @@ class OpenCalls:
         self._connections: Counter[str] = Counter()
         self._tenants: Counter[str] = Counter()
         self.num_open = 0
-        # Calls that may be given up: their number by host, by host and connection, and themselves, the oldest first.
+        # Calls that may be given up: counts by host, counts by host and connection, and the calls, oldest first.
         self._rivals = Ranking()
         self._rivals_of_host: dict[str, Ranking] = {}
         self._rivals_of_connection: dict[str, dict[OpenCall, None]] = {}
 
     def open(self, call: OpenCall) -> None:
-        """One more; close() has to follow. Raises RequestRefused (OVERLOADED) where there are too many, and its sender
-        has most of them."""
+        """Counts a call; close() must follow. Raises RequestRefused (OVERLOADED) if a limit is reached and the call's
+        sender has the most calls."""
         sender, bounds = call.sender, self._bounds
         if sender.tenant and self._tenants[sender.tenant] >= bounds.of_tenant:
             raise self._refusal(f"this tenant has {bounds.of_tenant}")
@@ -82,8 +83,8 @@ class OpenCalls:
         self._count(call)
 
     def open_in_any_case(self, call: OpenCall) -> None:
-        """The same without a refusal: at a bound, the oldest call of the connection, or of the connection with most on
-        the host with most, is given up."""
+        """Counts a call and never refuses it. At a limit, gives up the oldest call of the same connection, or of the
+        connection with the most calls on the host with the most."""
         sender, bounds = call.sender, self._bounds
         if self._connections[sender.connection] >= bounds.of_connection:
             self._give_up_oldest(sender.connection)
@@ -94,7 +95,7 @@ class OpenCalls:
         self._count(call)
 
     def keep(self, call: OpenCall) -> None:
-        """Makes it one that is not given up any more."""
+        """Protects the call from being given up."""
         if not call.may_be_given_up:
             return
         call.may_be_given_up = False
@@ -110,7 +111,7 @@ class OpenCalls:
             del self._rivals_of_connection[connection]
 
     def close(self, call: OpenCall) -> None:
-        """It has ended. Does nothing where it was given up, and so is not counted any more."""
+        """Stops counting a call that has ended. Does nothing if the call was given up."""
         if not call.is_open:
             return
         self.keep(call)
@@ -136,7 +137,7 @@ class OpenCalls:
         return [*counts, (self._tenants, sender.tenant)] if sender.tenant else counts
 
     def _make_room(self, newcomer: Sender, host: str) -> None:
-        """Gives up a call of this host. Raises RequestRefused where the newcomer's connection has most itself."""
+        """Gives up a call of this host. Raises RequestRefused if the newcomer's connection has the most calls."""
         connections = self._rivals_of_host.get(host)
         most = None if connections is None else connections.first()
         if connections is None or most is None or connections[most] <= connections[newcomer.connection] + 1:

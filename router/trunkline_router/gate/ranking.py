@@ -1,8 +1,8 @@
-"""Counts by name, with the largest one at hand."""
+"""Counts by name with constant-time access to the largest."""
 
 
 class Ranking:
-    """Every operation takes constant time."""
+    """Counts by name. Every operation takes constant time."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -13,19 +13,19 @@ class Ranking:
         return self._counts.get(name, 0)
 
     def __len__(self) -> int:
-        """How many names have a count above zero."""
+        """Number of names with a count above zero."""
         return len(self._counts)
 
     def add(self, name: str) -> None:
-        """One more."""
+        """Adds one to the name's count."""
         self._move(name, self[name] + 1)
 
     def remove(self, name: str) -> None:
-        """One less of a name whose count is above zero."""
+        """Subtracts one from the name's count, which must be above zero."""
         self._move(name, self._counts[name] - 1)
 
     def first(self) -> str | None:
-        """The name with the largest count, of equals the one that came to it first; None: all counts are zero."""
+        """The name with the largest count, or None if all counts are zero. Among equals, the first to reach it."""
         return next(iter(self._names[self._most])) if self._counts else None
 
     def _move(self, name: str, count: int) -> None:

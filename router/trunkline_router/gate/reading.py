@@ -1,9 +1,9 @@
-"""Which calls may have their messages read now.
+"""Decides which calls may have their messages read now.
 
-A call whose message is not read yet costs little: what its client has sent of it stays within the stream's window, the
-rest stays with the client. A message that is being read lies in memory as far as it has come, and how long it will be
-is not known before. So not all are read at once. gRPC does not tell how much of a message has come: where every place
-is taken and a sender with fewer waits, the holder of most places gives up a message that has taken long.
+A call whose message has not been read costs little: the stream's flow-control window bounds what its client has sent.
+A message being read takes memory as it arrives, and its size is not known in advance. So only some calls are read at
+once. gRPC does not report how much of a message has arrived. If every place is taken and a sender with fewer places
+waits, the sender with the most places loses a message that has taken long.
 """
 
 import asyncio
@@ -17,45 +17,49 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline_router.gate.rotation import Path, Rotation
 from trunkline_router.gate.sender import Sender
 
-MESSAGE_TIMEOUT_S = 30.0  # from the call's begin until its message has come: the largest at 2 Mbit/s
-LONG_S = 5.0  # a message that has been read for so long may be given up
-HURRY_S = 0.2  # so may one that took one of the last places
-MOST_LOOKED_AT = 256  # senders that wait: others follow HURRY_S later
+MESSAGE_TIMEOUT_S = 30.0  # from the start of the call until its message has arrived: the largest at 2 Mbit/s
+LONG_S = 5.0  # a message may be given up after being read for this long
+HURRY_S = 0.2  # the same for a message in one of the last places
+MAX_SENDERS_PER_ROUND = 256  # waiting senders that one round of _hurry() serves; the next round is HURRY_S later
 RETRY_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ReadBounds:
-    """How many messages are read at once, each of request_size.MAX_REQUEST_BYTES at most. A message that has come
-    already takes its place for one turn of the event loop. The last places of a host, and of all, are for such ones:
-    half-open calls do not keep them."""
+    """Largest numbers of messages being read at once, each of at most request_size.MAX_REQUEST_BYTES.
+
+    A message that has already arrived holds its place for one turn of the event loop. The `last` places, of a host and
+    of all, are for such messages: half-open calls lose them after HURRY_S.
+    """
 
     in_all: int = 96
-    of_host: int = 80  # others find places
+    of_host: int = 80  # leaves places for other hosts
     of_connection: int = 48
-    of_sender: int = 12  # of a tenant's on one connection
+    of_sender: int = 12  # of one tenant on one connection
     last: int = 24
 
     def of(self, path: Path) -> int:
-        """How many a host, a connection, or a tenant on a connection may have."""
+        """The limit of a host, a connection, or a tenant on a connection."""
         return (self.in_all, self.of_host, self.of_connection, self.of_sender)[len(path)]
 
 
 class Reading:
-    """Places for messages. Senders that wait for one take turns."""
+    """Places for messages being read. Senders that wait for a place take turns."""
 
     def __init__(self, bounds: ReadBounds = ReadBounds(), *, long_s: float = LONG_S, hurry_s: float = HURRY_S) -> None:
         self._bounds, self._long_s, self._hurry_s = bounds, long_s, hurry_s
         self._free = bounds.in_all
-        self._taken: Counter[Path] = Counter()  # of a host, of a connection, and of a tenant on it
-        self._readers: dict[_Reader, None] = {}  # the longest first
+        self._taken: Counter[Path] = Counter()  # by host, by connection, and by tenant on a connection
+        self._readers: dict[_Reader, None] = {}  # longest-running first
         self._waiting: Rotation[asyncio.Future[None]] = Rotation()
         self._hurrying: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def place(self, sender: Sender) -> AsyncIterator[Callable[[], None]]:
-        """Held while a message is read; with a function to call when it has arrived. Raises RequestRefused where that
-        takes too long."""
+        """Holds a place while a message is read. Yields a function to call when the message has arrived.
+
+        Raises RequestRefused if the message takes too long, or gets no place, or must make room.
+        """
         loop = asyncio.get_running_loop()
         reader: _Reader | None = None
         patience = asyncio.timeout(MESSAGE_TIMEOUT_S)
@@ -85,9 +89,9 @@ class Reading:
                 raise
             if reader is not None and loop.time() - begin_s >= MESSAGE_TIMEOUT_S:
                 raise invalid("request", f"its message did not arrive within {MESSAGE_TIMEOUT_S:g} s") from None
-            problem = "the message took long to arrive, and others wait to be read"
+            problem = "the message took long to arrive, and others are waiting to be read"
             if reader is None:
-                problem = f"other messages were read for {MESSAGE_TIMEOUT_S:g} s, and this one had no turn"
+                problem = f"the message had no turn to be read within {MESSAGE_TIMEOUT_S:g} s"
             raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, problem, retry_delay_ms=RETRY_MS) from None
 
     async def _turn(self, sender: Sender) -> None:
@@ -101,7 +105,7 @@ class Reading:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._waiting.remove(sender, turn)
-                self._pass_on()  # to one that came while this one's turn was still there
+                self._pass_on()  # a later call may have queued behind this one
             else:
                 self._leave(sender)
             raise
@@ -134,7 +138,7 @@ class Reading:
                 turn.set_result(None)
 
     def _hurry(self) -> None:
-        """Gives up messages that have taken long, for senders that wait and have fewer places."""
+        """Gives up messages that have taken long in favour of waiting senders with fewer places."""
         self._hurrying = None
         if not self._waiting:
             return
@@ -142,7 +146,7 @@ class Reading:
         now_s = loop.time()
         due = [reader for reader in self._readers if reader.due_s <= now_s]
         taken = Counter(self._taken)
-        for waiting in islice(self._waiting.senders(), MOST_LOOKED_AT):
+        for waiting in islice(self._waiting.senders(), MAX_SENDERS_PER_ROUND):
             given_up = self._given_up_for(waiting, due, taken)
             if given_up is not None:
                 due.remove(given_up)
@@ -155,15 +159,16 @@ class Reading:
         self._hurrying = loop.call_later(self._hurry_s, self._hurry)
 
     def _given_up_for(self, waiting: Sender, due: "Sequence[_Reader]", taken: Counter[Path]) -> "_Reader | None":
-        """Of the readers that are due, one of those who have most; None where none of them has more than the sender
-        that waits, or where that sender waits for its own calls."""
+        """The reader among `due` whose sender has the most places. Returns None if no sender has more than the waiting
+        one, or if the waiting sender is at its own limit."""
         full = next((path for path in waiting.paths if taken[path] >= self._bounds.of(path)), ())
         if full == waiting or (not full and self._free):
             return None
         among = [reader for reader in due if reader.sender[: len(full)] == full]
         if not among:
             return None
-        most = max(among, key=lambda reader: [taken[path] for path in reader.sender.paths])  # the longest of equals
+        # Among equals the longest-running.
+        most = max(among, key=lambda reader: [taken[path] for path in reader.sender.paths])
         for ours, theirs in zip(waiting.paths, most.sender.paths, strict=True):
             if ours != theirs:
                 return most if taken[ours] < taken[theirs] else None
@@ -172,7 +177,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reader:
-    """A message that is being read; it may be given up when `due_s` is past."""
+    """A message being read. It may be given up after `due_s`."""
 
     sender: Sender
     patience: asyncio.Timeout

@@ -1,5 +1,4 @@
-"""What every call to a router passes before its request is looked at: how many there are, how many are read at once,
-and how large they are."""
+"""The limits that every call to a router passes before its request is parsed: open calls, concurrent reads, sizes."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -34,9 +33,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RequestGate:
-    """One for all calls of a server. What they take counts for their senders.
+    """Admits all calls of a server and accounts for their resources by sender.
 
-    bounds: of the requests that are open; None: REQUEST_BOUNDS
+    bounds: limits on open requests; None for REQUEST_BOUNDS
     """
 
     def __init__(self, pools: Pools, bounds: CallBounds | None = None) -> None:
@@ -47,16 +46,16 @@ class RequestGate:
         self._watches = OpenCalls(WATCH_BOUNDS, "health watches")
         self._others = OpenCalls(WATCH_BOUNDS, "other calls")
         self._reading = Reading()
-        # An orchestrator that has no answer to its check ends the process: a check waits for no other call.
+        # An orchestrator kills a process that does not answer a health check, so checks wait for no other call.
         self._reading_checks = Reading(ReadBounds(*4 * (CHECK_BOUNDS.in_all,), last=0))
         self.turns = MessageTurns()
 
     def large_requests(self) -> tuple[int, int]:
-        """Bytes of large requests in memory, as they came, and of all so far."""
+        """Two counts of bytes on the wire: large requests in memory, and all large requests so far."""
         return self.held.num_bytes, self.held.bytes_so_far
 
     def enter(self, method: str, context: Context) -> "Passage":
-        """A call that begins. Raises RequestRefused (OVERLOADED, INVALID_REQUEST)."""
+        """Admits a new call. Raises RequestRefused (OVERLOADED or INVALID_REQUEST)."""
         peer, task = context.peer(), asyncio.current_task()
         assert task is not None  # grpc gives each call one
         tenant = tenant_of(context.invocation_metadata()) if method in SHAPES else ""
@@ -81,13 +80,16 @@ class Passage:
         self._held: AbstractContextManager[None] | None = None
 
     async def read(self, context: Context) -> Any:
-        """The bytes of the call's next message; grpc.aio.EOF where it sends none. Raises RequestRefused where they are
-        not worth parsing, where there are too many in memory, and where the first ones do not come."""
-        self.answer_begins()  # what was read before has been looked at
+        """Returns the bytes of the call's next message, or grpc.aio.EOF at the end.
+
+        Raises RequestRefused if the message cannot be a legal request, if large requests take too much memory, or if
+        the first message does not arrive in time.
+        """
+        self.answer_begins()  # the previous message has been handled
         raw = await (self._read_next(context) if self._has_first else self._read_first(context))
         self._has_first = True
         if self._method in SHAPES:
-            self._calls.keep(self._call)  # others are given up while they last
+            self._calls.keep(self._call)  # a request that was read is not given up
         if raw is not grpc.aio.EOF and len(raw) > UNSEEN_BYTES:
             held = self._gate.held.holding(len(raw), self._call.sender, self._call.give_up)
             held.__enter__()
@@ -105,7 +107,7 @@ class Passage:
             return await self._taken(context, turn)
 
     async def _read_next(self, context: Context) -> Any:
-        """It comes when its client has something to say, so it takes a place when it has arrived."""
+        """Later messages come at any time, so they take a place only once they have arrived."""
         async with AsyncExitStack() as stack:
 
             async def turn() -> None:
@@ -125,13 +127,13 @@ class Passage:
         return raw
 
     def answer_begins(self) -> None:
-        """The request counts no more against the memory for requests: the capacity of what answers bounds those that
+        """Stops counting the request against the memory for large requests. Worker capacity bounds the requests that
         are being answered."""
         if self._held is not None:
             self._held.__exit__(None, None, None)
             self._held = None
 
     def leave(self) -> None:
-        """The call has ended."""
+        """Records that the call has ended."""
         self.answer_begins()
         self._calls.close(self._call)

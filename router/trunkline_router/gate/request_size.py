@@ -1,8 +1,7 @@
-"""How large a request may be, looked at on the wire: a message that cannot be a legal request is not parsed.
+"""Size limits that are checked on the wire format: a message that cannot be a legal request is not parsed.
 
-Parsing is where a request of a few bytes an entry becomes large: an empty chat message is two bytes on the wire and a
-hundred in memory. The bounds here hold for all requests; the exact limits of a model are checked where its requests are
-prepared.
+Parsing makes requests large: an empty chat message takes two bytes on the wire and a hundred in memory. The limits here
+hold for all requests. The exact limits of a model are checked when its requests are prepared.
 """
 
 import asyncio
@@ -20,19 +19,18 @@ from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.wire import LENGTH, NotAMessage, fields
 
-MAX_REQUEST_BYTES = 8 << 20  # the largest text there may be, or two million token ids, and room for the other fields
-# Requests up to this size are parsed unseen: whatever is in them takes less than a millisecond and a MiB.
+MAX_REQUEST_BYTES = 8 << 20  # the largest text, or two million token ids, and room for the other fields
+# Requests up to this size are parsed unchecked: any content takes less than a millisecond and a MiB.
 UNSEEN_BYTES = 16 << 10
-# A conversation with as many messages as there may be, sampling parameters in full, and the other fields.
+# The longest conversation, the most sampling parameters, and the other fields.
 MAX_FIELDS = 3 * MAX_MESSAGES + 3 * MAX_LOGIT_BIAS + MAX_STOP_STRINGS + MAX_STOP_TOKEN_IDS + 64
-FIELDS_PER_STEP = 2048  # are checked at once: about 2 ms
-MAX_DETOKENIZED_IDS = 1 << 18  # or a context's, where one is longer
+FIELDS_PER_STEP = 2048  # checked without a pause: about 2 ms
+MAX_DETOKENIZED_IDS = 1 << 18  # or the length of the longest context, if that is more
 
-# Of fields that are not known here, in all: a later version's clients may send some. Of names, stop strings and other
-# short texts, in all.
+# Total of unknown fields, which newer clients may send. Total of names, stop strings and other short texts.
 MAX_UNKNOWN_BYTES, MAX_NAME_BYTES = 4 << 10, 64 << 10
 
-ID_BYTES = 4  # a token id takes no more as a varint: vocabularies have fewer than 2^28 tokens
+ID_BYTES = 4  # the longest varint of a token id: vocabularies have fewer than 2^28 tokens
 
 PROMPT_IDS = "trunkline.v1.TokenIds.ids"
 DETOKENIZED_IDS = "trunkline.v1.DetokenizeRequest.token_ids"
@@ -43,13 +41,13 @@ CHAT_TEXTS = ("trunkline.v1.ChatMessage.role", "trunkline.v1.ChatMessage.content
 
 
 class RequestSize:
-    """Checks requests of every method, by the longest context of the models that are served at the moment."""
+    """Checks the requests of every method against the longest context of the models served at the moment."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
 
     async def check(self, method: str, raw: bytes) -> None:
-        """Raises RequestRefused (INVALID_REQUEST) where a request is larger than any legal one, or is no message."""
+        """Raises RequestRefused (INVALID_REQUEST) if a request is larger than any legal one or is not a message."""
         if len(raw) <= UNSEEN_BYTES or method not in SHAPES:
             return
         most_tokens = max((max_total_tokens(pool.limits) for pool in self._pools.models().values()), default=0)
@@ -60,23 +58,23 @@ class RequestSize:
         }
         try:
             for _ in _check_fields(raw, SHAPES[method], most_ids):
-                await asyncio.sleep(0)  # others have their turn
+                await asyncio.sleep(0)  # lets other tasks run
         except NotAMessage as error:
-            raise invalid("request", f"is no message: {error}") from None
+            raise invalid("request", f"is not a message: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a message can hold, by field number."""
+    """The fields of a message type, by field number."""
 
-    names: dict[int, str] = field(default_factory=dict)  # full ones
-    inside: "dict[int, Shape]" = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # full names
+    inside: "dict[int, Shape]" = field(default_factory=dict)  # of nested messages
     strings: set[int] = field(default_factory=set)
-    chat_texts: set[int] = field(default_factory=set)  # of `strings`, what counts as its conversation
+    chat_texts: set[int] = field(default_factory=set)  # those of `strings` that count as their conversation
 
 
 def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> Iterator[None]:
-    """Yields after every FIELDS_PER_STEP. Raises RequestRefused; NotAMessage where a field ends after its message."""
+    """Yields every FIELDS_PER_STEP fields. Raises RequestRefused, or NotAMessage if a field exceeds its message."""
     num_fields = unknown_bytes = name_bytes = 0
     num_bytes: Counter[str] = Counter()  # of texts, conversations and packed token ids, by field
     next_stop = FIELDS_PER_STEP

@@ -1,4 +1,4 @@
-"""Turns for what waits: hosts take turns, a host's connections among themselves, a connection's tenants likewise."""
+"""A round-robin queue with three levels: hosts, the connections of a host, and the tenants of a connection."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 from trunkline_router.gate.sender import Sender
 
 Item = TypeVar("Item")
-Path = tuple[str, ...]  # a sender's host; with its connection; with its tenant
+Path = tuple[str, ...]  # (host,), (host, connection) or (host, connection, tenant)
 
 
 class Rotation(Generic[Item]):
-    """What waits, by its sender."""
+    """Items that wait for their turn, by sender."""
 
     def __init__(self) -> None:
         self._root: _Branch[Item] = _Branch()
@@ -23,26 +23,26 @@ class Rotation(Generic[Item]):
         return self._root.at(sender) is not None
 
     def add(self, sender: Sender, item: Item) -> None:
-        """Behind the sender's others."""
+        """Appends the item to the sender's queue."""
         self._root.add(sender, item)
 
     def remove(self, sender: Sender, item: Item) -> None:
-        """Does nothing where it does not wait."""
+        """Removes the item. Does nothing if it is not queued."""
         self._root.remove(sender, item)
 
     def pop(self, may_go: Callable[[Path], bool]) -> tuple[Sender, Item] | None:
-        """Takes out whose turn it is; None: nothing may go. `may_go` says so of a host, of a connection, and of a
-        tenant on a connection."""
+        """Removes and returns the next item and its sender, or None if no item may go. `may_go` decides for a host, a
+        connection, or a tenant on a connection."""
         found = self._root.pop((), may_go)
         return None if found is None else (Sender(*found[0]), found[1])
 
     def senders(self) -> Iterator[Sender]:
-        """All that wait, one after the other as turns would go."""
+        """All waiting senders in the order of their turns."""
         return (Sender(*names) for names in self._root.paths(()))
 
 
 class _Branch(Generic[Item]):
-    """All that waits of a host, a connection or a tenant; the next one's turn first."""
+    """All queued items of a host, a connection or a tenant, with the next branch first."""
 
     def __init__(self) -> None:
         self.branches: OrderedDict[str, _Branch[Item]] = OrderedDict()

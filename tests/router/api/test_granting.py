@@ -186,7 +186,7 @@ async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its
         gate.turns.took(account, 64 << 20)  # it is far ahead of its pace
         asking = asyncio.create_task(call.refused(large))
         await until(lambda: account in gate.turns._waiting)
-        gate.turns._paid_s.clear()
+        gate.turns._within_rate_at_s.clear()
         assert "tokens are more than" in (await asking).message
         call = Call(router)
         await call.begin()

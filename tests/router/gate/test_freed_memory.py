@@ -8,11 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline_router.gate import freed_memory
-from trunkline_router.gate.freed_memory import LEAST_BYTES, LOOKS_APART, MOST_BYTES, QUIET_BYTES, FreedMemory
+from trunkline_router.gate.freed_memory import (
+    MAX_GROWTH_BYTES,
+    MIN_CHECKS_APART,
+    MIN_GAIN_BYTES,
+    QUIET_BYTES,
+    FreedMemory,
+)
 
 MIB = 1 << 20
 BEFORE = 80 * MIB
-COME = LEAST_BYTES  # of large requests, since the last return
+COME = MIN_GAIN_BYTES  # of large requests, since the last return
 
 
 def looks(*seen: tuple[int, int]) -> list[bool]:
@@ -23,31 +29,31 @@ def looks(*seen: tuple[int, int]) -> list[bool]:
 
 
 def test_memory_stays_while_large_requests_come_and_goes_back_once_they_have_stopped() -> None:
-    grown = BEFORE + LEAST_BYTES + 1
+    grown = BEFORE + MIN_GAIN_BYTES + 1
     assert looks((grown, QUIET_BYTES), (grown, 0), (grown, 0)) == [False, False, True]
 
 
 def test_little_memory_stays() -> None:
-    assert looks((BEFORE + LEAST_BYTES, 0), (BEFORE + LEAST_BYTES, 0)) == [False, False]
+    assert looks((BEFORE + MIN_GAIN_BYTES, 0), (BEFORE + MIN_GAIN_BYTES, 0)) == [False, False]
 
 
 def test_too_much_goes_back_although_requests_come_but_not_at_every_look() -> None:
     memory, busy = FreedMemory(), 99 * MIB
     memory.is_due(BEFORE, 0, 0)
-    assert not any(memory.is_due(BEFORE + MOST_BYTES, busy, COME) for _ in range(2 * LOOKS_APART))
+    assert not any(memory.is_due(BEFORE + MAX_GROWTH_BYTES, busy, COME) for _ in range(2 * MIN_CHECKS_APART))
     for _ in range(3):
-        assert memory.is_due(BEFORE + MOST_BYTES + 1, busy, COME)
-        memory.returned(BEFORE + MOST_BYTES + 1)
-        assert not any(memory.is_due(BEFORE + MOST_BYTES + 1, busy, COME) for _ in range(LOOKS_APART - 1))
+        assert memory.is_due(BEFORE + MAX_GROWTH_BYTES + 1, busy, COME)
+        memory.returned(BEFORE + MAX_GROWTH_BYTES + 1)
+        assert not any(memory.is_due(BEFORE + MAX_GROWTH_BYTES + 1, busy, COME) for _ in range(MIN_CHECKS_APART - 1))
 
 
 def test_what_was_in_use_at_a_return_goes_back_once_it_is_free() -> None:
-    memory, full = FreedMemory(), BEFORE + 3 * MOST_BYTES
+    memory, full = FreedMemory(), BEFORE + 3 * MAX_GROWTH_BYTES
     memory.is_due(BEFORE, 0, 0)
-    for _ in range(LOOKS_APART):
+    for _ in range(MIN_CHECKS_APART):
         memory.is_due(full, 99 * MIB, COME)
     memory.returned(full)
-    assert [memory.is_due(BEFORE + 2 * LEAST_BYTES, 0, COME) for _ in range(2)] == [False, True]
+    assert [memory.is_due(BEFORE + 2 * MIN_GAIN_BYTES, 0, COME) for _ in range(2)] == [False, True]
 
 
 @given(st.lists(st.tuples(st.integers(MIB, 2000 * MIB), st.integers(0, 200 * MIB)), min_size=1))
@@ -75,8 +81,8 @@ from trunkline_router.gate import freed_memory as memory
 async def main():
     memory.keep_freed_memory()
     held = []
-    looking = asyncio.create_task(memory.return_freed_memory(lambda: (0, memory.LEAST_BYTES)))
-    await asyncio.sleep(3 * memory.LOOK_S)
+    looking = asyncio.create_task(memory.return_freed_memory(lambda: (0, memory.MIN_GAIN_BYTES)))
+    await asyncio.sleep(3 * memory.CHECK_INTERVAL_S)
     before = memory.resident_bytes() or 0
     pairs = [(bytes(1 << 20), bytes(600)) for _ in range(200)]  # the small ones keep the heap from becoming shorter
     small = [kept for _, kept in pairs]

@@ -9,7 +9,7 @@ import pytest
 from trunkline_router.gate.message_turns import (
     ACCOUNT_BYTES_PER_S,
     LARGE_BYTES,
-    MOST_OWED_S,
+    MAX_AHEAD_S,
     TURN_BYTES,
     MessageTurns,
     taken_in_turn,
@@ -102,13 +102,13 @@ async def test_an_account_ahead_of_its_pace_waits_and_others_do_not() -> None:
         arrival = asyncio.ensure_future(arrived(num_bytes))
         await calls.call(account, arrival)
 
-    while calls.turns._owed_s("hog") <= MOST_OWED_S:
+    while calls.turns._ahead_s("hog") <= MAX_AHEAD_S:
         await take("hog", LARGEST)
     waiting = deque(asyncio.create_task(take("hog", 10)) for _ in range(3))
     for _ in range(5):
         await take("other", 10)
     assert not any(task.done() for task in waiting)
-    calls.now_s += calls.turns._owed_s("hog")
+    calls.now_s += calls.turns._ahead_s("hog")
     await take("other", TURN_BYTES)  # whatever comes next looks at the clock
     await asyncio.wait_for(asyncio.gather(*waiting), 10)
-    assert LARGEST / ACCOUNT_BYTES_PER_S > MOST_OWED_S, "two of the largest messages are not read at once"
+    assert LARGEST / ACCOUNT_BYTES_PER_S > MAX_AHEAD_S, "two of the largest messages are not read at once"
