@@ -270,7 +270,7 @@ async def test_invented_names_do_not_fill_redis_nor_come_to_more_than_so_many_qu
     quotas = Quotas(requests_per_minute=2)
     tenants = Tenants({"acme": Tenant(quotas=quotas)}, Tenant(quotas=quotas))
     async with two_routers(redis, tenants, FakeWorker("a", answer=1), window_ms=60_000, patience_s=1.0) as (router, _):
-        router.shared._accounts = Accounts(60_000, most=3)
+        router.shared._accounts = Accounts(60_000, max_accounts=3)
 
         async def outcomes(name: str, times: int) -> list[int | str]:
             metadata = (("x-trunkline-tenant", name),)

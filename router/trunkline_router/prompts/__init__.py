@@ -1,1 +1,1 @@
-"""From text and conversations to token ids, outside the event loop."""
+"""Turns text and conversations into token ids, outside the event loop."""

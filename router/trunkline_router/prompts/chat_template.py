@@ -1,7 +1,7 @@
-"""Rendering conversations with a model's chat template, which is code from a stranger: in a sandbox.
+"""Renders conversations with a model's chat template, which is untrusted code, in a sandbox.
 
-The names that templates expect are those of Hugging Face's apply_chat_template. This runs in render_process.py, because
-a sandbox bounds what a template can reach, not how long it takes.
+Templates get the names that Hugging Face's apply_chat_template defines. Rendering runs in render_process.py, because a
+sandbox bounds what a template can reach but not how long it runs.
 """
 
 import json
@@ -19,13 +19,13 @@ from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 
 FIELD = "chat"
-CONTENT = "content"  # a message's text, as templates call it
+CONTENT = "content"  # the templates' name for a message's text
 MAX_MESSAGES = 4096
-MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this in answer to a conversation is broken
+MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one conversation is broken
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what an assistant said, for training; here it is only let through."""
+    """`{% generation %}` marks the assistant's text for training. Here the tag has no effect."""
 
     tags = {"generation"}  # noqa: RUF012  # the base class's attribute
 
@@ -35,25 +35,25 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """A compiled template. Raises ValueError where the source does not compile."""
+    """A compiled template. Raises ValueError if the source does not compile."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
             self._template = _environment().from_string(source)
-        except Exception as error:  # a stranger's program: compiling computes constants, which can raise anything
+        except Exception as error:  # compiling evaluates the template's constants, which can raise anything
             raise ValueError(f"the chat template does not compile: {error}") from None
         self._names_content = CONTENT in source
         self._special_tokens = special_tokens
 
     def render(self, chat: ChatMessages) -> str:
-        """The prompt's text. Raises RequestRefused (INVALID_REQUEST) where the template refuses the conversation."""
+        """The prompt's text. Raises RequestRefused (INVALID_REQUEST) if the template refuses the conversation."""
         check_conversation(chat)
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
         if not chat.continue_final_message:
             return self._render(messages, add_generation_prompt=True)
-        # As transformers does it: a mark shows where the final message ends, and what follows, such as an end-of-turn
-        # token, is cut off. Where the template takes off the blank after the mark, it trims messages, and then what is
-        # before the mark is trimmed too. The mark here is a random one, which no message contains.
+        # As in transformers: a mark shows where the final message ends, and the text after it, such as an end-of-turn
+        # token, is cut off. If the template strips the blank after the mark, it trims messages, so the text before the
+        # mark is trimmed too. The mark is random, so no message contains it.
         content = messages[-1][CONTENT]
         mark = secrets.token_hex(16).upper()
         messages[-1][CONTENT] = content + mark + " "
@@ -62,7 +62,7 @@ class ChatTemplate:
         if end < 0 or content.strip() not in text or not self._names_content:
             raise invalid(FIELD, "the model's chat template does not keep the final message, so it cannot be continued")
         kept = text[:end] if text.startswith(" ", end + len(mark)) else text[:end].rstrip()
-        return kept.replace(mark + " ", "").replace(mark, "")  # of a template that repeats the message
+        return kept.replace(mark + " ", "").replace(mark, "")  # the template may repeat the message
 
     def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         parts: list[str] = []
@@ -81,21 +81,21 @@ class ChatTemplate:
                 parts.append(part)
         except RequestRefused:
             raise
-        except Exception as error:  # a template can raise anything about a conversation that it was not written for
+        except Exception as error:  # a template can raise anything for a conversation that it was not written for
             raise invalid(FIELD, f"the model's chat template refuses the conversation: {error}") from None
         return "".join(parts)
 
 
 def check_syntax(source: str) -> None:
-    """Raises ValueError where a template cannot be parsed. Parsing runs nothing of it; compiling computes constants."""
+    """Raises ValueError if a template cannot be parsed. Parsing runs no template code, whereas compiling does."""
     try:
         _environment().parse(source)
-    except Exception as error:  # its lexer and parser raise more than TemplateError: of numbers and depth, say
+    except Exception as error:  # lexer and parser raise more than TemplateError, for numbers and depth for example
         raise ValueError(f"the chat template does not compile: {error}") from None
 
 
 def check_conversation(chat: ChatMessages) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) for what no template can make sense of."""
+    """Raises RequestRefused (INVALID_REQUEST) if no template could render the conversation."""
     if not chat.messages:
         raise invalid(FIELD, "the conversation is empty")
     if len(chat.messages) > MAX_MESSAGES:

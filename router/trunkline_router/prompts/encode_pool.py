@@ -1,9 +1,9 @@
-"""The processes that tokenize long texts, turn many tokens into text and read tokenizers, as the router sees them.
+"""A pool of processes that tokenize long texts, turn many tokens into text and inspect tokenizers.
 
-The library lets go of the GIL while it encodes, but not while it hands over what it has made, and it takes 300 bytes of
-memory for a byte of text. In a process of its own neither holds up or outlives anything here. A tokenizer that
-is not tame (tokenizer_facts.py) is read and run in these processes alone. Tenants share the
-processes fairly (fair_turns.py): those whose texts take long leave a process to the others.
+The library releases the GIL while it encodes, but not while it returns the result, and it takes 300 bytes of memory
+per byte of text. A separate process keeps both costs out of the router. A tokenizer that is not cheap
+(tokenizer_facts.py) is read and run only in these processes. Tenants share the processes fairly (fair_turns.py):
+tenants whose texts take long leave a process to the others.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from hashlib import sha256
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline_router.prompts.encode_process import (
+    INSPECT,
     KEEPING,
     PLAIN,
     SKIPPING,
-    SURVEY,
     TOKENIZER,
     TOKENIZER_FIELD,
     WITH_SPECIAL,
@@ -33,21 +33,21 @@ from trunkline_router.prompts.tokenizer_facts import TokenizerFacts
 from trunkline_runtime.log import get_logger
 
 ENCODER = "trunkline_router.prompts.encode_process"
-NONE = b""  # a tokenizer's name
-# Of as much memory as their vocabularies take, and of up to 1.2 GiB while they work. A tenant uses one at a time. Slow
-# tenants use two together, so that a third one finds a process at once.
+NONE = b""  # in place of a tokenizer's name
+# A process takes the memory of its vocabulary, and up to 1.2 GiB while it works. A tenant uses one process at a time.
+# All slow tenants together use two, so that another tenant finds a free process at once.
 PROCESSES, PROCESSES_OF_ONE = 3, 1
-SLICE_S = 0.5  # with a core to itself: half a MiB; a tokenizer that has to be loaded first does not count
-TIME_LIMIT_S = 60.0  # of CPU, for one text; the largest one takes some five seconds
-# Short texts of tokenizers that this process does not run itself take about a millisecond.
+SLICE_S = 0.5  # half a MiB of text with a core to itself; does not include loading a tokenizer
+TIME_LIMIT_S = 60.0  # CPU time for one text; the largest takes some five seconds
+# Short texts of tokenizers that are not cheap: each takes about a millisecond.
 SHORT_SLICE_S, SHORT_OF_ONE = 0.1, 2
-SHORT_TIME_LIMIT_S = 10.0  # of CPU: a tokenizer may have to be loaded first
-# Texts that wait or are encoded; they lie in this process.
+SHORT_TIME_LIMIT_S = 10.0  # CPU time, which may include loading a tokenizer
+# Limits on queued and running texts, which are kept in the router's memory.
 BOUNDS = Bounds(jobs_of_one=512, jobs_of_all=2048, bytes_of_one=32 << 20, bytes_of_all=128 << 20)
 
 
 class EncoderSource:
-    """A model's tokenizer as a file, as processes are told it, and its name among them."""
+    """A tokenizer.json as it is sent to the processes, and the digest that names it there."""
 
     def __init__(self, file: bytes) -> None:
         self.file = file
@@ -55,7 +55,7 @@ class EncoderSource:
 
 
 class EncodePool:
-    """Encodes and decodes in at most PROCESSES processes at once, of which a tenant uses `of_one`."""
+    """Encodes and decodes in at most PROCESSES processes at once, of which a tenant uses at most `of_one`."""
 
     def __init__(
         self,
@@ -68,20 +68,20 @@ class EncodePool:
         self._time_limit_s = time_limit_s
         self._idle: list[_Encoder] = []
         self._places = FairPlaces(
-            PROCESSES, of_one, bounds, slice_s=slice_s, refusal="too much text waits to be tokenized"
+            PROCESSES, of_one, bounds, slice_s=slice_s, refusal="too much text is waiting to be tokenized"
         )
 
     @property
     def is_idle(self) -> bool:
-        """Whether no text waits or is encoded."""
+        """Whether no text is queued or being encoded."""
         return self._places.is_idle
 
     async def encode(
         self, source: EncoderSource, text: str | memoryview, *, special_tokens: bool, tenant: str, weight: float = 1.0
     ) -> "array[int]":
-        """Token ids of a text, which may be UTF-8 already. A tenant's share of the processes is by weight.
+        """Returns the token ids of a text (str or UTF-8 bytes). Tenants share the processes by weight.
 
-        Raises RequestRefused: too much waits, or the text cannot be encoded.
+        Raises RequestRefused if the queue is full or the text cannot be encoded.
         """
         kind = WITH_SPECIAL if special_tokens else PLAIN
         ids = array("i")
@@ -93,23 +93,25 @@ class EncodePool:
     async def decode(
         self, source: EncoderSource, ids: "array[int]", *, keep_special: bool, tenant: str, weight: float = 1.0
     ) -> bytes:
-        """The text of token ids, in UTF-8. Raises RequestRefused likewise."""
+        """Returns the text of token ids in UTF-8.
+
+        Raises RequestRefused if the queue is full or the ids cannot be decoded.
+        """
         kind = KEEPING if keep_special else SKIPPING
         work = partial(self._answer, source, kind, ids.tobytes(), "token_ids")
         return await self._places.run(tenant, work, num_bytes=len(ids) * ids.itemsize, weight=weight)
 
-    async def survey(self, files: Mapping[str, bytes], *, worker: str) -> TokenizerFacts:
-        """What a worker's tokenizer files come to. Workers take turns with one another and with tenants.
+    async def inspect(self, files: Mapping[str, bytes], *, worker: str) -> TokenizerFacts:
+        """Returns the facts about a worker's tokenizer files. Workers take turns with each other and with tenants.
 
-        Raises RequestRefused: the files are damaged, or take too much time or memory.
+        Raises RequestRefused if the queue is full, or if the files are damaged or take too much time or memory.
         """
         body = await asyncio.to_thread(packed, files)
-        work = partial(self._answer, None, SURVEY, body, TOKENIZER_FIELD)
+        work = partial(self._answer, None, INSPECT, body, TOKENIZER_FIELD)
         return TokenizerFacts.from_json(await self._places.run(("worker", worker), work, num_bytes=0))
 
     async def load(self, source: EncoderSource, *, worker: str) -> None:
-        """Has a process load a worker's tokenizer, so that its first text does not wait for that. Raises RequestRefused
-        where it cannot."""
+        """Makes a process load a worker's tokenizer ahead of its first text. Raises RequestRefused if it cannot."""
         work = partial(self._answer, source, PLAIN, b"", TOKENIZER_FIELD)
         await self._places.run(("worker", worker), work, num_bytes=0)
 
@@ -129,14 +131,14 @@ class EncodePool:
         try:
             return await self._try(source, kind, body, begins)
         except ProcessEnded as ended:
-            get_logger().warning("a process that tokenizes ended", status=ended.status)
+            get_logger().warning("a tokenizer process ended", status=ended.status)
             if ended.status == -signal.SIGPROF:
-                problem = f"the model's tokenizer takes longer than {self._time_limit_s:g} s for so much"
+                problem = f"the model's tokenizer takes longer than {self._time_limit_s:g} s for this input"
                 raise invalid(field, problem) from None
-        try:  # it may have been ended from outside
+        try:  # again, because the process may have been killed from outside
             return await self._try(source, kind, body, begins)
         except ProcessEnded as ended:
-            raise invalid(field, f"the model's tokenizer ends with it: {ended}") from None
+            raise invalid(field, f"the model's tokenizer ends the process that runs it: {ended}") from None
 
     async def _try(
         self, source: EncoderSource | None, kind: int, body: bytes | memoryview, begins: Callable[[], None]
@@ -150,16 +152,16 @@ class EncodePool:
         except RequestRefused:
             self._idle.append(encoder)
             raise
-        except BaseException:  # a cancellation too: the next request must not read this one's answer
+        except BaseException:  # including a cancellation: the next request must not read this one's answer
             await encoder.end()
             raise
         self._idle.append(encoder)
         return answer
 
     async def _encoder(self, source: EncoderSource | None) -> "_Encoder":
-        """One that knows this tokenizer, or none where none is asked for, if there is one."""
+        """An idle process, preferably one that has loaded this tokenizer (or none), else a new one."""
         name = NONE if source is None else source.name
-        self._idle.sort(key=lambda encoder: encoder.knows == name)
+        self._idle.sort(key=lambda encoder: encoder.tokenizer_name == name)
         while self._idle:
             encoder = self._idle.pop()
             if encoder.is_alive:
@@ -169,25 +171,25 @@ class EncodePool:
 
 
 def short_texts() -> EncodePool:
-    """A pool for the short texts of tokenizers that are not run in this process: they wait for no long ones."""
+    """A pool for the short texts of tokenizers that are not run in the router. They never wait for long texts."""
     return EncodePool(SHORT_TIME_LIMIT_S, of_one=SHORT_OF_ONE, slice_s=SHORT_SLICE_S)
 
 
 class _Encoder(FrameProcess):
-    """One process, for one text at a time."""
+    """One process, which handles one text at a time."""
 
-    knows = NONE  # the tokenizer that it has
+    tokenizer_name = NONE  # of the tokenizer that it has loaded
 
     async def load(self, source: EncoderSource) -> None:
-        """Has the process read the tokenizer, unless it has it already. Raises RequestRefused or ProcessEnded."""
-        if self.knows != source.name:
-            self.knows = NONE
+        """Makes the process load the tokenizer if it has another one. Raises RequestRefused or ProcessEnded."""
+        if self.tokenizer_name != source.name:
+            self.tokenizer_name = NONE
             await self._asked(TOKENIZER, source.name, source.file)
-            self.knows = source.name
+            self.tokenizer_name = source.name
 
     async def answer(self, kind: int, body: bytes | memoryview) -> bytes:
-        """Raises RequestRefused or ProcessEnded."""
-        return await self._asked(kind, self.knows, body)
+        """Returns the body of the process's answer. Raises RequestRefused or ProcessEnded."""
+        return await self._asked(kind, self.tokenizer_name, body)
 
     async def _asked(self, kind: int, name: bytes, body: bytes | memoryview) -> bytes:
         answered, answer = await self.ask(kind, name, body)

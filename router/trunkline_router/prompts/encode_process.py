@@ -1,11 +1,14 @@
-"""A process that tokenizes long texts, and turns many tokens into text: it takes seconds and hundreds of MiB.
+"""A process that tokenizes long texts and turns many tokens into text, which takes seconds and hundreds of MiB.
 
-Reads frames from standard input and answers on standard output, see frames.py. TOKENIZER makes the tokenizer known that
-the frame names (tokenizer.json), instead of the one before, and is answered with LOADED. WITH_SPECIAL and PLAIN encode
-a text with it (UTF-8), with and without special tokens, and are answered with IDS (int32, as the machine has them).
-KEEPING and SKIPPING decode such ids, with and without the text of special tokens, and are answered with TEXT. SURVEY
-brings all tokenizer files of a worker (packed) and is answered with FACTS (TokenizerFacts, as JSON). REFUSED
-(RequestError) answers any. Started with the CPU seconds that a frame may take: past them the process is gone.
+It reads frames from standard input and answers on standard output (frames.py):
+
+- TOKENIZER loads a tokenizer.json in place of the previous one; answer: LOADED.
+- WITH_SPECIAL and PLAIN encode a UTF-8 text with and without special tokens; answer: IDS (int32 in native byte order).
+- KEEPING and SKIPPING decode such ids with and without the text of special tokens; answer: TEXT.
+- INSPECT carries all tokenizer files of a worker (packed); answer: FACTS (TokenizerFacts as JSON).
+
+Any of them can be answered with REFUSED (RequestError). The argument is the CPU time in seconds that one frame may
+take; beyond it, the system ends the process.
 """
 
 import contextlib
@@ -25,19 +28,19 @@ from trunkline_router.prompts.frames import HEADER, READY, REFUSED, write_frame
 from trunkline_router.prompts.tokenizer_facts import described
 
 TOKENIZER, WITH_SPECIAL, PLAIN, KEEPING, SKIPPING, IDS, TEXT, LOADED = 1, 2, 6, 7, 8, 4, 9, 10
-SURVEY, FACTS = 11, 12
-TOKENIZER_FIELD = "tokenizer"  # of a refusal of files
+INSPECT, FACTS = 11, 12
+TOKENIZER_FIELD = "tokenizer"  # the field that a refusal of tokenizer files names
 MAX_MEMORY_BYTES = 4 << 30  # the largest text takes up to 1.2 GiB
 NICENESS = 10  # the router's event loop goes first
 
 
 def main() -> None:
     limit_s = float(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the router's: it closes standard input
-    with contextlib.suppress(ValueError, OSError):  # where the system knows no such limit, or has a lower one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router handles Ctrl-C and closes standard input
+    with contextlib.suppress(ValueError, OSError):  # the system has no such limit, or a lower one
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     os.nice(NICENESS)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read at each call: one text at a time needs no threads
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read at each call; one text at a time needs no threads
     tokenizer: Tokenizer | None = None
     reader, writer = sys.stdin.buffer, sys.stdout.buffer
     write_frame(writer, READY, b"")
@@ -47,8 +50,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends the process
         if kind == TOKENIZER:
             tokenizer, answer = _loaded(body)
-        elif kind == SURVEY:
-            answer = _surveyed(body)
+        elif kind == INSPECT:
+            answer = _inspected(body)
         else:
             answer = _answer(tokenizer, kind, body)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -63,11 +66,11 @@ def _loaded(file: bytes) -> tuple[Tokenizer | None, tuple[int, bytes]]:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer, (LOADED, b"")
-    except BaseException as error:  # the library's panics are no Exception
+    except BaseException as error:  # the library's panics are not an Exception
         return None, _refused("model", f"its tokenizer cannot be loaded: {' '.join(str(error).split())}")
 
 
-def _surveyed(body: bytes) -> tuple[int, bytes]:
+def _inspected(body: bytes) -> tuple[int, bytes]:
     try:
         _, facts = described(unpacked(body))
         return FACTS, facts.to_json()
@@ -76,13 +79,13 @@ def _surveyed(body: bytes) -> tuple[int, bytes]:
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
-    """Files as a SURVEY brings them: a line with their names and sizes, and their bytes."""
+    """The body of an INSPECT frame: one line with the files' names and sizes as JSON, then their bytes."""
     sizes = json.dumps({name: len(data) for name, data in files.items()})
     return b"".join((sizes.encode(), b"\n", *files.values()))
 
 
 def unpacked(body: bytes) -> dict[str, bytes]:
-    """The files of packed()."""
+    """The inverse of packed()."""
     at = body.index(b"\n") + 1
     files = {}
     for name, size in json.loads(body[:at]).items():
@@ -110,8 +113,8 @@ def _refused(field: str, problem: str) -> tuple[int, bytes]:
 
 
 def _give_memory_back() -> None:
-    """The C library would keep what a long text took for the next one."""
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+    """Returns the memory of a long text to the system, because the C library would keep it."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 

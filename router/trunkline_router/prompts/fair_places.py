@@ -1,4 +1,4 @@
-"""A few places for long work, such as processes, shared fairly between accounts, with a bound on what waits."""
+"""A few places for long work, such as processes, which accounts share fairly, with a bound on the queue."""
 
 import asyncio
 import time
@@ -10,22 +10,22 @@ from trunkline_router.prompts.fair_turns import Bounds, FairTurns, Job
 
 RETRY_MS = 1000
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 class FairPlaces:
-    """Runs work at `places` places, of which one account holds at most `of_one`; fair_turns.py has the rules.
+    """Runs work in `places` places, of which one account holds at most `of_one`. fair_turns.py has the rules.
 
-    slice_s: work that takes longer is slow, and may once be cancelled and run again from its beginning
-    refusal: the message of a refusal where too much waits
+    slice_s: work that takes longer is slow, and may be cancelled once and restarted from its beginning
+    refusal: the message of a refusal when the queue is full
     """
 
     def __init__(self, places: int, of_one: int, bounds: Bounds, *, slice_s: float, refusal: str) -> None:
         self._turns = FairTurns(places, of_one, bounds)
         self._slice_s = slice_s
         self._refusal = refusal
-        self._begins: dict[Job, asyncio.Future[None]] = {}  # of jobs that wait
-        self._ends: dict[Job, asyncio.Timeout] = {}  # of jobs that run
+        self._begins: dict[Job, asyncio.Future[None]] = {}  # of waiting jobs
+        self._ends: dict[Job, asyncio.Timeout] = {}  # of running jobs
 
     @property
     def is_idle(self) -> bool:
@@ -35,15 +35,15 @@ class FairPlaces:
     async def run(
         self,
         account: Hashable,
-        work: Callable[[Callable[[], None]], Awaitable[Made]],
+        work: Callable[[Callable[[], None]], Awaitable[Result]],
         *,
         num_bytes: int,
         weight: float = 1.0,
-    ) -> Made:
-        """What `work` returns or raises. It is called with a function to call when its slice begins.
+    ) -> Result:
+        """Returns or raises what `work` does. `work` gets a function that it calls when its slice begins.
 
-        Raises RequestRefused (OVERLOADED) where the account has too much here. Where all accounts together have too
-        much, it is the account with the most that loses its last job.
+        Raises RequestRefused (OVERLOADED) if the account has too many jobs or bytes queued. If all accounts together
+        have too many, the account with the most loses its newest waiting job.
         """
         job = self._turns.join(account, num_bytes, weight)
         if job is None:
@@ -68,8 +68,8 @@ class FairPlaces:
             self._turns.end(job, time.monotonic())
             self._settle()
 
-    async def _timed(self, job: Job, work: Callable[[Callable[[], None]], Awaitable[Made]]) -> Made:
-        """Raises TimeoutError where the work gave way."""
+    async def _timed(self, job: Job, work: Callable[[Callable[[], None]], Awaitable[Result]]) -> Result:
+        """Raises TimeoutError if the work had to give way."""
         loop = asyncio.get_running_loop()
         slices: list[asyncio.TimerHandle] = []
 
@@ -88,7 +88,7 @@ class FairPlaces:
         self._turns.end(job, time.monotonic())
         if not (begins := self._begins[job]).done():
             begins.set_exception(self._overloaded())
-            begins.exception()  # nothing is lost where its caller is cancelled before it sees this
+            begins.exception()  # marks it as retrieved, because its caller may be cancelled before it sees this
 
     def _overloaded(self) -> RequestRefused:
         return RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, self._refusal, retry_delay_ms=RETRY_MS)
@@ -98,9 +98,9 @@ class FairPlaces:
         self._settle()
 
     def _settle(self) -> None:
-        """Lets jobs begin, and one give way."""
+        """Starts the jobs whose turn it is, and makes one give way if one must."""
         while (job := self._turns.next(time.monotonic())) is not None:
-            if not (begins := self._begins[job]).done():  # else its caller has been cancelled, and ends it in a moment
+            if not (begins := self._begins[job]).done():  # otherwise its caller was cancelled and ends it in a moment
                 begins.set_result(None)
         if (recalled := self._turns.recalled()) is not None:
             self._ends[recalled].reschedule(asyncio.get_running_loop().time())

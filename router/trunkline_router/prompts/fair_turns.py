@@ -1,17 +1,17 @@
-"""The order in which accounts use a few places. Pure: the time is an argument.
+"""The order in which accounts use a few places. Pure: time is passed in.
 
-- Accounts take turns by the time for which they have held places, divided by their weight (start-time fair queueing:
-  Goyal, Vin and Cheng, SIGCOMM 1996). One account never holds more than its part of the places.
-- An account that is not known starts at virtual time: what an account that always had a job would have had by now
-  (generalised processor sharing: Parekh and Gallager, 1993). One that comes back makes up for the time in which it had
-  no job. Otherwise jobs that come one by one under many names would go before another account for ever.
+- Accounts are served in the order of the time for which they have held places, divided by their weight (start-time fair
+  queueing: Goyal, Vin and Cheng, SIGCOMM 1996). One account never holds more than `of_one` places.
+- A new account starts at virtual time: the service of an account that always had a job (generalised processor sharing:
+  Parekh and Gallager, 1993). A returning account catches up for the time in which it had no job. Otherwise single jobs
+  under many names would always go before another account.
 - A job that holds its place for longer than a slice makes its account slow. The account stays slow until all such jobs
-  have ended and a job of it has ended within a slice. Slow accounts together leave one place to the others.
-- When several accounts become slow at once and hold all places, one job gives way: the last one to begin among those
-  that outlasted their slice. It waits for another turn, and gives way only once.
+  have ended and one of its jobs has ended within a slice. Slow accounts together leave one place to the others.
+- When several accounts become slow at once and hold all places, one job gives way: among those that outlasted their
+  slice, the last to begin. It waits for another turn. A job gives way only once.
 
-A job of an account that is not slow therefore waits for at most one slice of each other account that had jobs while it
-waited, and for what its account has had beyond the level.
+So a job of an account that is not slow waits for at most one slice of each other account with jobs at that time, and
+until the others have caught up with the service of its own account.
 """
 
 from collections import OrderedDict
@@ -19,12 +19,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-MOST_REMEMBERED = 1024  # accounts without jobs that are slow, or have used more than their share so far
+MAX_REMEMBERED = 1024  # accounts without jobs that are slow or have had more than their share
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many jobs, and bytes of jobs, may wait or run: of one account and of all."""
+    """Limits on the number and bytes of waiting and running jobs, of one account and of all."""
 
     jobs_of_one: int
     jobs_of_all: int
@@ -34,19 +34,19 @@ class Bounds:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """What takes turns: a tenant, say."""
+    """An account, such as a tenant, that takes turns with others."""
 
     key: Hashable
     weight: float
-    served: float  # seconds of places divided by the weight, counted on from the level at which it joined
+    served: float  # seconds of held places divided by the weight, plus the level at which it joined
     waiting: "OrderedDict[Job, None]" = field(default_factory=OrderedDict)
-    num_jobs: int = 0  # that wait or run
-    num_bytes: int = 0  # of these
+    num_jobs: int = 0  # waiting and running
+    num_bytes: int = 0  # of these jobs
     num_held: int = 0  # places
     num_outlasting: int = 0  # jobs that outlasted a slice, running or waiting again
     is_slow: bool = False
-    num_entries: int = 0  # in the heaps so far: only the last one is valid
-    left_s: float = 0.0  # virtual time when it last had a job
+    num_entries: int = 0  # heap entries so far, of which only the last is valid
+    left_s: float = 0.0  # virtual time at which its last job ended
 
 
 @dataclass(slots=True, eq=False)
@@ -55,40 +55,40 @@ class Job:
 
     account: Account
     num_bytes: int
-    begun_s: float | None = None  # None: it waits
+    begun_s: float | None = None  # None while it waits
     has_outlasted: bool = False
     has_ended: bool = False
-    has_given_way: bool = False  # it was recalled from its place, or is about to leave it
+    has_given_way: bool = False  # also while it is recalled and has not left its place yet
 
 
 class FairTurns:
-    """Turns at `places` places, of which one account holds at most `of_one`. Both are at least 1."""
+    """Decides which job gets one of `places` places. One account holds at most `of_one`. Both are at least 1."""
 
     def __init__(self, places: int, of_one: int, bounds: Bounds) -> None:
         self.places, self.of_one, self.bounds = places, of_one, bounds
         self.num_free = places
-        self._most_slow = max(1, places - 1)  # a single place is for all accounts
+        self._max_slow = max(1, places - 1)  # all accounts share a single place
         self._num_slow = 0  # places held by slow accounts
         self._num_jobs = 0
         self._num_bytes = 0
-        self._level = 0.0  # `served` of the account that began last: accounts that come back start from it at least
-        self._virtual_s = 0.0  # virtual time: new accounts start from it at least
-        self._weights = 0.0  # of the accounts with jobs
+        self._level = 0.0  # `served` of the account whose job began last: the minimum for returning accounts
+        self._virtual_s = 0.0  # virtual time: the minimum for new accounts
+        self._weights = 0.0  # sum over the accounts with jobs
         self._accounts: OrderedDict[Hashable, Account] = OrderedDict()
         self._remembered: OrderedDict[Hashable, Account] = OrderedDict()  # without jobs
-        self._quick: list[tuple[float, int, Account, int]] = []  # heaps of accounts that wait and may hold more
+        self._quick: list[tuple[float, int, Account, int]] = []  # heaps of accounts that wait and may take a place
         self._slow: list[tuple[float, int, Account, int]] = []
         self._num_entries = 0
         self._running: OrderedDict[Job, None] = OrderedDict()  # in the order in which they began
-        self._recalled: Job | None = None  # has not left its place yet
+        self._recalled: Job | None = None  # the job that was told to give way, until it leaves its place
 
     @property
     def is_idle(self) -> bool:
-        """Whether no job waits or runs."""
+        """Whether no job is waiting or running."""
         return not self._num_jobs
 
     def join(self, key: Hashable, num_bytes: int, weight: float) -> Job | None:
-        """A new job, which waits; None where its account has too many. Ask `displaced` afterwards."""
+        """Queues and returns a new job, or returns None if its account is at its limit. Call `displaced` afterwards."""
         account = self._accounts.get(key) or self._remembered.get(key) or self._new(key, weight)
         bounds = self.bounds
         if account.num_jobs >= bounds.jobs_of_one or account.num_bytes + num_bytes > bounds.bytes_of_one:
@@ -112,8 +112,8 @@ class FairTurns:
         return job
 
     def displaced(self) -> Job | None:
-        """The job to refuse where all accounts together have too many: of the account with the most waiting the one
-        that came last; None where nothing has to be refused."""
+        """The job to refuse if all accounts together are over the limit, else None. It is the newest waiting job of
+        the account with the most jobs or bytes."""
         if self._num_jobs <= self.bounds.jobs_of_all and self._num_bytes <= self.bounds.bytes_of_all:
             return None
         by_bytes = self._num_bytes > self.bounds.bytes_of_all
@@ -122,11 +122,11 @@ class FairTurns:
         return None if largest is None else next(reversed(largest.waiting))
 
     def next(self, now_s: float) -> Job | None:
-        """The job that begins now, if one may."""
+        """Takes the job that begins now out of the queue. Returns None if no job may begin."""
         if not self.num_free:
             return None
         quick = self._first(self._quick)
-        slow = self._first(self._slow) if self._num_slow < self._most_slow else None
+        slow = self._first(self._slow) if self._num_slow < self._max_slow else None
         account = min((one for one in (quick, slow) if one), key=lambda one: one.served, default=None)
         if account is None:
             return None
@@ -141,7 +141,7 @@ class FairTurns:
         return job
 
     def outlasts(self, job: Job) -> None:
-        """The running job has held its place for longer than a slice."""
+        """Records that the running job has held its place for longer than a slice."""
         if job.has_outlasted:
             return
         job.has_outlasted = True
@@ -153,10 +153,10 @@ class FairTurns:
             self._enter(account)
 
     def recalled(self) -> Job | None:
-        """The running job that must give way now, if one must: slow accounts hold all places and another account waits.
+        """The running job that must give way because slow accounts hold all places and another account waits, or None.
 
-        Jobs that gave way before begin as slow ones, so they never hold all places: one of the others outlasts its
-        slice, or ends within it.
+        Jobs that gave way before begin as jobs of slow accounts, so they never hold all places. One of the other jobs
+        outlasts its slice or ends within it.
         """
         if self.num_free or self._num_slow < self.places or self._recalled or not self._first(self._quick):
             return None
@@ -167,7 +167,7 @@ class FairTurns:
         return self._recalled
 
     def wait_again(self, job: Job, now_s: float) -> None:
-        """The running job leaves its place. It is the next one of its account."""
+        """Takes the running job from its place and puts it first in its account's queue."""
         self._leave_place(job, now_s)
         account = job.account
         account.waiting[job] = None
@@ -175,7 +175,7 @@ class FairTurns:
         self._enter(account)
 
     def end(self, job: Job, now_s: float) -> None:
-        """The job is over, or is not wanted any more. Ending it twice changes nothing."""
+        """Ends a job that is over or was cancelled. Ending it twice changes nothing."""
         if job.has_ended:
             return
         job.has_ended = True
@@ -197,11 +197,11 @@ class FairTurns:
             return
         del self._accounts[account.key]
         account.left_s = self._virtual_s
-        # From nothing to nothing: rounding errors do not add up.
+        # Starts from 0 again whenever no account has jobs, so that rounding errors do not add up.
         self._weights = self._weights - account.weight if self._accounts else 0.0
         if account.served > self._level or account.is_slow:
             self._remembered[account.key] = account
-            if len(self._remembered) > MOST_REMEMBERED:
+            if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
 
     def _new(self, key: Hashable, weight: float) -> Account:
@@ -212,7 +212,7 @@ class FairTurns:
         account = job.account
         assert job.begun_s is not None
         account.served += (now_s - job.begun_s) / account.weight
-        if not job.has_outlasted:  # for long jobs newcomers need not wait: slow accounts leave a place to them
+        if not job.has_outlasted:  # new accounts need not wait for long jobs: slow accounts leave a place to them
             self._virtual_s += (now_s - job.begun_s) / max(self._weights, account.weight)
         account.num_held -= 1
         self.num_free += 1
@@ -223,7 +223,7 @@ class FairTurns:
             self._recalled = None
 
     def _enter(self, account: Account) -> None:
-        """Puts the account into the heap where it belongs now. Its former entries become invalid."""
+        """Puts the account into the heap where it belongs now. Its previous entries become invalid."""
         account.num_entries += 1
         if not account.waiting or account.num_held >= self.of_one:
             return
@@ -235,7 +235,7 @@ class FairTurns:
             heapify(heap)
 
     def _first(self, heap: list[tuple[float, int, Account, int]]) -> Account | None:
-        """The account whose turn it is. Invalid entries are dropped."""
+        """The account whose turn it is, or None. Drops invalid entries."""
         while heap:
             _, _, account, entry = heap[0]
             if account.num_entries == entry:

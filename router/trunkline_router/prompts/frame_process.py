@@ -1,4 +1,4 @@
-"""A helper process as the router sees it: it answers frames, and can be ended at any time."""
+"""The router's handle of a helper process, which answers frames and can be killed at any time."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ START_TIMEOUT_S = 30.0
 
 
 class ProcessEnded(Exception):
-    """The process went away instead of answering. Its exit status, negative for a signal."""
+    """The process ended instead of answering. `status` is its exit status, negative for a signal."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}")
@@ -21,7 +21,7 @@ class ProcessEnded(Exception):
 
 
 class FrameProcess:
-    """One process, for one question at a time."""
+    """One helper process, which handles one frame at a time."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter
@@ -30,16 +30,15 @@ class FrameProcess:
 
     @classmethod
     async def start(cls, module: str, *arguments: str) -> Self:
-        """Raises RuntimeError where the process does not come up."""
+        """Starts a process. Raises RuntimeError if it does not become ready."""
         ours, theirs = socket.socketpair()
-        # Not the event loop's own way to start a process: uvloop forks, and gRPC's threads and fork handlers make a
-        # child that now and then stands still before it becomes the program. This one uses vfork.
-        # It takes a millisecond.
+        # Not asyncio's own subprocess call: uvloop forks, and because of gRPC's threads and fork handlers the child
+        # sometimes hangs before exec. Popen uses vfork and takes a millisecond.
         process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", module, *arguments],
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
-            stderr=subprocess.DEVNULL,  # what it says there may be what a client said, and never stands in a log
+            stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
             start_new_session=True,
         )
         theirs.close()
@@ -61,14 +60,14 @@ class FrameProcess:
         return self._process.poll() is None and not self._stdout.at_eof()
 
     def tell(self, kind: int, name: bytes, body: bytes | memoryview) -> None:
-        """What the process needs to know for questions that follow."""
+        """Sends a frame that has no answer."""
         self._stdin.write(HEADER.pack(len(body), kind, name))
         self._stdin.write(body)
 
     async def ask(self, kind: int, name: bytes, body: bytes | memoryview) -> tuple[int, bytes]:
-        """The kind and the body of the answer. Raises ProcessEnded."""
+        """Sends a frame and returns the kind and the body of the answer. Raises ProcessEnded."""
         self.tell(kind, name, body)
-        with contextlib.suppress(ConnectionError):  # reading tells how it ended
+        with contextlib.suppress(ConnectionError):  # _read() reports how it ended
             await self._stdin.drain()
         return await self._read()
 

@@ -1,19 +1,19 @@
-"""How a router and its helper processes talk: frames over one socket, a question and its answer at a time.
+"""The protocol between a router and its helper processes: frames over one socket, one request at a time.
 
-A frame is the length of its body, its kind, the name of what the body is for, and the body. What kinds there are, each
-helper process says; the first frame that it sends is READY.
+A frame is the length of its body, its kind, the name (digest) of the template or tokenizer that it is about, and the
+body. Each helper process defines its kinds. The first frame that it sends is READY.
 """
 
 import struct
 from typing import BinaryIO
 
-HEADER = struct.Struct("<IB32s")  # bytes of the body, kind, a digest as name
+HEADER = struct.Struct("<IB32s")  # body length, kind, name
 READY = 3
 REFUSED = 5  # a RequestError
 
 
 def write_frame(writer: BinaryIO, kind: int, body: bytes) -> None:
-    """An answer, or READY: neither needs a name."""
+    """Writes an answer or READY, which have no name."""
     writer.write(HEADER.pack(len(body), kind, b""))
     writer.write(body)
     writer.flush()

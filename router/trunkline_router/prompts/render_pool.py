@@ -1,7 +1,7 @@
-"""The processes that render conversations, as the router sees them: started when needed, replaced when they end.
+"""A pool of processes that render conversations. They are started on demand and replaced when they end.
 
-A template that loops for ever costs its own request. Tenants share the processes fairly (fair_turns.py): one whose
-conversations take long leaves a process to the others.
+A template that loops forever costs only its own request. Tenants share the processes fairly (fair_turns.py): tenants
+whose conversations take long leave a process to the others.
 """
 
 import asyncio
@@ -24,27 +24,27 @@ from trunkline_router.prompts.render_process import CHAT, NUM_CHARACTERS, TEMPLA
 from trunkline_runtime.log import get_logger
 
 RENDERER = "trunkline_router.prompts.render_process"
-PROCESSES = 4  # of some 30 MiB; a rendering takes about a millisecond
+PROCESSES = 4  # of some 30 MiB each; a rendering takes about a millisecond
 PROCESSES_OF_ONE = 2  # at a time, for one tenant's conversations with one model
 SLICE_S = 0.1  # the longest conversation takes some tens of milliseconds
-TIME_LIMIT_S = 2.0  # of CPU, for one conversation
-# A process that is stopped, or so short of memory that it stands still, uses no CPU time.
+TIME_LIMIT_S = 2.0  # CPU time for one conversation
+# Wall-clock limit in multiples of the CPU limit: a stopped or thrashing process uses no CPU time.
 STALLED_FACTOR = 10.0
-# Conversations that wait or are rendered; they lie in this process.
+# Limits on queued and running conversations, which are kept in the router's memory.
 BOUNDS = Bounds(jobs_of_one=2048, jobs_of_all=8192, bytes_of_one=32 << 20, bytes_of_all=128 << 20)
 
 
 class TemplateSource:
-    """A model's chat template as text, as processes are told it, and its name among them."""
+    """A model's chat template as it is sent to the processes, and the digest that names it there."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self.told = json.dumps({"source": source, "special_tokens": dict(special_tokens)}).encode()
-        self.name = sha256(self.told).digest()
+        self.serialized = json.dumps({"source": source, "special_tokens": dict(special_tokens)}).encode()
+        self.name = sha256(self.serialized).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedText:
-    """A prompt's text in UTF-8: it goes to another process where it is long."""
+    """A prompt's text in UTF-8, because a long text goes on to another process."""
 
     num_characters: int
     utf8: memoryview
@@ -55,23 +55,27 @@ class RenderedText:
 
 
 class RenderPool:
-    """Renders in at most PROCESSES processes at once. `encoders` tokenize what is long, and `short_encoders`
-    what is short where the tokenizer is not run in this process."""
+    """Renders in at most PROCESSES processes at once. Also has the pools that tokenize: `encoders` for long texts,
+    `short_encoders` for short texts of tokenizers that are not run in the router."""
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
         self.encoders, self.short_encoders = EncodePool(), short_texts()
         self._time_limit_s = time_limit_s
         self._idle: list[_Renderer] = []
         self._places = FairPlaces(
-            PROCESSES, PROCESSES_OF_ONE, BOUNDS, slice_s=SLICE_S, refusal="too many conversations wait to be rendered"
+            PROCESSES,
+            PROCESSES_OF_ONE,
+            BOUNDS,
+            slice_s=SLICE_S,
+            refusal="too many conversations are waiting to be rendered",
         )
 
     async def render(
         self, template: TemplateSource, chat: bytes, *, tenant: str = "", weight: float = 1.0
     ) -> RenderedText:
-        """The prompt's text; `chat` is a serialized ChatMessages. A tenant's share of the processes is by weight.
+        """Returns the prompt's text. `chat` is a serialized ChatMessages. Tenants share the processes by weight.
 
-        Raises RequestRefused: too much waits, or the template refuses the conversation or does not end.
+        Raises RequestRefused if the queue is full, or if the template refuses the conversation or takes too long.
         """
         work = partial(self._rendered, template, chat)
         return await self._places.run((tenant, template.name), work, num_bytes=len(chat), weight=weight)
@@ -87,10 +91,10 @@ class RenderPool:
         try:
             return await self._try(template, chat, begins)
         except ProcessEnded as ended:
-            get_logger().warning("a chat template's process ended", status=ended.status)
+            get_logger().warning("a chat template process ended", status=ended.status)
             if ended.status == -signal.SIGPROF:
                 raise self._too_slow() from None
-        try:  # it may have been ended from outside
+        try:  # again, because the process may have been killed from outside
             return await self._try(template, chat, begins)
         except ProcessEnded as ended:
             raise invalid(FIELD, f"the model's chat template ends the process that renders it: {ended}") from None
@@ -107,7 +111,7 @@ class RenderPool:
         except TimeoutError:
             await renderer.end()
             raise self._too_slow() from None
-        except BaseException:  # also a cancelled request: the next one must not read its answer
+        except BaseException:  # including a cancellation: the next request must not read this one's answer
             await renderer.end()
             raise
         self._idle.append(renderer)
@@ -126,19 +130,19 @@ class RenderPool:
 
 
 class _Renderer(FrameProcess):
-    """One process, for one conversation at a time."""
+    """One process, which handles one conversation at a time."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter
     ) -> None:
         super().__init__(process, stdout, stdin)
-        self._known: set[bytes] = set()  # templates
+        self._known: set[bytes] = set()  # names of templates that the process has
 
     async def render(self, template: TemplateSource, chat: bytes) -> RenderedText:
-        """Raises RequestRefused or ProcessEnded."""
+        """Returns the prompt's text. Raises RequestRefused or ProcessEnded."""
         if template.name not in self._known:
             self._known.add(template.name)
-            self.tell(TEMPLATE, template.name, template.told)
+            self.tell(TEMPLATE, template.name, template.serialized)
         kind, answer = await self.ask(CHAT, template.name, chat)
         if kind == TEXT:
             (num_characters,) = NUM_CHARACTERS.unpack_from(answer)

@@ -1,9 +1,9 @@
-"""A process that renders conversations: chat templates are code from strangers, and this can be killed.
+"""A process that renders conversations. Chat templates are untrusted code, and a process can be killed.
 
-Reads frames from standard input and answers on standard output, see frames.py. TEMPLATE makes the template that the
-frame names known (JSON: source, special_tokens), CHAT renders with it (ChatMessages). Answers are READY, once, then
-TEXT (NUM_CHARACTERS, then as many in UTF-8) or REFUSED (RequestError) to each CHAT. Started with the CPU seconds that a
-frame may take: past them the system ends the process.
+It reads frames from standard input and answers on standard output (frames.py). TEMPLATE (JSON: source, special_tokens)
+defines the template that the frame names and has no answer. CHAT (ChatMessages) renders with it; the answer is TEXT
+(NUM_CHARACTERS, then the text in UTF-8) or REFUSED (RequestError). The argument is the CPU time in seconds that one
+frame may take; beyond it, the system ends the process.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from trunkline_router.prompts.frames import HEADER, READY, REFUSED, write_frame
 TEMPLATE, CHAT, TEXT = 1, 2, 4
 NUM_CHARACTERS = struct.Struct("<I")
 
-MAX_MEMORY_BYTES = 1 << 30  # 'x' * 10**10 is an expression like any other to a sandbox
+MAX_MEMORY_BYTES = 1 << 30  # the sandbox does not stop an expression such as 'x' * 10**10
 
 
 def main() -> None:
     limit_s = float(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the router's: it closes standard input
-    with contextlib.suppress(ValueError, OSError):  # where the system knows no such limit, or has a lower one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router handles Ctrl-C and closes standard input
+    with contextlib.suppress(ValueError, OSError):  # the system has no such limit, or a lower one
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     templates: dict[bytes, ChatTemplate | RequestRefused] = {}
     reader, writer = sys.stdin.buffer, sys.stdout.buffer
@@ -35,7 +35,7 @@ def main() -> None:
     while len(header := reader.read(HEADER.size)) == HEADER.size:
         size, kind, name = HEADER.unpack(header)
         body = reader.read(size)
-        # Of CPU time: a machine that is busy with other things makes no template guilty. SIGPROF ends the process.
+        # The limit is on CPU time, because a busy machine is not the template's fault. SIGPROF ends the process.
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         if kind == TEMPLATE:
             templates[name] = _compiled(**json.loads(body))
@@ -61,7 +61,7 @@ def _rendered(template: ChatTemplate | RequestRefused, chat: bytes) -> tuple[int
         return TEXT, NUM_CHARACTERS.pack(len(text)) + text.encode()
     except RequestRefused as refused:
         return REFUSED, refused.to_proto().SerializeToString()
-    except Exception as error:  # text that is no Unicode, or too much of it
+    except Exception as error:  # text that is not Unicode, or too long
         problem = invalid(FIELD, f"the model's chat template refuses the conversation: {error}")
         return REFUSED, problem.to_proto().SerializeToString()
 

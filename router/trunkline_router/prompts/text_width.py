@@ -1,9 +1,9 @@
-"""How much text one token can stand for: text that is longer than all tokens of a context together need not be
-tokenized to be refused.
+"""How much text one token can stand for. With this bound, a text that cannot fit into a context is refused without
+being tokenized.
 
-Most tokenizers of language models keep every byte of a text in its tokens; then the longest token of the vocabulary is
-the bound. Where a part drops or merges text (whitespace that is collapsed, words that become one unknown token), or is
-not known here, there is none.
+Most tokenizers of language models keep every byte of a text in its tokens, so the longest token of the vocabulary is
+the bound. There is no bound if a component drops or merges text (by collapsing whitespace, or by turning words into one
+unknown token) or is not known here.
 """
 
 import json
@@ -11,26 +11,26 @@ from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-# Normal forms make one character of at most four (U+1F82 decomposes into that many).
+# Composing normal forms merge at most four characters into one (U+1F82 decomposes into that many).
 SHRINKS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
 CUTS_WITHOUT_LOSS = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"}
 BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
 def characters_per_token(tokenizer: Tokenizer) -> int | None:
-    """Most characters of text that one token can come from; None where there is no such bound."""
+    """The largest number of characters that one token can stand for, or None if there is no bound."""
     vocabulary = tokenizer.get_vocab()
     cutters = _parts(tokenizer.pre_tokenizer, "pretokenizers")
     by_bytes = any(part["type"] == "ByteLevel" for part in cutters)
     alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if by_bytes else BYTE_TOKENS
-    if not alphabet <= vocabulary.keys():  # what is not in the vocabulary becomes one unknown token, however long
+    if not alphabet <= vocabulary.keys():  # a run of missing characters becomes one unknown token, however long
         return None
     if not by_bytes and not getattr(tokenizer.model, "byte_fallback", False):
         return None
     if any(part["type"] not in CUTS_WITHOUT_LOSS or part.get("behavior") == "Removed" for part in cutters):
         return None
     if any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()):
-        return None  # such a token takes in all whitespace beside it
+        return None  # such a token absorbs all whitespace beside it
     width = max(map(len, vocabulary))
     for part in _parts(tokenizer.normalizer, "normalizers"):
         shrink = _shrink(part)
@@ -41,7 +41,7 @@ def characters_per_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _shrink(normalizer: dict[str, Any]) -> int | None:
-    """Of how many characters at most it makes one; None: there is no bound."""
+    """The largest number of characters that the normalizer merges into one, or None if there is no bound."""
     if normalizer["type"] == "Replace":
         pattern = normalizer["pattern"].get("String")
         return 1 if pattern and len(normalizer["content"]) >= len(pattern) else None
@@ -49,7 +49,7 @@ def _shrink(normalizer: dict[str, Any]) -> int | None:
 
 
 def _parts(component: Any, name: str) -> list[dict[str, Any]]:
-    """A component of a tokenizer as tokenizer.json describes it, sequences taken apart."""
+    """The parts of a tokenizer's component as tokenizer.json describes them, with sequences flattened."""
     if component is None:
         return []
     found: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Many token ids in a message, a piece at a time, and much text in one: other requests have their turn meanwhile."""
+"""Converts long lists of token ids and long texts in messages in pieces, so that other requests run in between."""
 
 import asyncio
 from array import array
@@ -13,7 +13,7 @@ TEXT = b"\x0a"  # the tag of DetokenizeResponse.text
 
 
 async def read_ids(ids: Sequence[int], *, vocab_size: int, field: str) -> "array[int]":
-    """The ids of a message. Raises RequestRefused (INVALID_REQUEST) where one is not of the vocabulary."""
+    """Returns the ids of a message. Raises RequestRefused (INVALID_REQUEST) if one is not in the vocabulary."""
     read = array("i")
     for start in range(0, len(ids), PIECE):
         piece = ids[start : start + PIECE]
@@ -25,7 +25,7 @@ async def read_ids(ids: Sequence[int], *, vocab_size: int, field: str) -> "array
 
 
 async def tokenize_response(ids: Sequence[int]) -> bytes:
-    """A TokenizeResponse, serialized: messages one after the other are one, with their lists joined."""
+    """Returns a serialized TokenizeResponse. In protobuf, concatenated messages are one message with lists joined."""
     parts = []
     for start in range(0, len(ids), PIECE):
         parts.append(TokenizeResponse(token_ids=ids[start : start + PIECE]).SerializeToString())
@@ -35,5 +35,5 @@ async def tokenize_response(ids: Sequence[int]) -> bytes:
 
 
 def detokenize_response(utf8: bytes) -> bytes:
-    """A DetokenizeResponse with this text, serialized."""
+    """Returns a serialized DetokenizeResponse with this text."""
     return b"".join((TEXT, varint_bytes(len(utf8)), utf8))

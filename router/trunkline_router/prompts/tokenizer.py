@@ -1,4 +1,4 @@
-"""Text to tokens and back, with the files that a worker sent."""
+"""Converts text to tokens and back with the tokenizer files of a worker."""
 
 import asyncio
 from array import array
@@ -15,26 +15,28 @@ from trunkline_router.prompts.render_pool import RenderPool, TemplateSource
 from trunkline_router.prompts.tokenizer_config import TokenizerConfig, read_tokenizer_config
 from trunkline_router.prompts.tokenizer_facts import FILE, TokenizerFacts, described
 
-# Encoding this much text takes about a millisecond, and so does decoding so many tokens. More goes to a thread. Text
-# that would hold others up from there goes to a process.
+# Encoding this many characters, or decoding this many tokens, takes about a millisecond. More is done in a thread, and
+# beyond the second limit in a process, because a thread would still delay the event loop.
 INLINE_CHARACTERS = INLINE_TOKENS = 4096
 THREAD_CHARACTERS = THREAD_TOKENS = 32 << 10
-# A conversation with more bytes for a character that fits is not rendered: a character has four at most, and a template
-# that leaves parts out, such as earlier thoughts, is taken to keep at least an eighth.
+# A conversation with more bytes than this per character that fits is not rendered. A character has at most four bytes,
+# and a template that leaves parts out, such as earlier thoughts, is assumed to keep at least an eighth.
 BYTES_PER_CHARACTER = 32
 MAX_CHAT_BYTES = 4 << 20
 MAX_TEXT_BYTES = 4 << 20  # a million tokens of prose; takes seconds and up to a GiB
 
 
 class TokenizerError(Exception):
-    """The files that a worker sent make no tokenizer. One line for a person."""
+    """A worker's tokenizer files cannot be used. The message is one line for people."""
 
 
 class PromptTokenizer:
-    """A model's tokenizer and chat template. With `facts`, which a process has found, the tokenizer is run in processes
-    alone; else it is read and run here. Raises TokenizerError.
+    """A model's tokenizer and chat template. With `facts`, which a helper process has found, the tokenizer is run only
+    in helper processes; otherwise it is read and run here. Raises TokenizerError if the files cannot be used.
 
-    encoding: identifies how text becomes tokens; rendering: how a conversation becomes text; largest_id: of its tokens
+    encoding: identifies how text becomes tokens
+    rendering: identifies how a conversation becomes text; empty without a chat template
+    largest_id: of its tokens; -1 if there are none
     """
 
     def __init__(self, files: Mapping[str, bytes], renderers: RenderPool, facts: TokenizerFacts | None = None) -> None:
@@ -53,7 +55,6 @@ class PromptTokenizer:
         self.largest_id, self.encoding = facts.largest_id, bytes.fromhex(facts.encoding)
         self._renderers = renderers
         self._template, self.template_problem = _template_of(config)
-        # Identifies what becomes of a conversation before it is tokenized.
         self.rendering = b"" if self._template is None else self._template.name
 
     @property
@@ -63,29 +64,27 @@ class PromptTokenizer:
     async def encode(
         self, text: str, *, special_tokens: bool = True, tenant: str = "", weight: float = 1.0
     ) -> Sequence[int]:
-        """Token ids; with the model's special tokens (BOS, say) unless told otherwise. A tenant's long texts are
-        encoded one after the other, by turns of the tenants. Raises RequestRefused.
-        """
+        """Returns the token ids of a text, by default with the model's special tokens, such as BOS. Tenants take turns
+        with long texts, one at a time. Raises RequestRefused."""
         tokenizer = self._tokenizer
         if tokenizer is None or len(text) > THREAD_CHARACTERS:
             return await self._encode_in_process(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
         if len(text) <= INLINE_CHARACTERS:
             ids = _ids(lambda: tokenizer.encode(text, add_special_tokens=special_tokens))
         else:
-            # Of the library's ways to encode this one lets go of the GIL, and keeps no offsets.
+            # The one encode function of the library that releases the GIL and keeps no offsets.
             encode = partial(tokenizer.encode_batch_fast, [text], add_special_tokens=special_tokens)
             ids = await asyncio.to_thread(_ids, lambda: encode()[0])
         return [*self._prefix, *ids, *self._suffix] if special_tokens else ids
 
     def check_fits(self, text: str, most_tokens: int | None = None) -> None:
-        """Raises RequestRefused where it is clear without tokenizing that the text is too long: for `most_tokens`, or
-        for anybody.
-        """
+        """Raises RequestRefused if it is clear without tokenizing that the text exceeds `most_tokens` or the size
+        limit for all texts."""
         num_bytes = len(text) if text.isascii() or len(text) > MAX_TEXT_BYTES else len(text.encode())
         self._check_fits(len(text), num_bytes, most_tokens)
 
     def check_chat(self, chat: ChatMessages) -> None:
-        """Raises RequestRefused where it is clear without rendering that the conversation has no ids."""
+        """Raises RequestRefused if it is clear without rendering that the conversation cannot be tokenized."""
         check_conversation(chat)
         if self._template is None:
             raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
@@ -93,11 +92,10 @@ class PromptTokenizer:
     async def encode_chat(
         self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = "", weight: float = 1.0
     ) -> Sequence[int]:
-        """The rendered conversation's ids: the template writes special tokens itself. Conversations are rendered by
-        turns of the tenants, according to their weights. Raises RequestRefused.
-        """
+        """Returns the token ids of the rendered conversation. The template writes the special tokens itself. Tenants
+        take turns to render according to their weights. Raises RequestRefused."""
         self.check_chat(chat)
-        body = chat.SerializeToString()  # of the largest one in three milliseconds
+        body = chat.SerializeToString()  # takes three milliseconds for the largest conversation
         self._check_can_fit(len(body), most_tokens)
         assert self._template is not None
         rendered = await self._renderers.render(self._template, body, tenant=tenant, weight=weight)
@@ -109,7 +107,7 @@ class PromptTokenizer:
     async def decode(
         self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "", weight: float = 1.0
     ) -> bytes:
-        """Their text, in UTF-8. Raises RequestRefused."""
+        """Returns the text of the token ids in UTF-8. Raises RequestRefused."""
         skip, tokenizer = not keep_special, self._tokenizer
         if tokenizer is None or len(token_ids) > THREAD_TOKENS:
             return await self._encoders(len(token_ids) > THREAD_TOKENS).decode(
@@ -118,7 +116,7 @@ class PromptTokenizer:
         try:
             if len(token_ids) <= INLINE_TOKENS:
                 return tokenizer.decode(token_ids, skip_special_tokens=skip).encode()
-            # Of the library's two ways this one lets go of the GIL.
+            # The one decode function of the library that releases the GIL.
             decode = partial(tokenizer.decode_batch, [token_ids], skip_special_tokens=skip)
             return (await asyncio.to_thread(decode))[0].encode()
         except BaseException as error:
@@ -134,7 +132,7 @@ class PromptTokenizer:
             raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
 
     def _check_can_fit(self, num_bytes: int, most_tokens: int | None) -> None:
-        """Raises RequestRefused for a conversation that is too long to be rendered."""
+        """Raises RequestRefused if a conversation is too long to be rendered."""
         width = self._characters_per_token
         if most_tokens is not None and width is not None and num_bytes > BYTES_PER_CHARACTER * most_tokens * width:
             raise context_exceeded(f"{num_bytes} bytes of conversation cannot fit into {most_tokens} tokens")
@@ -162,12 +160,12 @@ def _ids(encode: Callable[[], Encoding]) -> list[int]:
 
 
 def damaged(problem: str) -> TokenizerError:
-    """Why a worker's files make no tokenizer."""
+    """The error for a worker's files that cannot be used."""
     return TokenizerError(f"the worker's tokenizer files are damaged: {problem}")
 
 
 def _template_of(config: TokenizerConfig) -> tuple[TemplateSource | None, str]:
-    """The template and, where there is one that cannot be used, why."""
+    """The template, or None and the reason if there is one that cannot be used."""
     if config.template is None:
         return None, config.template_problem
     try:
@@ -178,7 +176,7 @@ def _template_of(config: TokenizerConfig) -> tuple[TemplateSource | None, str]:
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Whether the library failed. Its panics are no Exception, and their class cannot be imported."""
+    """Whether the library failed. Its panics are not an Exception, and their class cannot be imported."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

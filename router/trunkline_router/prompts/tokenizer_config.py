@@ -1,6 +1,6 @@
-"""What a worker's tokenizer files say beside tokenizer.json: special tokens by name, and the chat template.
+"""The contents of a worker's tokenizer files apart from tokenizer.json: special tokens by name, and the chat template.
 
-Which file wins is as in transformers 5 (`PreTrainedTokenizerBase._from_pretrained`).
+The files have the same precedence as in transformers 5 (`PreTrainedTokenizerBase._from_pretrained`).
 """
 
 import json
@@ -13,17 +13,17 @@ SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates/"
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-DEFAULT = "default"  # the template for conversations without tools, where there are several
+DEFAULT = "default"  # of several templates, the one for conversations without tools
 
 
 class ConfigError(Exception):
-    """A file cannot be read. One line for a person, naming it."""
+    """A file cannot be read. The message is one line for people and names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """`special_tokens`: by name, as templates expect them. `template`: None where there is none, or none that can be
-    used; then `template_problem` says why."""
+    """`special_tokens`: text by name, as templates expect them. `template`: None if there is none or if it cannot be
+    used; in the latter case `template_problem` has the reason."""
 
     special_tokens: dict[str, str]
     add_bos: bool
@@ -33,7 +33,10 @@ class TokenizerConfig:
 
 
 def read_tokenizer_config(files: Mapping[str, bytes], *, padding_token: str | None = None) -> TokenizerConfig:
-    """`padding_token`: tokenizer.json's own, which counts where no file names another one. Raises ConfigError."""
+    """Reads the files. `padding_token` is that of tokenizer.json and applies unless a file names another one.
+
+    Raises ConfigError if tokenizer_config.json or special_tokens_map.json is damaged.
+    """
     config = _json_object(files, CONFIG)
     tokens = _special_tokens(config, _json_object(files, SPECIAL_TOKENS), padding_token)
     problem = ""
@@ -54,17 +57,17 @@ def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{name} holds no JSON object")
+        raise ConfigError(f"{name} does not hold a JSON object")
     return found
 
 
 def _special_tokens(
     config: dict[str, Any], special_tokens_map: dict[str, Any], padding_token: str | None
 ) -> dict[str, str]:
-    """special_tokens_map.json counts, and more than tokenizer_config.json, where that is of the time before
-    `added_tokens_decoder`. A token that is null has no text, whatever the other file says."""
+    """Special tokens by name. If tokenizer_config.json is older than `added_tokens_decoder`, special_tokens_map.json
+    takes precedence over it; otherwise it is ignored. A null token has no text, whatever the other file says."""
     values = dict(config)
-    # A model's own tokens, image_token say: what the configuration spells out stays.
+    # A model's own tokens, such as image_token: a string in tokenizer_config.json takes precedence.
     own = {name: value for name, value in config.items() if isinstance(value, str) and _is_own(name)}
     named = config.get("extra_special_tokens") or config.get("additional_special_tokens")
     own.update(named if isinstance(named, dict) else {})
@@ -83,7 +86,7 @@ def _is_own(name: str) -> bool:
 
 
 def _content(token: Any) -> str | None:
-    """A special token's text: a string, or an object that holds it; None for anything else, and for what is no text."""
+    """The text of a special token, which is a string or an object that holds it. None for anything else."""
     if isinstance(token, dict):
         token = token.get("content")
     if not isinstance(token, str):
@@ -96,7 +99,10 @@ def _content(token: Any) -> str | None:
 
 
 def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:
-    """The default one of files, where there are any, else of the configuration. Raises ConfigError."""
+    """The default template: from template files if there are any, else from the configuration; None if there is none.
+
+    Raises ConfigError if the templates cannot be used.
+    """
     named: Any = {DEFAULT: files[TEMPLATE]} if TEMPLATE in files else {}
     for name, data in files.items():
         if name.startswith(NAMED_TEMPLATES):
@@ -109,7 +115,7 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:
             named = {DEFAULT: named}
         elif isinstance(named, list):
             if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
-                raise ConfigError("the model's chat templates are no list of named ones")
+                raise ConfigError("the model's chat templates are not a list of named templates")
             named = {one["name"]: one.get("template") for one in named}
         elif not isinstance(named, dict):
             raise ConfigError("the model's chat template is not a text")

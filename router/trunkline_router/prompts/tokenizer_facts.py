@@ -1,8 +1,8 @@
-"""What a router knows of a worker's tokenizer, and which tokenizers it runs in the process that serves.
+"""The facts that a router keeps about a worker's tokenizer, and the test for tokenizers that it runs itself.
 
 The library holds the GIL while it reads a tokenizer.json: half a second for a vocabulary of 128,000 tokens. A pattern,
-or a rule that makes text longer, can take any time for a short text. A tokenizer for which that cannot be ruled out is
-read and run in processes that have limits (encode_pool.py); the router then knows no more of it than its facts.
+or a rule that makes text longer, can take any time for a short text. Unless a tokenizer is known to be cheap, it is
+read and run in processes that have limits (encode_pool.py), and the router knows only its facts.
 """
 
 import json
@@ -17,25 +17,23 @@ from trunkline_router.prompts.text_width import characters_per_token
 from trunkline_router.prompts.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
 FILE = "tokenizer.json"
-# A tame tokenizer.json has at most so many bytes: it is read in some 40 ms.
-TAME_BYTES = 1 << 20
-# Its tokens and rules have at most so many characters: those of published ones have at most a few hundred.
-TAME_CHARACTERS = 1024
-TAME_GROWTH = 64  # times, at most, that its replacements make a text longer
+# Largest cheap tokenizer.json: reading it takes some 40 ms.
+CHEAP_BYTES = 1 << 20
+# Longest token or rule of a cheap tokenizer: published ones have at most a few hundred characters.
+CHEAP_CHARACTERS = 1024
+CHEAP_GROWTH = 64  # the largest factor by which a cheap tokenizer's replacements make a text longer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """encoding: identifies how text becomes tokens, in hex; prefix, suffix: special ids that the library leaves out;
-    characters_per_token: see text_width.py; largest_id: of its tokens, -1 where there are none; padding_token: that of
-    tokenizer.json"""
+    """What a router needs to know about a tokenizer."""
 
-    encoding: str
-    prefix: tuple[int, ...]
+    encoding: str  # identifies how text becomes tokens, in hex
+    prefix: tuple[int, ...]  # special ids that the library leaves out
     suffix: tuple[int, ...]
-    characters_per_token: int | None
-    largest_id: int
-    padding_token: str | None
+    characters_per_token: int | None  # see text_width.py
+    largest_id: int  # of its tokens; -1 if there are none
+    padding_token: str | None  # that of tokenizer.json
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -47,17 +45,17 @@ class TokenizerFacts:
 
 
 def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerFacts]:
-    """A worker's tokenizer, and its facts. Raises what the library and read_tokenizer_config raise: bare Exception, or
-    a panic."""
+    """A worker's tokenizer and its facts. Raises ConfigError, and whatever the library raises: a bare Exception or a
+    panic."""
     tokenizer = Tokenizer.from_buffer(files[FILE])
     padding_token = (tokenizer.padding or {}).get("pad_token")
     config = read_tokenizer_config(files, padding_token=padding_token)
-    # A prompt is never cut or filled up in silence, whatever the file was trained with.
+    # A prompt is never silently truncated or padded, whatever the file asks for.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     prefix, suffix = _missing_special_ids(tokenizer, config)
     return tokenizer, TokenizerFacts(
-        # Equal where text becomes equal tokens, and tokens equal text, however the files are written.
+        # Equal for files that are written differently but convert between text and tokens in the same way.
         sha256(f"{prefix}{suffix}{tokenizer.to_str()}".encode()).hexdigest(),
         tuple(prefix),
         tuple(suffix),
@@ -68,11 +66,11 @@ def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerFacts]:
 
 
 def _missing_special_ids(tokenizer: Tokenizer, config: TokenizerConfig) -> tuple[list[int], list[int]]:
-    """BOS and EOS where tokenizer_config.json asks for them and tokenizer.json's own processor leaves them out.
+    """BOS and EOS if tokenizer_config.json asks for them and tokenizer.json's own processor leaves them out.
 
-    What the processor adds unasked stays. tokenizer.json is taken as it is written throughout, as transformers 5 does
-    in PreTrainedTokenizerFast. Where tokenizer_config.json names another class, AutoTokenizer may rebuild parts of it:
-    a LlamaTokenizer with `legacy: false` then cuts text after special tokens differently.
+    Special tokens that the processor adds without being asked stay. tokenizer.json is used exactly as written, as
+    transformers 5 does in PreTrainedTokenizerFast. If tokenizer_config.json names another class, AutoTokenizer may
+    rebuild parts of it: a LlamaTokenizer with `legacy: false` then splits text after special tokens differently.
     """
     ids = tokenizer.encode("a").ids
     tokens = config.special_tokens
@@ -82,28 +80,28 @@ def _missing_special_ids(tokenizer: Tokenizer, config: TokenizerConfig) -> tuple
     return prefix, suffix
 
 
-def is_tame(file: bytes) -> bool:
-    """Whether a tokenizer.json is read in little time, and takes little time and memory for a short text: it is small,
-    has no pattern of its own, and none of its rules or tokens makes much of little."""
-    if len(file) > TAME_BYTES:
+def is_cheap(file: bytes) -> bool:
+    """Whether a tokenizer is quick to read, and needs little time and memory for a short text. It must be small, have
+    no regular expression, and have no rule or token that turns a short text into a long one."""
+    if len(file) > CHEAP_BYTES:
         return False
     try:
         growth = 1
         for part in _parts(json.loads(file)):
             if isinstance(part, str):
-                if len(part) > TAME_CHARACTERS:
+                if len(part) > CHEAP_CHARACTERS:
                     return False
             elif "Regex" in part:
                 return False
             elif part.get("type") == "Replace" and isinstance(content := part.get("content"), str):
                 growth *= max(1, len(content))
     except (ValueError, RecursionError):
-        return False  # damaged: the process says how
-    return growth <= TAME_GROWTH
+        return False  # damaged; the helper process reports how
+    return growth <= CHEAP_GROWTH
 
 
 def _parts(value: Any) -> Iterator[str | dict[str, Any]]:
-    """All objects in it, keys and texts."""
+    """All JSON objects, keys and strings in the value."""
     if isinstance(value, dict):
         yield value
         for key, inside in value.items():

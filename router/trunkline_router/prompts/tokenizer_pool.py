@@ -1,4 +1,4 @@
-"""The tokenizers of all workers: those with equal files share one."""
+"""The tokenizers of all workers. Workers with equal files share one."""
 
 import asyncio
 import re
@@ -15,15 +15,15 @@ from trunkline_router.prompts.encode_process import TOKENIZER_FIELD
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError, damaged
 from trunkline_router.prompts.tokenizer_config import CONFIG, NAMED_TEMPLATES, SPECIAL_TOKENS, TEMPLATE
-from trunkline_router.prompts.tokenizer_facts import FILE, TokenizerFacts, is_tame
+from trunkline_router.prompts.tokenizer_facts import FILE, TokenizerFacts, is_cheap
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 FETCH_TIMEOUT_S = 10.0
-TURN_S = 1.0  # for so long a worker waits for another one that says to have the same files and sends them already
-MAX_PROBLEMS = 1024  # lives of workers with bad files that are remembered
+TURN_S = 1.0  # how long a worker waits for another worker with the same digest whose files are being fetched
+MAX_PROBLEMS = 1024  # how many workers' problems with bad files are remembered
 # The largest published tokenizer.json has 35 MB.
 MAX_FILE_BYTES = 64 << 20
 MAX_ALL_BYTES = 96 << 20
@@ -33,21 +33,22 @@ NAMED_TEMPLATE = re.compile(re.escape(NAMED_TEMPLATES) + r"[^/\0]{1,200}\.jinja"
 
 
 class Tokenizers:
-    """By digest of the files, where a worker's own digest proves to be that of what it sent; else by the files alone.
-    A tokenizer is kept as long as a worker has it."""
+    """Finds tokenizers by the digest that a worker gives if it matches the worker's files, else by the files alone. A
+    tokenizer is kept as long as a worker has it."""
 
     def __init__(self, renderers: RenderPool) -> None:
         self._renderers = renderers
         self._by_digest: WeakValueDictionary[bytes, PromptTokenizer] = WeakValueDictionary()
         self._by_files: WeakValueDictionary[bytes, PromptTokenizer] = WeakValueDictionary()
-        # By worker and its life: in one life its files stay as they are, and are not fetched again and again.
+        # By worker, epoch and digest: files do not change within an epoch, so bad ones are not fetched again.
         self._problems: dict[tuple[str, int, bytes], str] = {}
-        # A pool starts together: the first worker's files serve the others. By digest, with how many want it.
+        # By digest, with the number of waiting workers: when a pool starts, the first worker's files serve the others.
         self._turns: dict[bytes, tuple[asyncio.Lock, int]] = {}
         self._building = asyncio.Lock()
 
     async def of(self, model: GetModelResponse, stub: "WorkerServiceAsyncStub") -> PromptTokenizer:
-        """The worker's tokenizer, fetched where its digest is new. Raises TokenizerError."""
+        """The worker's tokenizer, which is fetched if its digest is new. Raises TokenizerError if its files cannot be
+        used, and WorkerUnusable if they cannot be inspected now."""
         digest = model.tokenizer_digest
         life = (model.worker_id, model.epoch, digest)
         turn, wanted = self._turns.get(digest, (asyncio.Lock(), 0))
@@ -74,11 +75,11 @@ class Tokenizers:
                 self._turns[digest] = (turn, wanted - 1)
 
     async def _made(self, files: dict[str, bytes], digest: bytes, model: str, worker: str) -> PromptTokenizer:
-        """From a worker's files; the same for equal ones. Raises TokenizerError."""
+        """The tokenizer of a worker's files, shared by equal files. Raises TokenizerError or WorkerUnusable."""
         key, is_true, is_read_here = await asyncio.to_thread(_identify, files, digest)
         facts = None
         if not is_read_here and key not in self._by_files:
-            facts = await self._surveyed(files, worker)
+            facts = await self._inspected(files, worker)
         async with self._building:
             tokenizer = self._by_files.get(key)
             if tokenizer is None:
@@ -90,10 +91,10 @@ class Tokenizers:
             self._by_digest[digest] = tokenizer
         return tokenizer
 
-    async def _surveyed(self, files: dict[str, bytes], worker: str) -> TokenizerFacts:
-        """Raises TokenizerError; WorkerUnusable where too many wait, so that it is tried again."""
+    async def _inspected(self, files: dict[str, bytes], worker: str) -> TokenizerFacts:
+        """Raises TokenizerError, or WorkerUnusable if the queue is full, so that the worker is tried again."""
         try:
-            facts = await self._renderers.encoders.survey(files, worker=worker)
+            facts = await self._renderers.encoders.inspect(files, worker=worker)
             await self._renderers.short_encoders.load(EncoderSource(files[FILE]), worker=worker)
             return facts
         except RequestRefused as refused:
@@ -103,8 +104,8 @@ class Tokenizers:
 
 
 async def fetched(stub: "WorkerServiceAsyncStub") -> dict[str, bytes]:
-    """A worker's files by name, those that this router knows. Raises TokenizerError where they are too many or too
-    large."""
+    """A worker's tokenizer files by name, without those that a router does not use. Raises TokenizerError if they are
+    too many or too large."""
     files: dict[str, bytearray] = {}
     all_bytes = 0
     call = stub.GetTokenizer(GetTokenizerRequest(), timeout=FETCH_TIMEOUT_S)
@@ -122,12 +123,12 @@ async def fetched(stub: "WorkerServiceAsyncStub") -> dict[str, bytes]:
             if len(files) > MAX_FILES:
                 raise TokenizerError(f"the worker sends more than {MAX_FILES} tokenizer files")
     finally:
-        call.cancel()  # what it still sends is not waited for
+        call.cancel()  # does not wait for the rest
     return {name: bytes(data) for name, data in files.items()}
 
 
 async def _acquired(turn: asyncio.Lock) -> bool:
-    """Whether it is this one's turn; one that takes too long holds no other one up."""
+    """Waits up to TURN_S for the lock and returns whether it was acquired."""
     try:
         async with asyncio.timeout(TURN_S):
             return await turn.acquire()
@@ -136,9 +137,9 @@ async def _acquired(turn: asyncio.Lock) -> bool:
 
 
 def _identify(files: dict[str, bytes], digest: bytes) -> tuple[bytes, bool, bool]:
-    """What is equal for equal files, and for no others; whether the worker's digest is theirs; and whether the
-    tokenizer may be read and run in this process."""
+    """Returns a digest of the files, whether the worker's own digest matches them, and whether the tokenizer is cheap
+    enough to be read and run in this process."""
     key = sha256()
     for name, data in sorted(files.items()):
         key.update(f"{name}:{len(data)}:".encode() + data)
-    return key.digest(), tokenizer_digest(files) == digest, is_tame(files.get(FILE, b""))
+    return key.digest(), tokenizer_digest(files) == digest, is_cheap(files.get(FILE, b""))

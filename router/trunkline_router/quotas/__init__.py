@@ -1,1 +1,1 @@
-"""What tenants may use, and what they have used. Pure."""
+"""Tenants' quotas and usage. Pure."""

@@ -1,35 +1,35 @@
-"""How long an answer without max_tokens will be, as far as its tenant's answers so far tell. Pure.
+"""Estimates the length of an answer without max_tokens from the tenant's previous answers. Pure.
 
-The estimate is the mean length of answers weighted by length: of the answer that a token of the tenant's belongs to.
-And time passes for it by tokens, not by answers. So the long answers of a mixture are foreseen, not the many short
-ones, and to talk an estimate down takes more than a quarter of what the tenant may have in a minute.
+The estimate is the mean length of answers weighted by length: the expected length of the answer that a random token of
+the tenant belongs to. Its memory is measured in tokens, not in answers. So the long answers of a mixture dominate the
+estimate, and lowering it takes more than a quarter of the tenant's tokens per minute.
 """
 
 import math
 from collections import OrderedDict
 
-# While nothing is known of a tenant's answers, so many of them may run at once, if they can be that long.
+# The first estimate for a tenant is such that its quota admits this many answers at once.
 COLD_REQUESTS = 16
 LEAST_COLD_TOKENS = 256
-# Of its token quota: after so many tokens of answers an estimate is mostly what they say.
+# Share of the tenant's token quota after which an estimate mostly reflects new answers.
 MEMORY_SHARE = 0.25
 LEAST_MEMORY_TOKENS = 1024
-MAX_TENANTS = 4096  # those with the latest answers; others are unknown again, which is the careful side
+MAX_TENANTS = 4096  # those with the latest answers; forgotten tenants get the first estimate again, which is cautious
 
 
 class OutputEstimates:
-    """All tenants' at one router. `quota` is how many tokens the tenant may use in a minute or at once, whichever is
-    less; None: as many as it likes."""
+    """The estimates of all tenants at one router. `quota` is the smaller of a tenant's limits on tokens per minute and
+    tokens in flight; None for no limit."""
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[str, float] = OrderedDict()  # of one choice, by tenant
 
     def tokens(self, tenant: str, quota: int | None, most_tokens: int) -> int:
-        """Of one choice, which can have `most_tokens`."""
+        """Estimated output tokens of one choice, at most `most_tokens`."""
         return min(math.ceil(self._tokens.get(tenant, _cold(quota))), most_tokens)
 
     def learn(self, tenant: str, quota: int | None, num_tokens: float, *, is_whole: bool) -> None:
-        """A choice came to so many tokens; not `is_whole`: it was broken off, and would have come to more."""
+        """Records that a choice had `num_tokens`. `is_whole` is False if it was cut off and would have been longer."""
         before = self._tokens.get(tenant, _cold(quota))
         if not is_whole and num_tokens <= before:
             return

@@ -1,35 +1,35 @@
-"""What a tenant may use, and the sliding window that counts it. Pure: time is passed in.
+"""A tenant's quotas and the sliding window that counts its usage. Pure: time is passed in.
 
-A window is exact to a 120th of its length, on the strict side: what was admitted counts for at least the whole window
-and at most one bucket longer, so in no minute is more admitted than the quota, and over time at least 99 % of it can
-be. A token bucket would let a tenant that was away use almost twice its quota in one minute.
+A window is exact to a 120th of its length, and errs on the strict side: an admitted request counts for at least the
+whole window and at most one bucket longer. So no minute admits more than the quota, and over time at least 99 % of it
+can be used. A token bucket would let an idle tenant use almost twice its quota in one minute.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 WINDOW_MS = 60_000
-BUCKETS = 120  # of a window; window.lua counts the same
+BUCKETS = 120  # per window; window.lua has the same number
 
 REQUESTS_PER_MINUTE = "requests_per_minute"
 TOKENS_PER_MINUTE = "tokens_per_minute"
 TOKENS_IN_FLIGHT = "tokens_in_flight"
 QUOTA_NAMES = (REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE, TOKENS_IN_FLIGHT)
 
-# Nobody knows when running requests will end.
+# A guess, because the end of running requests is not known.
 IN_FLIGHT_RETRY_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """A tenant's limits, fleet-wide. None: no limit."""
+    """A tenant's fleet-wide limits. None means no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     tokens_in_flight: int | None = None
 
     def largest_request(self) -> tuple[str, int] | None:
-        """The quota that bounds one request's tokens, and by how many; None where none does."""
+        """The name and value of the quota that bounds the tokens of one request, or None if there is none."""
         limits = {TOKENS_PER_MINUTE: self.tokens_per_minute, TOKENS_IN_FLIGHT: self.tokens_in_flight}
         given = [(limit, name) for name, limit in limits.items() if limit is not None]
         if not given:
@@ -40,7 +40,7 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What counts against a tenant's quotas now."""
+    """What counts against a tenant's quotas now. `in_flight` is in tokens."""
 
     requests: float
     tokens: float
@@ -49,10 +49,10 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A quota is used up."""
+    """A request was refused because a quota is used up."""
 
     quota: str  # one of QUOTA_NAMES
-    retry_ms: int  # when enough of it is expected to be free again
+    retry_ms: int  # time until enough of the quota is expected to be free
 
 
 @dataclass(slots=True)
@@ -63,14 +63,14 @@ class _Bucket:
 
 
 class Window:
-    """What one tenant was admitted with in the last `window_ms`."""
+    """The requests and tokens that one tenant was admitted with in the last `window_ms`."""
 
     def __init__(self, window_ms: int) -> None:
         self.window_ms = window_ms
         self.width_ms = max(1, window_ms // BUCKETS)
         self.requests = 0
         self.tokens = 0
-        self._buckets: deque[_Bucket] = deque()  # by number; those without anything are left out
+        self._buckets: deque[_Bucket] = deque()  # by number, without empty ones
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
@@ -79,7 +79,7 @@ class Window:
         return int(now_ms // self.width_ms)
 
     def expire(self, now_ms: float) -> None:
-        """Forgets what has left the window."""
+        """Drops the buckets that have left the window."""
         oldest = self.bucket(now_ms) - BUCKETS
         while self._buckets and self._buckets[0].number < oldest:
             gone = self._buckets.popleft()
@@ -87,7 +87,7 @@ class Window:
             self.tokens -= gone.tokens
 
     def add(self, bucket: int, requests: int, tokens: int) -> None:
-        """Counts something in a bucket, which may be an earlier one: what was reserved in it and not used."""
+        """Counts requests and tokens in a bucket. Unused reservations are subtracted from the bucket they are in."""
         at = len(self._buckets)
         while at and self._buckets[at - 1].number > bucket:
             at -= 1
@@ -100,11 +100,11 @@ class Window:
         self.tokens += tokens
 
     def holds(self, bucket: int, now_ms: float) -> bool:
-        """Whether what was counted in a bucket counts still."""
+        """Whether the bucket is still within the window."""
         return bucket >= self.bucket(now_ms) - BUCKETS
 
     def free_in_ms(self, now_ms: float, *, requests: float, tokens: float) -> int:
-        """When so much of what is counted will have left."""
+        """Time until at least this many requests and tokens have left the window."""
         for bucket in self._buckets:
             requests -= bucket.requests
             tokens -= bucket.tokens
@@ -113,14 +113,14 @@ class Window:
         return self.window_ms
 
     def contents(self) -> list[tuple[int, int, int]]:
-        """(bucket, requests, tokens) of all that counts."""
+        """(bucket number, requests, tokens) of every bucket in the window."""
         return [(bucket.number, bucket.requests, bucket.tokens) for bucket in self._buckets]
 
 
 def judge(quotas: Quotas, used: Used, tokens: int, window: Window, now_ms: float) -> Refusal | None:
-    """Whether a request that wants so many tokens is within its tenant's quotas; None where it is.
+    """Returns None if a request for `tokens` is within its tenant's quotas, else the refusal.
 
-    `window` says when there will be room. It may know less than `used` does.
+    The retry time comes from `window`, which may contain less than `used`.
     """
     rpm, tpm, most = quotas.requests_per_minute, quotas.tokens_per_minute, quotas.tokens_in_flight
     if rpm is not None and used.requests + 1 > rpm:

@@ -1,4 +1,4 @@
-"""A request's part in its tenant's quotas and service, from admission to its end, whichever way it ends."""
+"""Accounts for one request in its tenant's quotas and service, from admission until it ends for any reason."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -10,23 +10,23 @@ from trunkline_router.quotas.meter import OutputMeter
 
 
 class Metered(Protocol):
-    """An answer, as far as workers have come with it. Its output goes into the reservation's meter."""
+    """The progress of an answer. Its output is counted in the reservation's meter."""
 
     @property
     def is_owed(self) -> bool:
-        """Whether a worker computes or has computed anything of it, prompt included."""
+        """Whether a worker computes or has computed any part of it, including the prompt."""
         ...
 
     @property
     def has_ended(self) -> bool:
-        """Whether every choice came to its end."""
+        """Whether every choice has ended."""
         ...
 
 
 class Reservation:
-    """A context: leaving it settles. What is computed for the request goes into its `meter`. `tokens` is what was
-    reserved, 0 for a tenant without quotas; `prompt_tokens` is what the request is charged for its prompt, cached or
-    not, if it is charged."""
+    """A context manager that settles the request's usage on exit. `meter` counts the computed output. `tokens` were
+    reserved (0 for a tenant without quotas). `prompt_tokens` are charged for the prompt, cached or not, if the request
+    is charged at all."""
 
     def __init__(
         self, settle: "Callable[[Reservation], None]", serve: Callable[[float], None], tokens: int, prompt_tokens: int
@@ -43,12 +43,12 @@ class Reservation:
 
     @property
     def output_tokens(self) -> int:
-        """Computed so far."""
+        """Output tokens computed so far."""
         return self.meter.tokens
 
     @property
     def used_tokens(self) -> int:
-        """0 where nobody served it: no worker took it, or all of them lost or refused it."""
+        """Tokens to charge: 0 if no worker served the request, because none took it or all lost or refused it."""
         if self._metered is None or not self._metered.is_owed:
             return 0
         return self.prompt_tokens + self.meter.tokens
@@ -58,11 +58,11 @@ class Reservation:
         return self._metered is not None and self._metered.has_ended
 
     def follow(self, metered: Metered) -> None:
-        """Who computes for the request."""
+        """Sets the answer whose progress decides what is charged."""
         self._metered = metered
 
     def took(self, response: GenerateResponse) -> None:
-        """The client gets this."""
+        """Counts a response to the client as service."""
         cost = 0.0
         if response.HasField("prompt") and not self._prompt_served:
             self._prompt_served = True
@@ -73,7 +73,7 @@ class Reservation:
         self._serve(cost + OUTPUT_COST * output)
 
     def charge_in_full(self, prompt_tokens: int, most_output_tokens: int) -> None:
-        """What becomes of it is not seen here: it counts as all that it may use, in quotas and in service."""
+        """Charges the request's maximum to quotas and service, because its actual usage is not seen here."""
         if not self.is_charged_in_full:
             self.is_charged_in_full = True
             self._serve(INPUT_COST * prompt_tokens + OUTPUT_COST * most_output_tokens)
@@ -87,12 +87,12 @@ class Reservation:
         self.settle()
 
     def settle(self) -> None:
-        """It has ended; once."""
+        """Settles the request's usage at its end. Call it once."""
         self._serve_rest()
         self._settle(self)
 
     def _serve_rest(self) -> None:
-        """What was computed for a client that did not wait for it was service too."""
+        """Counts output as service that was computed but not read by the client."""
         if self.used_tokens:
             prompt_cost = 0.0 if self._prompt_served else INPUT_COST * self.prompt_tokens
             self._serve(prompt_cost + OUTPUT_COST * (self.output_tokens - self._output_served))

@@ -1,4 +1,4 @@
-"""Where routers keep what they share: `redis_store.py` where there is a Redis, else `embedded_store.py` in the process.
+"""The stores of the state that routers share: Redis (`redis_store.py`), or process memory (`embedded_store.py`).
 
-`store.py` says what a store does.
+`store.py` defines the interface.
 """

@@ -1,4 +1,4 @@
-"""What keys the fingerprints of convictions, so that who reads the store learns nothing of the requests."""
+"""The key for fingerprints of convictions, which keeps readers of the store from learning about the requests."""
 
 import hmac
 
@@ -8,9 +8,11 @@ _KEY_DOMAIN = b"trunkline convictions of "
 
 
 def conviction_key(redis_url: str, key_prefix: str, grant_key: bytes = b"") -> bytes:
-    """What the fingerprints of convictions are keyed with, equal in all routers of a fleet; empty where this router is
-    alone. It is as secret as the grant key or, without one, the password of their Redis; with neither, no secret at
-    all. Of the URL only the password counts: routers may reach one Redis by several names."""
+    """The key for fingerprints of convictions: equal in all routers of a fleet, and empty without a Redis.
+
+    It is derived from the grant key or, without one, from the password of Redis; with neither it is not secret. The
+    rest of the URL does not matter, because routers may reach the same Redis by several names.
+    """
     if not redis_url:
         return b""
     secret = grant_key or str(parse_url(redis_url).get("password", "")).encode()

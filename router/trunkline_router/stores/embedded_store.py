@@ -1,4 +1,4 @@
-"""Shared state in this process, for a router without a Redis; the same answers as redis_store.py gives."""
+"""Shared state in process memory, for a router without Redis. It gives the same answers as redis_store.py."""
 
 import asyncio
 import secrets
@@ -24,19 +24,19 @@ from trunkline_router.stores.store import (
 @dataclass(slots=True)
 class _Router:
     expires_ms: float = 0.0
-    counted: int = 0
-    said: RouterNews | None = None
+    counted: int = 0  # number of its last counted report
+    news: RouterNews | None = None
 
 
 @dataclass(slots=True)
 class _Tenant:
     window: Window
     in_flight: dict[str, int] = field(default_factory=dict)  # tokens by router
-    refused: dict[str, int] = field(default_factory=dict)  # tokens by router, while it asks
+    refused: dict[str, int] = field(default_factory=dict)  # tokens by router while it has reservations under way
 
 
 class EmbeddedStore:
-    """Its life is that of the process. `clock_ms` is any steady clock."""
+    """A store that lives as long as the process. `clock_ms` is any monotonic clock."""
 
     def __init__(self, clock_ms: Callable[[], float], *, window_ms: int = WINDOW_MS, ttl_ms: int = TTL_MS) -> None:
         self._clock_ms = clock_ms
@@ -45,28 +45,29 @@ class EmbeddedStore:
         self._life = secrets.token_hex(8)
         self._routers: dict[str, _Router] = {}
         self._tenants: dict[str, _Tenant] = {}
-        self._leases: dict[str, tuple[float, Lease]] = {}  # when it expires, by address
+        self._leases: dict[str, tuple[float, Lease]] = {}  # (expiry in ms, lease) by address
         self._leases_version = 0
-        self._convictions: dict[bytes, float] = {}  # when it expires, by fingerprint
+        self._convictions: dict[bytes, float] = {}  # expiry in ms by fingerprint
         self._convictions_version = 0
-        self._served: dict[str, tuple[float, float]] = {}  # (cost units over weight, as of), by tenant
+        self._served: dict[str, tuple[float, float]] = {}  # (cost units over weight, time in ms) by tenant
 
     async def connect(self) -> None:
-        """It is always there."""
+        """Does nothing."""
 
     async def close(self) -> None:
-        """Nothing is held outside the process."""
+        """Does nothing."""
 
     def reserve(self, ask: Ask) -> "asyncio.Future[Answer]":
+        """See Store. The future is done on return."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         if ask.life != self._life:
-            future.set_exception(LifeEnded("the store has lost what it knew"))
+            future.set_exception(LifeEnded("the store has lost its state"))
             future.exception()
             return future
         now_ms = self._clock_ms()
         tenant = self._tenant(ask.tenant)
         tenant.window.expire(now_ms)
-        # What a dead router had in flight is over; should it come back, it says again what it has.
+        # Tokens in flight of a dead router do not count. If it comes back, it reports them again.
         tenant.in_flight = {
             router: tokens for router, tokens in tenant.in_flight.items() if router == ask.router or self._lives(router)
         }
@@ -91,6 +92,7 @@ class EmbeddedStore:
         return future
 
     async def sync(self, report: Report) -> News:
+        """See Store."""
         if report.life != self._life:
             return News(self._life)
         now_ms = self._clock_ms()
@@ -102,7 +104,7 @@ class EmbeddedStore:
         for name, tokens in report.in_flight.items():
             self._tenant(name).in_flight[report.router] = tokens
         if report.credits is not None:
-            mine.said = RouterNews(report.number, dict(report.credits), list(report.competing))
+            mine.news = RouterNews(report.number, dict(report.credits), list(report.competing))
         if report.leases is not None:
             self._renew(report, now_ms)
         if report.convictions:
@@ -143,9 +145,9 @@ class EmbeddedStore:
             if name != report.router and router.expires_ms > now_ms
         }
         changed = {
-            name: router.said
+            name: router.news
             for name, router in others.items()
-            if router.said is not None and report.known.get(name) != router.said.version
+            if router.news is not None and report.known.get(name) != router.news.version
         }
         leases = convictions = served = None
         if report.known_leases != self._leases_version:
@@ -171,10 +173,10 @@ class EmbeddedStore:
         )
 
     def _forget(self, now_ms: float) -> None:
-        """What is past its time, so that memory follows use."""
+        """Drops expired entries, so that memory use stays bounded."""
         for name, router in list(self._routers.items()):
             if router.expires_ms <= now_ms:
-                router.said = None
+                router.news = None
             if router.expires_ms + KEEP_MS < now_ms:
                 del self._routers[name]
         if len(self._tenants) > 2 * MAX_TENANTS:

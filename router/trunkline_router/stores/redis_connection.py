@@ -1,6 +1,6 @@
-"""One connection to Redis that many calls share: commands of one turn of the event loop leave in one write, replies are
-matched in order. A call that nobody waits for any more still gets its reply, which redis.asyncio's client, with a
-connection taken for each call, would throw away together with the connection.
+"""One connection to Redis that many calls share. Commands of one turn of the event loop are sent in one write, and
+replies are matched in order. An abandoned call still gets its reply. redis.asyncio's own client takes a connection for
+each call and would drop the reply together with the connection.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from redis.exceptions import (
 
 from trunkline_router.stores.store import StoreDown
 
-CONNECT_TIMEOUT_S = 0.5  # for name, TCP, TLS, password, and our scripts
-MOST_REPLY_BYTES = 8 << 20  # sync.lua says at most five times half a MiB, in which JSON may make much of a character
-MOST_REPLY_PARTS = 4096  # of 32 KiB or of one router's credits, and each is read in a turn of its own
+CONNECT_TIMEOUT_S = 0.5  # for DNS, TCP, TLS, the password and loading the scripts
+MOST_REPLY_BYTES = 8 << 20  # sync.lua returns at most five times half a MiB before JSON escapes some characters
+MOST_REPLY_PARTS = 4096  # parts of 32 KiB or of one router's credits; each is read in a turn of its own
 OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 NO_EVICTION = "noeviction"
 SCHEMES = ("redis", "rediss", "unix")
 
 
 def redis_url_problem(url: str) -> str | None:
-    """What is wrong with --redis-url, in one line that does not repeat it: it may hold a password."""
+    """What is wrong with --redis-url, or None. The message does not repeat the URL, which may contain a password."""
     allowed = "allowed: redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path"
     try:
         parts = urlsplit(url)
@@ -50,27 +50,27 @@ def redis_url_problem(url: str) -> str | None:
     try:
         ConnectionPool.from_url(url)
     except (ValueError, TypeError, RedisError):
-        return f"--redis-url has an option that makes no sense; {allowed}"
+        return f"--redis-url has an invalid option; {allowed}"
     return None
 
 
 def place_of(url: str) -> str:
-    """The URL without credentials and options, for logs."""
+    """The host and port, or the socket path, of the URL, for logs."""
     parts = urlsplit(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
 
 
 class BoundedParser(_AsyncRESP2Parser):
-    """Gives up a reply that no script of ours makes, before it is in memory."""
+    """Rejects a reply that is larger than any reply of the scripts, before it is in memory."""
 
-    _lines = 0  # of the present reply
+    _lines = 0  # of the current reply
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
         self._lines = 0
         try:
             return await super().read_response(disable_decoding)
         except (RecursionError, ValueError) as error:
-            raise InvalidResponse(f"a reply that is none of Redis: {type(error).__name__}") from None
+            raise InvalidResponse(f"a reply that is not in Redis's protocol: {type(error).__name__}") from None
 
     async def _read(self, length: int) -> bytes:
         self._check(length)
@@ -87,15 +87,15 @@ class BoundedParser(_AsyncRESP2Parser):
 
 
 class Script:
-    """Lua with the name that Redis gives it."""
+    """A Lua script and the hash by which Redis knows it."""
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.sha = ""  # known once it was loaded
+        self.sha = ""  # set when the script is loaded
 
 
 class _Call:
-    """A script call that was sent, or is about to be."""
+    """A script call that was sent or is about to be sent."""
 
     __slots__ = ("arguments", "future", "script")
 
@@ -106,7 +106,7 @@ class _Call:
 
 
 class RedisConnection:
-    """See the module. Connects only when told to."""
+    """A connection to Redis that many script calls share. connect() must be called first, and again after a failure."""
 
     def __init__(self, url: str, scripts: Sequence[Script], *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self._place = place_of(url)
@@ -116,16 +116,16 @@ class RedisConnection:
             url,
             protocol=2,
             decode_responses=True,
-            encoding_errors="replace",  # anybody may have written anything
+            encoding_errors="replace",  # Redis may contain arbitrary data
             socket_connect_timeout=connect_timeout_s,
-            socket_timeout=None,  # patience is the callers'; with one, a write is a task of its own
+            socket_timeout=None,  # callers have their own timeouts; with this one, each write would start a task
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
             parser_class=BoundedParser,
         )
         self._connection: Connection | None = None
-        self._broken = ""  # why the connection is of no use any more
-        self.eviction = ""  # the server's policy where it throws keys away that have not expired; "": it does not
+        self._broken = ""  # why the connection has failed; "" if it has not
+        self.eviction = ""  # the server's eviction policy; "" if it does not evict keys
         self._tasks: list[asyncio.Task[None]] = []
         self._to_send: list[_Call] = []
         self._wake = asyncio.Event()
@@ -136,7 +136,7 @@ class RedisConnection:
         return self._connection is not None and not self._broken
 
     async def connect(self) -> None:
-        """Anew where it is connected. Raises StoreDown."""
+        """Connects, or reconnects. Raises StoreDown if the server cannot be reached or used in time."""
         await self.close()
         connection: Connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
@@ -158,18 +158,18 @@ class RedisConnection:
         self._tasks = [asyncio.create_task(self._write(connection)), asyncio.create_task(self._read(connection))]
 
     def call(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int]) -> "asyncio.Future[Any]":
-        """The script's reply, which the future gets although nobody may wait for it. It fails with StoreDown."""
+        """Calls a script. The future gets the reply even if its caller has stopped waiting. It fails with StoreDown."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self.is_connected:
             future.set_exception(StoreDown(f"{self._place}: {self._broken or 'not connected'}"))
-            future.exception()  # looked at: who has stopped waiting need not
+            future.exception()  # marks it as retrieved, because the caller may have stopped waiting
             return future
         self._to_send.append(_Call(script, (len(keys), *keys, *arguments), future))
         self._wake.set()
         return future
 
     async def close(self) -> None:
-        """Calls without a reply fail."""
+        """Closes the connection. Calls without a reply fail."""
         connection, tasks = self._connection, self._tasks
         self._fail("the connection was closed")
         self._connection, self._tasks = None, []
@@ -181,13 +181,13 @@ class RedisConnection:
 
     async def _write(self, connection: Connection) -> None:
         try:
-            while not self._broken:  # also asked, because a library may swallow a cancellation
+            while not self._broken:  # checked because a library may swallow a cancellation
                 await self._wake.wait()
                 self._wake.clear()
                 calls, self._to_send = self._to_send, []
                 self._sent.extend(calls)
                 await self._send(connection, calls)
-        except Exception as error:  # whatever it is, calls must not wait for a task that has ended
+        except Exception as error:  # whatever the error is, calls must not wait for a task that has ended
             self._fail(_reason(error))
 
     async def _send(self, connection: Connection, calls: Sequence[_Call]) -> None:
@@ -200,8 +200,8 @@ class RedisConnection:
                 try:
                     reply = await connection.read_response()
                 except NoScriptError:
-                    # Redis forgot its scripts, by SCRIPT FLUSH or a failover. The whole text instead, behind
-                    # whatever is on its way: it also makes the script known again.
+                    # Redis lost its scripts through SCRIPT FLUSH or a failover. Send the source instead, after the
+                    # calls that are on their way; this also loads the script again.
                     call = self._sent.popleft()
                     self._sent.append(call)
                     command = connection.pack_command("EVAL", call.script.source, *call.arguments)
@@ -210,7 +210,7 @@ class RedisConnection:
                     _settle(self._sent.popleft(), StoreDown(f"{self._place}: {_reason(error)}"))
                 else:
                     _settle(self._sent.popleft(), reply)
-        except Exception as error:  # as in _write: replies that are none, or to no call
+        except Exception as error:  # as in _write: invalid replies, or replies without a call
             self._fail(_reason(error))
 
     def _fail(self, reason: str) -> None:
@@ -228,13 +228,13 @@ def _settle(call: _Call, reply: Any) -> None:
         return
     if isinstance(reply, Exception):
         call.future.set_exception(reply)
-        call.future.exception()  # looked at: who has stopped waiting need not
+        call.future.exception()  # marks it as retrieved, because the caller may have stopped waiting
     else:
         call.future.set_result(reply)
 
 
 def _eviction(info: str) -> str:
-    """What INFO says of it."""
+    """The eviction policy in a reply to INFO; "" if the server never evicts keys."""
     said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     policy = said.get("maxmemory_policy", NO_EVICTION)
     return "" if policy == NO_EVICTION or said.get("maxmemory") == "0" else policy
@@ -246,9 +246,9 @@ async def _disconnect(connection: Connection) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """In one line, without what the URL says."""
+    """The error in one line, without credentials."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OF_A_CLUSTER):
-        return "the server is a node of a Redis Cluster, which is not followed: --redis-url must name a single primary"
+        return "the server is a Redis Cluster node, which is not supported: --redis-url must name a single primary"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,8 +1,7 @@
-"""What routers write of themselves into Redis for other routers, and how it is read, perhaps by another version.
+"""The entries that routers write into Redis for other routers, which may have another version.
 
-A later version may put more behind what stands in an entry: it is not looked at. Whatever else is different gets
-another number of the format, and with it other keys. An entry that makes no sense all the same is left out, by itself:
-what one router writes must not keep the others from anything else.
+A later version may append fields to an entry, which are ignored. Any other change gets a new format number and with it
+new keys. An invalid entry is skipped by itself, so that one router's entry does not affect the reading of others.
 """
 
 import json
@@ -19,18 +18,18 @@ Entry = TypeVar("Entry")
 
 FORMAT = 1
 
-MOST = 2**53  # choices or tokens: beyond, numbers are not exact on the way
-MOST_CREDIT_BYTES = 131_072  # of what one router says of its credits and tenants; more is not read
-MOST_SAID = 1024  # entries that were complained of and are remembered
-LONGEST_NAME = 4096  # of a router, a tenant, a worker with its model
+MOST = 2**53  # choices or tokens: JSON in Lua does not carry larger numbers exactly
+MOST_CREDIT_BYTES = 131_072  # size of one router's credits and tenants; larger entries are not read
+MAX_REPORTED = 1024  # how many logged problems are remembered
+LONGEST_NAME = 4096  # of a router, of a tenant, or of a worker with its model
 MOST_EPOCH = 2**64 - 1
 
-# What reading nonsense can raise.
-NONSENSE = (ValueError, TypeError, OverflowError, RecursionError)
+# The errors that decoding an invalid entry can raise.
+DECODE_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
 
 
 def written_credits(credits: Mapping[WorkerKey, Credit], competing: Iterable[str]) -> str:
-    """As much of it as others read: of the workers those that the most was sent to."""
+    """A router's credits as JSON, cut to MOST_CREDIT_BYTES. Workers with the most tokens come first."""
     workers = [(key.worker_id, str(key.epoch), credit.choices, credit.tokens) for key, credit in credits.items()]
     names = list(competing)
     written = json.dumps([workers, names])
@@ -42,7 +41,7 @@ def written_credits(credits: Mapping[WorkerKey, Credit], competing: Iterable[str
 
 
 def _first(entries: Sequence[Entry], most_bytes: int) -> list[Entry]:
-    """As many as make so many bytes of JSON."""
+    """The first entries, as many as fit into `most_bytes` of JSON."""
     first = []
     for entry in entries:
         most_bytes -= len(json.dumps(entry)) + 2
@@ -57,21 +56,21 @@ def written_lease(lease: Lease) -> str:
 
 
 class EntryReader:
-    """Reads others' entries; says once of each router or worker that its entry cannot be read."""
+    """Reads the entries of other routers. Logs once for each router or worker that its entry cannot be read."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._log = get_logger()
 
     def router_news(self, name: str, version: int, text: Any) -> RouterNews:
-        """As much of it as can be read."""
+        """The readable part of a router's credits and competing tenants."""
 
         def entry() -> RouterNews:
             workers, competing, *_ = json.loads(text)
             try:
                 return RouterNews(version, dict(map(_credit, workers)), list(map(_text, competing)))
-            except NONSENSE:
-                pass  # what can be read of it, one by one
+            except DECODE_ERRORS:
+                pass  # below: one by one, without the invalid ones
             read = (self._read(f"credits of {name}", _credit, worker) for worker in workers)
             names = [self._read(f"tenants of {name}", _text, named) for named in competing]
             credits = dict(pair for pair in read if pair is not None)
@@ -80,6 +79,8 @@ class EntryReader:
         return self._read(f"credits of {name}", entry) or RouterNews(version, {}, ())
 
     def lease(self, address: str, text: Any) -> Lease | None:
+        """The lease, or None if it cannot be read."""
+
         def entry() -> Lease:
             worker_id, epoch, model, *_ = json.loads(text)
             return Lease(_address(address), _text(worker_id), _epoch(epoch), _text(model))
@@ -87,6 +88,8 @@ class EntryReader:
         return self._read(f"lease of {address}", entry)
 
     def conviction(self, name: Any, ttl_ms: Any) -> tuple[bytes, int] | None:
+        """The fingerprint and its ms to live, or None if the entry cannot be read."""
+
         def entry() -> tuple[bytes, int]:
             if not 0 < ttl_ms <= CONVICTION_MS:
                 raise ValueError(f"{ttl_ms:g} ms to live")
@@ -95,6 +98,8 @@ class EntryReader:
         return self._read("convictions", entry)
 
     def served(self, tenant: Any, cost: Any) -> tuple[str, float] | None:
+        """The tenant and its service in cost units, or None if the entry cannot be read."""
+
         def entry() -> tuple[str, float]:
             if not 0 <= cost <= MOST:
                 raise ValueError(f"{cost:g} cost units")
@@ -103,12 +108,12 @@ class EntryReader:
         return self._read("served", entry)
 
     def cleared(self, key: str) -> None:
-        """Says, once of each key, that something lay there which no router writes."""
+        """Logs once per key that it had invalid content, which was cleared."""
         if self._is_new(f"key {key}"):
-            self._log.warning("what no router writes was cleared from the shared state", key=key[:200])
+            self._log.warning("invalid content was cleared from the shared state", key=key[:200])
 
     def too_large(self, name: Any) -> None:
-        """Says, once of each router, that it says too much to be read."""
+        """Logs once per router that its credits are too large to be read."""
         if self._is_new(f"size of {name}"):
             self._log.warning(
                 "a router's credits in the shared state are too large to be read",
@@ -117,27 +122,27 @@ class EntryReader:
             )
 
     def left_for_later(self, num_routers: int) -> None:
-        """Says, once, that one sync has no room for what all routers say."""
+        """Logs once that the credits of all routers do not fit into one sync."""
         if self._is_new("routers left for later"):
             self._log.warning(
-                "the shared state has more credits than one sync reads: routers are heard by turns", left=num_routers
+                "the shared state has more credits than one sync reads: routers are read in turns", left=num_routers
             )
 
     def _read(self, whose: str, entry: Callable[..., Entry], *said: Any) -> Entry | None:
         try:
             return entry(*said)
-        except NONSENSE as error:
+        except DECODE_ERRORS as error:
             if self._is_new(whose):
                 problem = f"{type(error).__name__}: {error}"[:200]
                 self._log.warning("an entry in the shared state cannot be read", entry=whose[:200], problem=problem)
             return None
 
     def _is_new(self, whose: str) -> bool:
-        if whose in self._said:
+        if whose in self._reported:
             return False
-        if len(self._said) >= MOST_SAID:
-            self._said.clear()
-        self._said.add(whose)
+        if len(self._reported) >= MAX_REPORTED:
+            self._reported.clear()
+        self._reported.add(whose)
         return True
 
 
@@ -151,7 +156,7 @@ def _credit(worker: Any) -> tuple[WorkerKey, Credit]:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} in the place of text")
-    value.encode()  # half a surrogate pair is no text
+    value.encode()  # raises for half of a surrogate pair
     if len(value) > LONGEST_NAME:
         raise ValueError(f"{len(value)} characters")
     return value

@@ -1,27 +1,26 @@
-"""Shared state in Redis, 6.2 or newer, with one primary. Redis Cluster is not followed: there would be nothing to
-spread, since every script needs several of the keys at once.
+"""Shared state in Redis 6.2 or newer with a single primary. Redis Cluster is not supported and would not help, because
+every script needs several of the keys at once.
 
 | key | type | holds |
 |---|---|---|
-| `{prefix}:life` | string | the store's present life: its name, @, and the server's run id |
-| `{prefix}:convictions` | sorted set | fingerprint in hex, by when it expires; those of an older life are true too |
-| `{prefix}:<life>:routers` | hash | router → when it is taken for dead, version of its credits, reports counted |
-| `{prefix}:<life>:credits` | hash | router → version, and its credits by worker with its competing tenants, as JSON |
+| `{prefix}:life` | string | the store's current life: its name, @, and the server's run id |
+| `{prefix}:convictions` | sorted set | fingerprint in hex, by expiry; convictions outlive a life |
+| `{prefix}:<life>:routers` | hash | router → expiry, version of its credits, number of its last counted report |
+| `{prefix}:<life>:credits` | hash | router → version, then credits by worker and competing tenants as JSON |
 | `{prefix}:<life>:versions` | hash | how often leases and convictions have changed |
-| `{prefix}:<life>:leases` | hash | a worker's address → when it expires, worker id, epoch, model |
-| `{prefix}:<life>:served` | hash | tenant → decayed cost units over weight, and when they were so many |
-| `{prefix}:<life>:window:<tenant>` | hash | what the tenant was admitted with, by bucket of time |
+| `{prefix}:<life>:leases` | hash | worker address → expiry, worker id, epoch, model |
+| `{prefix}:<life>:served` | hash | tenant → decayed cost units over weight, and the time of that value |
+| `{prefix}:<life>:window:<tenant>` | hash | the tenant's admitted requests and tokens by time bucket |
 | `{prefix}:<life>:flight:<tenant>` | hash | router → tokens that its running requests of the tenant may use |
 
-The braces keep a fleet's keys together where a proxy spreads keys over servers. Times are the server's (TIME, in
-milliseconds). Everything expires by itself; a fleet that is gone leaves nothing.
+The braces are a hash tag: a proxy that spreads keys over servers keeps a fleet's keys together. Times are the server's
+(TIME, in milliseconds). All keys expire, so a fleet that is gone leaves nothing behind.
 
-`{prefix}` stands for the fleet's prefix and the number of the format (redis_entries.py): routers of different formats
-share nothing, and do not harm each other either. A new life has nothing but convictions of what an
-older one left.
+`{prefix}` stands for the fleet's prefix and the format number (redis_entries.py), so routers of different formats use
+different keys. From an older life, a new one inherits only convictions.
 
-The scripts are `reserve.lua` and `sync.lua`, each behind `window.lua`. They are called by their hash (EVALSHA, no
-FUNCTION: 6.2 has none), with their text where Redis has forgotten them.
+The scripts are `reserve.lua` and `sync.lua`, each preceded by `window.lua`. They are called by hash (EVALSHA, because
+Redis 6.2 has no FUNCTION), and by source if Redis has lost them.
 """
 
 import asyncio
@@ -39,10 +38,10 @@ from trunkline_router.quotas.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal
 from trunkline_router.stores.convictions import CONVICTION_MS
 from trunkline_router.stores.redis_connection import CONNECT_TIMEOUT_S, NO_EVICTION, RedisConnection, Script
 from trunkline_router.stores.redis_entries import (
+    DECODE_ERRORS,
     FORMAT,
     LONGEST_NAME,
     MOST_CREDIT_BYTES,
-    NONSENSE,
     EntryReader,
     written_credits,
     written_lease,
@@ -64,10 +63,10 @@ from trunkline_runtime.log import get_logger
 
 Entry = TypeVar("Entry")
 
-# Nobody's request waits for a sync. What a request waits says how far away Redis is: these get a multiple of it.
-SYNC_TIMEOUT_S, SYNC_PATIENCES, SYNC_SLICES = 0.25, 4.0, 5
-CONNECT_PATIENCES = 10.0  # some seven round trips, with TLS nine
-TURN_S = 0.001  # of reading what others have said, after which whatever else is due has its turn
+# No request waits for a sync. The timeout of a request reflects the distance to Redis, so these are multiples of it.
+SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR, SYNC_SLICES = 0.25, 4.0, 5
+CONNECT_TIMEOUT_FACTOR = 10.0  # some seven round trips, nine with TLS
+TURN_S = 0.001  # of decoding a reply, after which other tasks get a turn
 UNCHANGED = -1
 
 KEYS_OF_ALL_LIVES = ("life", "convictions")
@@ -76,10 +75,10 @@ SCRIPTS = ("reserve.lua", "sync.lua")
 
 
 class RedisStore:
-    """See the module.
+    """The state that routers share through Redis.
 
     patience_s: how long a request waits for an answer
-    clock_ms: replaces the server's time, for tests
+    clock_ms: replaces the server's time in tests
     """
 
     def __init__(
@@ -94,8 +93,8 @@ class RedisStore:
     ) -> None:
         window, *scripts = (Path(__file__).with_name(name).read_text() for name in ("window.lua", *SCRIPTS))
         self._reserve, self._sync = (Script(window + text) for text in scripts)
-        self._sync_timeout_s = max(SYNC_TIMEOUT_S, SYNC_PATIENCES * patience_s)
-        connect_timeout_s = max(CONNECT_TIMEOUT_S, CONNECT_PATIENCES * patience_s)
+        self._sync_timeout_s = max(SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR * patience_s)
+        connect_timeout_s = max(CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_FACTOR * patience_s)
         self._redis = RedisConnection(url, (self._reserve, self._sync), connect_timeout_s=connect_timeout_s)
         self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
         read = self._reader = EntryReader()
@@ -107,30 +106,33 @@ class RedisStore:
             "served": lambda entry: read.served(*entry),
         }
         self._log = get_logger()
-        self._said_eviction = False
-        self._credits = "", ""  # whose, as they were last written for the present life
+        self._has_warned_of_eviction = False
+        self._credits = "", ""  # (router, JSON) as last written in the current life
         self._credits_are_lost = False
-        self._heard_until = ""  # the router with which the next sync begins, where one had no room for all
+        self._heard_until = ""  # the router at which the next sync begins if the last one had no room for all
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
         self._clock_ms = clock_ms
 
     async def connect(self) -> None:
+        """See Store. Warns once if Redis evicts keys."""
         if self._redis.is_connected:
             return
         await self._redis.connect()
-        if self._redis.eviction and not self._said_eviction:
-            self._said_eviction = True
+        if self._redis.eviction and not self._has_warned_of_eviction:
+            self._has_warned_of_eviction = True
             self._log.warning(
-                "Redis evicts keys when it is full, and tenants' quotas with them; it should refuse to write instead",
+                "Redis evicts keys when it is full, including tenants' quotas; it should refuse writes instead",
                 maxmemory_policy=self._redis.eviction,
                 wanted=NO_EVICTION,
             )
 
     async def close(self) -> None:
+        """See Store."""
         await self._redis.close()
 
     def reserve(self, ask: Ask) -> "asyncio.Future[Answer]":
+        """See Store."""
         quotas = ask.quotas
         limits = (quotas.requests_per_minute, quotas.tokens_per_minute, quotas.tokens_in_flight)
         reply = self._redis.call(
@@ -153,11 +155,12 @@ class RedisStore:
         return answer
 
     async def sync(self, report: Report) -> News:
+        """See Store."""
         said, tenants = self._written(report)
         of_tenants = (key for tenant in tenants for key in self._tenant_keys(report.life, tenant))
         keys = [*self._fixed_keys(report.life), *of_tenants]
         reply = self._redis.call(self._sync, keys, (json.dumps(said), self._now()))
-        for _ in range(SYNC_SLICES):  # as with a request's patience: a busy loop of ours is not the server's fault
+        for _ in range(SYNC_SLICES):  # in slices for the same reason as in StoreLink.answer
             if reply.done():
                 break
             await asyncio.wait((reply,), timeout=self._sync_timeout_s / SYNC_SLICES)
@@ -166,13 +169,13 @@ class RedisStore:
                 raise StoreDown(f"no answer within {self._sync_timeout_s:g} s")
             return await self._news(reply.result())
         except StoreDown:
-            # What comes on this connection now comes too late; and a server that says no (a replica now, or full) may
-            # not be the one to ask.
+            # Replies on this connection are now too late, and a server that refuses (it is full, or has become a
+            # replica) may be the wrong one.
             await self._redis.close()
             raise
 
     def _written(self, report: Report) -> tuple[dict[str, Any], list[str]]:
-        """The report as JSON, and the tenants whose keys it names, in their order."""
+        """The report for the script as a JSON object, and the tenants whose keys the call needs, in order."""
         tenants = list(dict.fromkeys((*report.windows, *report.in_flight)))
         said: dict[str, Any] = {
             "router": report.router,
@@ -215,10 +218,10 @@ class RedisStore:
         return said, tenants
 
     async def _news(self, pieces: list[str]) -> News:
-        """What the script says, read a piece at a time: others have their turn in between."""
+        """Decodes the script's reply piece by piece, so that other tasks run in between."""
         said = json.loads(pieces[0])
         if said.get("is_new"):
-            self._credits = "", ""  # a life that has none of them
+            self._credits = "", ""  # a new life has no credits
             return News(said["life"])
         self._credits_are_lost = said.get("credits_are_lost", False)
         for key in said["cleared"] or ():
@@ -275,13 +278,13 @@ def _pass_on(answer: "asyncio.Future[Answer]", reply: "asyncio.Future[Any]") -> 
     said = reply.result()
     try:
         if said[0] == "lost":
-            _fail(answer, LifeEnded("the store has lost what it knew"))
+            _fail(answer, LifeEnded("the store has lost its state"))
             return
         quota, retry_ms, requests, tokens, in_flight, bucket = said
         refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
         answer.set_result(Answer(refusal, Used(int(requests), int(tokens), int(in_flight)), int(bucket)))
-    except NONSENSE as error:
-        _fail(answer, StoreDown(f"an answer that makes no sense: {error}"))
+    except DECODE_ERRORS as error:
+        _fail(answer, StoreDown(f"an invalid answer: {error}"))
 
 
 def _written_change(change: WindowChange) -> tuple[int, ...]:
@@ -291,7 +294,7 @@ def _written_change(change: WindowChange) -> tuple[int, ...]:
 
 def _fail(answer: "asyncio.Future[Answer]", error: BaseException) -> None:
     answer.set_exception(error)
-    answer.exception()  # looked at: who has stopped waiting need not
+    answer.exception()  # marks it as retrieved, because the caller may have stopped waiting
 
 
 def _known(entries: Iterable[Entry | None]) -> list[Entry]:

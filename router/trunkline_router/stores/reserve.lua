@@ -1,9 +1,9 @@
--- Counts a request against its tenant's quotas, or says which one is used up.
+-- Counts a request against its tenant's quotas, or returns the quota that is used up.
 -- KEYS: life, routers, the tenant's window, the tenant's tokens in flight by router
 -- ARGV: life, now (empty: the server's), window_ms, router, tokens, tokens in flight of the router's other requests,
---       requests per minute, tokens per minute, tokens in flight (each empty where there is no limit), retry_ms,
---       tokens that were refused, see Ask.refused (empty: the router asks for no other request of the tenant)
--- Returns {'lost'}, or {'granted' | the quota's name, retry_ms, requests, tokens, in flight, bucket of time}.
+--       requests per minute, tokens per minute, tokens in flight (each empty for no limit), retry_ms,
+--       refused tokens, see Ask.refused (empty: the router has no other reservation of the tenant under way)
+-- Returns {'lost'}, or {'granted' | the quota's name, retry_ms, requests, tokens, in flight, time bucket}.
 if text_in(KEYS[1]) ~= ARGV[1] then return {'lost'} end
 local now, length, router = clock(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local wanted, mine = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -13,8 +13,8 @@ for key, most in pairs({[2] = MOST_ROUTERS, [3] = MOST_BUCKETS, [4] = 2 * MOST_R
 end
 local window = open_window(KEYS[3], length, now)
 
--- Beside a router's tokens in flight, so many of them were refused while it asked for others. What it does not know of
--- yet it has counted in flight, and is not.
+-- Next to a router's tokens in flight, this field counts tokens that were refused while the router had other
+-- reservations under way. Refusals that it does not know of yet are in its tokens in flight and must be subtracted.
 local REFUSED = '|refused'
 local known, refused = tonumber(ARGV[11]), nil
 local others = 0

@@ -1,12 +1,12 @@
-"""What a store of shared state does, and the values that go in and out of one.
+"""The interface of a store of shared state, and the values that it takes and returns.
 
-Two calls: `reserve`, on a request's path, and `sync`, in the background, which says what one router has to say and
-answers with what the others said. Everything that a router says is absolute (its credits, its tokens in flight), or
+A store has two main calls: `reserve`, on the path of a request, and `sync`, in the background, which sends one router's
+report and returns what the other routers reported. Every value in a report is absolute (credits, tokens in flight),
 counted once (`Report.number`), or sent again in full when the store has lost it.
 
-A store has a **life**: a random name that it gets when it is found empty, or found again as something that may have
-forgotten (another process, come up with what the former one had saved some time before). A router that names another
-life than the present one is not listened to; it learns the present one, and enters its part of the state again.
+A store has a **life**: a random name that it gets when it is found empty, or when it may have lost state (another
+process that started from an older snapshot). A report for another life is ignored. The router learns the current life
+and sends its part of the state again.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from typing import Protocol
 from trunkline_router.quotas.quota import Quotas, Refusal, Used
 from trunkline_router.routing.credit import Credit
 
-TTL_MS = 3_000  # a router that says nothing for so long is dead
-KEEP_MS = 600_000  # how long it is remembered how many reports of it were counted
-MAX_CONVICTIONS = 4096  # the longest-lived
+TTL_MS = 3_000  # a router that sends no report for this long is considered dead
+KEEP_MS = 600_000  # how long the number of a router's last counted report is kept
+MAX_CONVICTIONS = 4096  # those that expire last are kept
 
 
 class StoreDown(Exception):
-    """The store did not answer. One line for a person, without credentials."""
+    """The store did not answer. The message is one line for people, without credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerKey:
-    """One life of a worker."""
+    """One life of a worker, from its start to its end."""
 
     worker_id: str
     epoch: int
@@ -36,7 +36,7 @@ class WorkerKey:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A worker that some router is connected to, and was told of other than by leases."""
+    """A worker that some router is connected to and knows from a source other than leases."""
 
     address: str
     worker_id: str
@@ -46,63 +46,63 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request wants to be counted against its tenant's quotas."""
+    """Asks to count one request against its tenant's quotas."""
 
     router: str
     life: str
     tenant: str
     quotas: Quotas
-    tokens: int  # most that it may use
-    in_flight: int  # tokens that this router's other requests of the tenant may use, those that it asks for too
-    # Of the requests that it asked for since it last asked for none: tokens of those that are known to be refused, and
-    # so are not in flight. None: it asks for no other one.
+    tokens: int  # the most that the request may use
+    in_flight: int  # tokens that the router's other requests of the tenant may use, including open reservations
+    # Tokens of this tenant's requests that the router knows to be refused, and so are not in flight, since it last had
+    # no open reservation. None: it has no other open reservation.
     refused: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of it. `refusal` is None where it was counted."""
+    """The outcome of an Ask. `refusal` is None if the request was counted."""
 
     refusal: Refusal | None
-    used: Used  # fleet-wide, with this request where it was counted
-    bucket: int  # of the store's time, that it was counted in
+    used: Used  # fleet-wide, including this request if it was counted
+    bucket: int  # number of the bucket in which it was counted, by the store's time
 
 
 class LifeEnded(Exception):
-    """The store has lost what it knew: nothing was counted."""
+    """The store has lost its state and counted nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowChange:
-    """A correction, or something admitted while the store was not asked."""
+    """A correction to a tenant's window, or a request that was admitted without asking the store."""
 
     age_ms: int
     requests: int
     tokens: int
-    bucket: int | None = None  # of the store's time, where that is known: what it takes back lies there
+    bucket: int | None = None  # by the store's time if known: the bucket from which a correction subtracts
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one router says."""
+    """The state of one router, and the versions that it knows of the others'."""
 
     router: str
-    life: str  # "": it knows none yet
-    number: int  # of this report; `windows` and `served` are counted once for each number, however often they come
+    life: str  # "" if the router knows none yet
+    number: int  # of this report; `windows` and `served` are counted once per number, however often it is sent
     windows: Mapping[str, Sequence[WindowChange]] = field(default_factory=dict)  # by tenant
     in_flight: Mapping[str, int] = field(default_factory=dict)  # tokens by tenant; absolute
-    served: Mapping[str, float] = field(default_factory=dict)  # cost units over weight, by tenant, since the last one
+    served: Mapping[str, float] = field(default_factory=dict)  # cost units over weight by tenant since the last report
     credits: Mapping[WorkerKey, Credit] | None = None  # None: unchanged
-    competing: Sequence[str] = ()  # tenants with open requests; goes with `credits`
-    leases: Sequence[Lease] | None = None  # see Lease; None: nothing to renew now
-    convictions: Mapping[bytes, int] = field(default_factory=dict)  # ms to live, by fingerprint
-    known: Mapping[str, int] = field(default_factory=dict)  # versions of other routers' credits
-    known_leases: int | None = None  # the version of them; None: nothing is known yet
+    competing: Sequence[str] = ()  # tenants with open requests; sent with `credits`
+    leases: Sequence[Lease] | None = None  # to renew; None: none now
+    convictions: Mapping[bytes, int] = field(default_factory=dict)  # ms to live by fingerprint
+    known: Mapping[str, int] = field(default_factory=dict)  # known versions of other routers' credits, by router
+    known_leases: int | None = None  # known version; None: none
     known_convictions: int | None = None
     wants_served: bool = False
 
     def aged(self, by_ms: int) -> "Report":
-        """The same, sent again so much later."""
+        """The same report for sending it again `by_ms` later."""
         windows = {
             tenant: [replace(change, age_ms=change.age_ms + by_ms) for change in changes]
             for tenant, changes in self.windows.items()
@@ -112,7 +112,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class RouterNews:
-    """What another router said last."""
+    """The last credits and competing tenants that another router reported."""
 
     version: int
     credits: Mapping[WorkerKey, Credit]
@@ -121,34 +121,36 @@ class RouterNews:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a router learns. Parts that it knows already are None."""
+    """The store's answer to a report. Parts that the router knows already are None."""
 
-    life: str  # where it is not the report's, nothing was taken in, and everything else here is empty
-    routers: Sequence[str] = ()  # the others that are alive
+    life: str  # if it differs from the report's, the report was ignored and all other fields are empty
+    routers: Sequence[str] = ()  # the other routers that are alive
     changed: Mapping[str, RouterNews] = field(default_factory=dict)
     leases: Sequence[Lease] | None = None
     leases_version: int = 0
-    convictions: Mapping[bytes, int] | None = None  # ms to live, by fingerprint
+    convictions: Mapping[bytes, int] | None = None  # ms to live by fingerprint
     convictions_version: int = 0
-    convictions_count: int = 0  # that the store has
+    convictions_count: int = 0  # in the store
     served: Mapping[str, float] | None = None  # decayed, of the whole fleet
-    read_s: float = 0.0  # that this router's loop spent on reading it
+    read_s: float = 0.0  # time that this router's event loop spent decoding the answer
 
 
 class Store(Protocol):
-    """Neither call ever waits on its own for longer than a connection takes to break: callers bound their patience."""
+    """A store of shared state. `reserve` has no timeout of its own, so callers bound how long they wait."""
 
     def reserve(self, ask: Ask) -> "asyncio.Future[Answer]":
-        """Counts a request if its tenant's quotas allow it; one round trip. The future may be left alone: it still
-        says what happened, whenever that is known. It fails with StoreDown or LifeEnded."""
+        """Counts a request if its tenant's quotas allow it, in one round trip. The future gets the outcome even if its
+        caller has stopped waiting. It fails with StoreDown or LifeEnded."""
         ...
 
     async def sync(self, report: Report) -> News:
-        """Takes a report in and says what is new. Raises StoreDown."""
+        """Sends a report and returns what is new. Raises StoreDown."""
         ...
 
     async def connect(self) -> None:
-        """Makes ready for calls, anew where that is needed. Raises StoreDown."""
+        """Connects if necessary. Raises StoreDown."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Closes the connection. Open calls fail."""
+        ...

@@ -1,4 +1,4 @@
-"""A store behind a breaker: who asks waits a bounded time, and soon not at all where nobody answers."""
+"""A store behind a circuit breaker. Requests wait a bounded time for it, and not at all while it does not answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,21 +9,22 @@ from trunkline_router.stores.breaker import Breaker
 from trunkline_router.stores.store import Answer, Ask, LifeEnded, Store, StoreDown
 from trunkline_runtime.log import get_logger
 
-PATIENCE_S = 0.005  # on a request's path
-# Patience is spent in slices, each of which counts for no more than its length: while this process's own loop is busy
-# the question may not have left yet, or the answer may lie in the socket, and the store is not to blame.
+PATIENCE_S = 0.005  # timeout on a request's path
+# The timeout is waited in slices, so that a delay of this process's own event loop counts as one slice at most. During
+# such a delay the call may not have been sent yet, or its answer may be in the socket.
 SLICES = 5
 
 
 class StoreLink:
-    """This router's end of the store. `name` is the router's, `policy` what the log says becomes of quotas."""
+    """A router's access to the store. `name` is the router's name, and `policy` is how the log describes the quotas
+    that apply without the store."""
 
     def __init__(
         self, store: Store, name: str, rng: Random, *, policy: str, patience_s: float, steady_s: Callable[[], float]
     ) -> None:
         self.store = store
         self.name = name
-        self.life = ""  # the store's, as far as it knows everything of this router; "": it does not
+        self.life = ""  # the life of the store that has all state of this router; "" if there is none
         self.breaker = Breaker(rng)
         self._policy = policy
         self._patience_s = patience_s
@@ -40,11 +41,11 @@ class StoreLink:
     def ask(
         self, tenant: str, quotas: Quotas, tokens: int, in_flight: int, refused: int | None
     ) -> "asyncio.Future[Answer]":
-        """Has a request counted, while it is reachable."""
+        """Asks the store to count a request. Call it only while the store is reachable."""
         return self.store.reserve(Ask(self.name, self.life, tenant, quotas, tokens, in_flight, refused))
 
     async def answer(self, asked: "asyncio.Future[Answer]") -> Answer | None:
-        """What the store says; None where it does not say it in time."""
+        """The store's answer, or None if it does not arrive in time or the store has failed."""
         asked_s = self._steady_s()
         for _ in range(SLICES):
             if asked.done():
@@ -53,7 +54,7 @@ class StoreLink:
         if not asked.done():
             self.late_answers += 1
             if self.breaker.was_late(asked_s, self._steady_s()):
-                self._say_lost("no answer in time")
+                self._log_lost("no answer in time")
             return None
         try:
             answer = asked.result()
@@ -67,13 +68,13 @@ class StoreLink:
         return answer
 
     async def probe(self, exchange: Callable[[], Awaitable[None]]) -> None:
-        """Tries whether the store is back, and everything is told: then it is asked again."""
+        """Tries to reconnect and to run `exchange`. If both succeed, the store is used again."""
         try:
             await self.store.connect()
             await exchange()
         except Exception as error:  # see _problem
             self.breaker.probe_failed(self._steady_s())
-            self._say_lost(self._problem(error))
+            self._log_lost(self._problem(error))
         else:
             self.breaker.probe_succeeded(self._steady_s())
             if self._last_problem:
@@ -81,7 +82,7 @@ class StoreLink:
                 self._last_problem = ""
 
     async def use(self, exchange: Callable[[], Awaitable[None]]) -> None:
-        """Talks to the store that was there a moment ago."""
+        """Runs `exchange` with a reachable store. Opens the breaker if it fails."""
         try:
             await exchange()
         except Exception as error:  # see _problem
@@ -89,11 +90,11 @@ class StoreLink:
 
     def _lose(self, error: Exception) -> None:
         if self.breaker.broke(self._steady_s()):
-            self._say_lost(self._problem(error))
+            self._log_lost(self._problem(error))
 
     def _problem(self, error: Exception) -> str:
-        """In one line. What nobody foresaw is a store to do without too: a router can, and what came from another one
-        must not end it. It is said once, with all that is known of it."""
+        """The error in one line. An unexpected error is treated as a lost store, because another router's data must
+        not end this router. Its traceback is logged once."""
         if isinstance(error, StoreDown):
             return str(error)
         problem = f"unexpected {type(error).__name__}"
@@ -101,7 +102,7 @@ class StoreLink:
             self._log.error("unexpected error", exc_info=error)
         return problem
 
-    def _say_lost(self, problem: str) -> None:
+    def _log_lost(self, problem: str) -> None:
         if not self._last_problem:  # one line per change, not per try
             self._log.warning("shared state lost", problem=problem, quotas=self._policy)
         self._last_problem = problem

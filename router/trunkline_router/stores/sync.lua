@@ -1,29 +1,30 @@
--- Takes in what a router says, and answers with what is new to it: see Report and News in store.py.
+-- Stores a router's report and returns what is new to it. See Report and News in store.py.
 -- KEYS: life, convictions, routers, credits, versions, leases, served, then a window and the tokens in flight for each
 --       tenant in the report
 -- ARGV: the report as JSON, now (empty: the server's)
--- Returns JSON in pieces that are quick to read: an object first, then a kind of entries and some of them, by turns.
+-- Returns pieces that are quick to decode: a JSON object, then alternately a kind and a JSON list of its entries.
 local LIFE, CONVICTIONS, ROUTERS, CREDITS, VERSIONS, LEASES, SERVED = unpack(KEYS, 1, 7)
 local report = cjson.decode(ARGV[1])
 local now = clock(ARGV[2])
 local keep_ms = report.keep_ms
 
--- Of one answer: entries and bytes in a piece, and bytes of each kind. A router reads some 50 MB a second.
+-- Limits of one reply: entries and bytes per piece, and bytes per kind. A router decodes some 50 MB a second.
 local PIECE_ENTRIES, PIECE_BYTES, TOLD_BYTES = 256, 32768, 524288
 local LONGEST_FINGERPRINT = 256
 
--- A life is one of this server's process, too: what another one has left behind (an older snapshot, a replica that was
--- behind) is not the whole truth, and nobody can tell what is missing. Its keys are not used any more, and expire.
+-- A life also belongs to one server process: the state that another process left behind (an older snapshot, a replica
+-- that lagged) is incomplete, and what is missing cannot be known. Its keys are no longer used and expire.
 local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') or ''
 local life = text_in(LIFE)
 if not life or #life > 128 or string.match(life, '^%x+@(%x*)$') ~= run_id then life = report.new_life .. '@' .. run_id end
--- First of all writes, because a full Redis refuses it: after one of another kind it would let all of them pass.
+-- This write comes first because a full Redis refuses it and so ends the script. After a write of a kind that it
+-- permits, Redis would let all others of the script pass.
 redis.call('SET', LIFE, life, 'PX', keep_ms)
 if life ~= report.life then return {cjson.encode({life = life, is_new = true})} end
 
 local function bump(name)
   if not whole_until(redis.call('HGET', VERSIONS, name) or '0', 1e14) then
-    redis.call('HSET', VERSIONS, name, string.format('%.0f', now))  -- no version that anybody knows
+    redis.call('HSET', VERSIONS, name, string.format('%.0f', now))  -- a version that no router knows
   end
   redis.call('HINCRBY', VERSIONS, name, 1)
 end
@@ -34,13 +35,13 @@ for key, most in pairs({
 }) do claim(key, 'hash', keep_ms, most) end
 local num_cleared = #cleared
 claim(CONVICTIONS, 'zset', report.most_conviction_ms, 2 * report.most_convictions)
-if #cleared > num_cleared then bump('convictions') end  -- so that routers look what has become of those that they know
+if #cleared > num_cleared then bump('convictions') end  -- so that routers send again what was lost
 for key = 8, #KEYS do
   claim(KEYS[key], 'hash', 2 * report.window_ms, key % 2 == 0 and MOST_BUCKETS or 2 * MOST_ROUTERS)
 end
 
--- This router's entry: when it is taken for dead, the version of its credits, and how many of its reports were counted.
--- The version is left out where it has said no credits; older routers never write it.
+-- This router's entry: its expiry, the version of its credits, and the number of its last counted report. The version
+-- is left out if the router has sent no credits; older routers never write it.
 local function version_in(entry)
   return whole(string.match(entry, '^%d+:(%d+):%d+$'))
 end
@@ -71,8 +72,7 @@ for index, tenant in ipairs(report.tenants) do
   end
 end
 
--- Credits: each router's own, under a version of its own. Others compare versions, and read the credits that they do not
--- know.
+-- Credits: each router's have their own version. Others compare versions and read only the credits they do not know.
 if report.credits then
   redis.call('HSET', CREDITS, report.router, string.format('%.0f|', report.number) .. report.credits)
 end
@@ -80,7 +80,7 @@ redis.call('PEXPIRE', CREDITS, keep_ms)
 local answer = {life = life, cleared = cleared, too_large = {}}
 local pieces = {false}
 
--- Says entries of a kind, given with their sizes in bytes; the smallest first, as far as `most_bytes` reach.
+-- Adds entries of a kind, given as {entry, bytes}, to the reply. If `most_bytes` are not enough, the smallest go first.
 local function tell(kind, entries, most_bytes)
   local all = 0
   for _, entry in ipairs(entries) do all = all + entry[2] end
@@ -133,7 +133,7 @@ for i = #changed, 1, -1 do
   end
 end
 local heard = {}
--- Reads the credits of these routers in turn, and keeps what is new. Returns the first that there was no room for.
+-- Reads the credits of these routers in order and keeps new ones. Returns the index of the first without room, if any.
 local function hear(names)
   local to_read, to_tell = TOLD_BYTES, TOLD_BYTES / 2
   for i, name in ipairs(names) do
@@ -148,9 +148,9 @@ local function hear(names)
     end
   end
 end
--- Half of the room goes by turns: the routers begin with the one that the former sync had no room for, so that each is
--- heard after a bounded number of syncs, however much the others say. Half goes to those of the rest that say the least:
--- they are heard at once.
+-- Half of the room is used in turns, beginning with the first router that the previous sync had no room for, so that
+-- each router is read within a bounded number of syncs. The other half goes to the smallest credits of the rest, so
+-- that these are read at once.
 table.sort(changed, function(a, b)
   local a_waits, b_waits = a >= report.heard_until, b >= report.heard_until
   if a_waits ~= b_waits then return a_waits end
@@ -166,7 +166,7 @@ if stopped then
 end
 tell('changed', heard, TOLD_BYTES)
 
--- Leases of workers, by address: 'expires|what it is'.
+-- Leases of workers by address: 'expiry|lease as JSON'.
 if report.leases then
   local changed = false
   for _, lease in ipairs(report.leases) do
@@ -186,7 +186,7 @@ if report.leases then
   redis.call('PEXPIRE', LEASES, keep_ms)
 end
 
--- Convictions, by when they expire. Twice the most, because the clock may have been set back since they were written.
+-- Convictions by expiry. Twice the longest lifetime is allowed, because the clock may have been set back meanwhile.
 local last_ms = now + 2 * report.most_conviction_ms
 if redis.call('ZREMRANGEBYSCORE', CONVICTIONS, string.format('(%.0f', last_ms), '+inf') > 0 then
   cleared[#cleared + 1] = CONVICTIONS
@@ -197,12 +197,12 @@ if #report.convictions > 0 then
     redis.call('ZADD', CONVICTIONS, string.format('%.0f', now + ttl_ms), conviction[1])
   end
   bump('convictions')
-  -- As long as the last of them lives.
+  -- Until the last of them expires.
   local last = tonumber(redis.call('ZRANGE', CONVICTIONS, -1, -1, 'WITHSCORES')[2])
   redis.call('PEXPIRE', CONVICTIONS, string.format('%.0f', math.max(1, last - now)))
 end
 
--- Beyond any content that it speaks of: a version that began again at 0 could be taken for an old one.
+-- Versions outlive what they count: a version that began again at 0 could be mistaken for an old one.
 redis.call('PEXPIRE', VERSIONS, 100 * keep_ms)
 local versions = redis.call('HMGET', VERSIONS, 'leases', 'convictions')
 answer.leases_version, answer.convictions_version = whole(versions[1]) or 0, whole(versions[2]) or 0
@@ -235,7 +235,7 @@ if answer.convictions_version ~= report.known_convictions then
   tell('convictions', entries, TOLD_BYTES)
 end
 
--- Service by tenant, decayed: 'value@when'.
+-- Decayed service by tenant: 'value@time'.
 local function decayed(text)
   local value, at = string.match(text, '^(%d+%.?%d*)@(%d+)$')
   at = whole_until(at, now + MOST_TTL_MS)

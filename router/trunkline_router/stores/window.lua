@@ -1,17 +1,17 @@
--- Both scripts begin with this: what there may be behind the fleet's prefix, and a tenant's sliding window, as quota.py
--- has it: a hash of sums (r, t), the first bucket that may be there (first), and requests and tokens by bucket (r<number>,
--- t<number>).
+-- The common part of both scripts: checks of the keys behind the fleet's prefix, and a tenant's sliding window as in
+-- quota.py. A window is a hash of sums (r, t), the first bucket that may exist (first), and requests and tokens by bucket
+-- (r<number>, t<number>).
 local BUCKETS = 120
 
--- Whoever can write to Redis can write anything. What no router can have written is taken for nothing and cleared, so
--- that one entry does not fail every script from then on.
--- The most routers of a fleet, those that ended within KEEP_MS included, the most leases, and the most buckets of a
--- window. Every sync looks at each router, every second one of each router at each lease, and every request at the
--- window and the tokens in flight: what is longer is no fleet's, and would hold up Redis.
+-- Other programs may write to the same keys. Content that no router can have written is ignored and cleared, so that one
+-- bad entry does not make every later script fail.
+-- The largest numbers of routers (including those that ended within KEEP_MS), of leases and of buckets in a window.
+-- Every sync reads each router, once a second a sync of each router reads each lease, and every request reads the window
+-- and the tokens in flight. Larger keys do not belong to a real fleet and would delay Redis.
 local MOST_FIELDS, MOST_ROUTERS, MOST_LEASES, MOST_BUCKETS, LONGEST = 65536, 1024, 4096, 1024, 1048576
 local cleared = {}
 
--- Clears a key of another type, or one that has grown beyond all measure. A key that does not expire is given a time.
+-- Clears a key that has another type or too many entries. Sets an expiry on a key that has none.
 local function claim(key, kind, keep_ms, most)
   local found = redis.call('TYPE', key).ok
   if found == 'none' then return end
@@ -23,13 +23,14 @@ local function claim(key, kind, keep_ms, most)
   end
 end
 
--- A string, or nothing.
+-- The string at a key, or false if there is none or it is too long.
 local function text_in(key)
   if redis.call('TYPE', key).ok ~= 'string' or redis.call('STRLEN', key) > LONGEST then return false end
   return redis.call('GET', key)
 end
 
--- A whole number as JSON carries it exactly, or nil: Lua reads 'nan', 'inf', '0x1p9' and a million digits too.
+-- A whole number that JSON carries exactly, or nil. Lua's tonumber also accepts 'nan', 'inf', '0x1p9' and a million
+-- digits.
 local function whole(text)
   return text and #text <= 15 and string.match(text, '^%-?%d+$') and tonumber(text) or nil
 end
@@ -39,7 +40,7 @@ local function whole_until(text, most)
   return number and number <= most and number or nil
 end
 
--- HINCRBY, from 0 where there was no whole number.
+-- HINCRBY that starts from 0 if the field is not a whole number.
 local function add(key, field, amount)
   if not whole(redis.call('HGET', key, field) or '0') then redis.call('HDEL', key, field) end
   return redis.call('HINCRBY', key, field, string.format('%.0f', amount))
@@ -60,14 +61,14 @@ local function bucket_fields(first, last)
   return fields
 end
 
--- Forgets what has left the window. Returns it as a table.
+-- Removes the buckets that have left the window and returns the window as a table.
 local function open_window(key, window_ms, now)
   local width = math.max(1, math.floor(window_ms / BUCKETS))
   local window = {key = key, width = width, length = window_ms, current = math.floor(now / width)}
   local oldest = window.current - BUCKETS
   local sums = redis.call('HMGET', key, 'r', 't', 'first')
   window.requests, window.tokens, window.first = whole(sums[1]) or 0, whole(sums[2]) or 0, whole(sums[3])
-  -- Sums that would never leave: nobody knows when they began, or the clock was set back by more than they last.
+  -- Sums that would never expire: their first bucket is unknown, or the clock was set back by more than a window.
   if (sums[1] or sums[2]) and not whole_until(sums[3], window.current + BUCKETS) then window.first = 0 end
   if window.first and window.first < oldest then
     if window.first < oldest - 2 * BUCKETS then
@@ -82,7 +83,7 @@ local function open_window(key, window_ms, now)
         tokens = tokens + (whole(values[i + 1]) or 0)
       end
       redis.call('HDEL', key, unpack(fields))
-      -- Nothing is taken from nothing as "-0", which is no integer to Redis.
+      -- A change of 0 would be formatted as "-0", which Redis does not accept as an integer.
       if requests ~= 0 then window.requests = add(key, 'r', -requests) end
       if tokens ~= 0 then window.tokens = add(key, 't', -tokens) end
       window.first = oldest
@@ -108,9 +109,9 @@ local function add_to_window(window, number, requests, tokens)
   redis.call('PEXPIRE', window.key, 2 * window.length)
 end
 
--- When so much of what is counted will have left, in ms.
+-- Time in ms until this many requests and tokens have left the window.
 local function free_in(window, now, requests, tokens)
-  -- The second: the server's clock was set back.
+  -- The second condition holds if the server's clock was set back.
   if not window.first or window.first > window.current then return window.length end
   local values = redis.call('HMGET', window.key, unpack(bucket_fields(window.first, window.current)))
   for i = 1, #values, 2 do
@@ -124,7 +125,7 @@ local function free_in(window, now, requests, tokens)
   return window.length
 end
 
--- Nothing that a router writes lives for longer.
+-- The longest lifetime of an entry that a router writes.
 local MOST_TTL_MS = 600000
 
 local function expires_at(entry, now)

@@ -21,12 +21,12 @@ from trunkline_router.prompts.encode_pool import EncodePool
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.prompts.tokenizer_facts import (
-    TAME_BYTES,
-    TAME_CHARACTERS,
-    TAME_GROWTH,
+    CHEAP_BYTES,
+    CHEAP_CHARACTERS,
+    CHEAP_GROWTH,
     TokenizerFacts,
     described,
-    is_tame,
+    is_cheap,
 )
 
 HANGS = r"(a+)+$"  # takes two to the power of the letters before one that does not match
@@ -62,30 +62,30 @@ def grows(times: int) -> normalizers.Normalizer:
     return normalizers.Replace("a", "b" * times)
 
 
-TAME = {
+CHEAP = {
     "bytes": byte_tokenizer(),
     "an ordinary replacement": strange(normalizer=normalizers.Sequence([normalizers.Replace(" ", "▁"), grows(8)])),
 }
-NOT_TAME = {
+NOT_CHEAP = {
     "a pattern": strange(pre_tokenizer=pre_tokenizers.Split(Regex(HANGS), "isolated")),
     "a pattern to replace": strange(normalizer=normalizers.Replace(Regex("a"), "b")),
-    "text that becomes longer": strange(normalizer=grows(TAME_GROWTH + 1)),
+    "text that becomes longer": strange(normalizer=grows(CHEAP_GROWTH + 1)),
     "text that becomes longer and longer": strange(normalizer=normalizers.Sequence([grows(8)] * 3)),
-    "a long rule": strange(normalizer=normalizers.Prepend("x" * (TAME_CHARACTERS + 1))),
+    "a long rule": strange(normalizer=normalizers.Prepend("x" * (CHEAP_CHARACTERS + 1))),
 }
 
 
-@pytest.mark.parametrize("name", [*TAME, *NOT_TAME])
+@pytest.mark.parametrize("name", [*CHEAP, *NOT_CHEAP])
 def test_what_may_take_much_for_a_short_text_is_not_tame(name: str) -> None:
-    assert is_tame({**TAME, **NOT_TAME}[name].to_str().encode()) == (name in TAME)
+    assert is_cheap({**CHEAP, **NOT_CHEAP}[name].to_str().encode()) == (name in CHEAP)
 
 
-def test_the_demo_model_is_tame_and_large_and_damaged_files_are_not() -> None:
+def test_the_demo_model_is_cheap_and_large_and_damaged_files_are_not() -> None:
     demo = (DEMO_MODEL / "tokenizer.json").read_bytes()
-    assert is_tame(demo)
-    assert not is_tame(demo + b" " * TAME_BYTES)
+    assert is_cheap(demo)
+    assert not is_cheap(demo + b" " * CHEAP_BYTES)
     for data in (b"", b"{", b"\xff", b"[" * 100_000):
-        assert not is_tame(data)
+        assert not is_cheap(data)
 
 
 @pytest.mark.parametrize("model", [DEMO_MODEL, "tokenizers/tinyllama"], ids=str)
@@ -93,7 +93,7 @@ async def test_a_tokenizer_in_processes_makes_the_same_of_everything_as_here(
     model: Path | str, shared: Path, renderers: RenderPool
 ) -> None:
     files = {path.name: path.read_bytes() for path in (shared / model).glob("tokenizer*")}
-    facts = await renderers.encoders.survey(files, worker="w")
+    facts = await renderers.encoders.inspect(files, worker="w")
     assert facts == described(files)[1] == TokenizerFacts.from_json(facts.to_json())
     here, there = PromptTokenizer(files, renderers), PromptTokenizer(files, renderers, facts)
     assert there.encoding == here.encoding
@@ -109,7 +109,7 @@ async def test_a_tokenizer_in_processes_makes_the_same_of_everything_as_here(
 
 async def test_a_large_tokenizer_is_never_read_in_the_process_that_serves() -> None:
     files = {**tokenizer_files(), "tokenizer.json": large_file()}
-    assert not is_tame(files["tokenizer.json"])
+    assert not is_cheap(files["tokenizer.json"])
     pieces = [
         (name, data[at : at + PIECE_BYTES]) for name, data in files.items() for at in range(0, len(data), PIECE_BYTES)
     ]
@@ -129,7 +129,7 @@ async def test_a_large_tokenizer_is_never_read_in_the_process_that_serves() -> N
 
 
 async def test_a_text_on_which_a_pattern_hangs_costs_itself_alone() -> None:
-    files = tokenizer_files(NOT_TAME["a pattern"])
+    files = tokenizer_files(NOT_CHEAP["a pattern"])
     good, hangs = FakeWorker("good"), FakeWorker("hangs", model="hangs", files=files)
     async with cluster(good, hangs) as router:
         asked = asyncio.create_task(refusal(router.stub.Generate(GenerateRequest(text="a" * 60 + "b", model="hangs"))))
@@ -145,7 +145,7 @@ async def test_files_that_take_too_long_to_read_set_their_worker_aside() -> None
     pool = EncodePool(time_limit_s=0.05)
     try:
         with pytest.raises(RequestRefused, match=r"takes longer than 0\.05 s"):
-            await pool.survey({"tokenizer.json": large_file()}, worker="w")
-        assert (await pool.survey(tokenizer_files(), worker="w")).largest_id > 0
+            await pool.inspect({"tokenizer.json": large_file()}, worker="w")
+        assert (await pool.inspect(tokenizer_files(), worker="w")).largest_id > 0
     finally:
         await pool.close()

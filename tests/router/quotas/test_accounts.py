@@ -6,12 +6,12 @@ from trunkline_router.shared_state.served import Served
 
 
 def test_so_many_unlisted_tenants_have_accounts_of_their_own_and_the_others_share_one() -> None:
-    accounts = Accounts(60_000, most=2)
+    accounts = Accounts(60_000, max_accounts=2)
     assert [accounts.account(name, 0.0) for name in ("a", "b", "c", "a", "d")] == ["a", "b", "*", "a", "*"]
 
 
 def test_an_account_is_free_again_when_its_tenant_has_been_silent_for_two_windows() -> None:
-    accounts = Accounts(60_000, most=2)
+    accounts = Accounts(60_000, max_accounts=2)
     accounts.account("a", 0.0)
     accounts.account("b", 100_000.0)
     assert accounts.account("c", 120_000.0) == SHARED_ACCOUNT

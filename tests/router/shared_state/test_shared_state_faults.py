@@ -383,7 +383,7 @@ async def test_a_node_of_a_redis_cluster_is_refused_in_one_line_that_says_what_i
             assert await router.admits(Quotas(requests_per_minute=5))
     assert [line["event"] for line in lines] == ["shared state lost"]
     assert lines[0]["problem"].endswith(
-        "a Redis Cluster, which is not followed: --redis-url must name a single primary"
+        "a Redis Cluster node, which is not supported: --redis-url must name a single primary"
     )
 
 

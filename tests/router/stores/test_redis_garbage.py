@@ -17,7 +17,7 @@ from tests.router.garbled_fleet import fleet
 from tests.router.shared_state_rig import PREFIX
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.stores.convictions import CONVICTION_MS
-from trunkline_router.stores.redis_entries import MOST_SAID, EntryReader
+from trunkline_router.stores.redis_entries import MAX_REPORTED, EntryReader
 from trunkline_router.stores.redis_store import KEYS_OF_A_LIFE, KEYS_OF_ALL_LIVES
 from trunkline_router.stores.store import TTL_MS, Credit, WorkerKey
 
@@ -83,7 +83,7 @@ async def test_every_key_may_be_of_any_other_type_and_is_said_once(redis: RedisS
                         await both.put(name, kind, "field", "value")
                         await both.turn()
                         assert all(router.is_reachable for router in both.routers)
-        said = [line for line in lines if line["event"].startswith("what no router writes")]
+        said = [line for line in lines if line["event"].startswith("invalid content was cleared")]
         assert len(said) <= 2, "once for each router"
         assert said or name == "life", "a life that is none is one that has ended"
         await both.check_whole()
@@ -198,8 +198,8 @@ def test_entries_are_read_or_left_out_and_never_raise(text: Any, version: int) -
 def test_what_was_complained_of_is_remembered_within_bounds() -> None:
     reader = EntryReader()
     with capture_logs() as lines:
-        for number in range(3 * MOST_SAID):
+        for number in range(3 * MAX_REPORTED):
             reader.lease(f"h:{number % 60_000 + 1}", "nonsense")
             reader.cleared("key")
-    assert len(reader._said) <= MOST_SAID
-    assert 3 * MOST_SAID <= len(lines) <= 3 * MOST_SAID + 5
+    assert len(reader._reported) <= MAX_REPORTED
+    assert 3 * MAX_REPORTED <= len(lines) <= 3 * MAX_REPORTED + 5
