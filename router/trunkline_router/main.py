@@ -183,7 +183,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
 
     def in_and_freed() -> tuple[int, int]:
         in_requests, of_requests = gate.large_requests()
-        return in_requests, of_requests + dispatcher.backlog.remains.bytes_so_far
+        return in_requests, of_requests + dispatcher.backlog.deferred_frees.freed_bytes
 
     background = (shared.run(), members.run(sources, leases), lag.run(), return_freed_memory(in_and_freed))
     tasks = [asyncio.create_task(running) for running in background]

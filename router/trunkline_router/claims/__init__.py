@@ -1,1 +1,1 @@
-"""Whether what a worker says can be true."""
+"""Checks whether workers' messages can be true."""

@@ -1,4 +1,4 @@
-"""Whether what a worker says of itself can be worked with."""
+"""Checks whether a router can use a worker with the model description that it sent."""
 
 from trunkline.grant import key_id
 from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
@@ -7,15 +7,15 @@ from trunkline_router.claims.worker_claims import model_problem
 
 
 class WorkerUnusable(Exception):
-    """What the worker says of itself makes no sense: perhaps it is of another version. One line for a person."""
+    """The worker cannot be used, perhaps because it has another version. The message is one line for people."""
 
 
 class FalseClaim(WorkerUnusable):
-    """A message of the worker cannot be true. It is left alone for longer than one that is only gone."""
+    """A message of the worker cannot be true. The router waits longer before it reconnects than after a disconnect."""
 
 
 def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
-    """Raises WorkerUnusable where requests could not be routed by it."""
+    """Raises WorkerUnusable if this router cannot send requests to a worker with this description."""
     if model.min_router_protocol > PROTOCOL_VERSION:
         raise WorkerUnusable(
             f"the worker asks for routers that speak protocol {model.min_router_protocol}, and this one speaks "

@@ -1,9 +1,10 @@
-"""What workers of one model must agree on, and what holds for all where they differ. Pure.
+"""The terms on which workers of one model must agree, and the values that apply where they may differ. Pure.
 
-Requests of a model are checked and tokenized once, for whichever worker they go to. So its workers must agree on the
-size of the vocabulary and on how text becomes tokens: most of them decide, and the others get nothing until they are
-most. Defaults and ends of generation may differ, as while workers are replaced one by one: those of most count for
-requests that leave them open. Context lengths and KV pools may differ too: requests go where they fit.
+A request is checked and tokenized once for all workers of its model. So the workers must agree on the vocabulary size
+and on how text becomes tokens: the most common terms apply, and workers with other terms get no requests until theirs
+are the most common. Sampling defaults and end-of-sequence tokens may differ, for example during a rolling update: the
+most common ones apply to requests that do not set them. Context lengths and KV pools may differ too: requests go to
+workers where they fit.
 """
 
 from collections import Counter
@@ -18,31 +19,31 @@ T = TypeVar("T")
 
 
 class Terms(NamedTuple):
-    """What must be equal. encoding: identifies how text becomes tokens, and tokens text"""
+    """The values on which all workers of a model must agree."""
 
     vocab_size: int
-    encoding: bytes
+    encoding: bytes  # identifies how text becomes tokens and tokens become text
 
 
 def agreed(terms: Sequence[Terms], before: Terms | None) -> Terms:
-    """Those of most workers, of which there is at least one. Of equally many those from before, else the first."""
+    """The most common terms of at least one worker. Among equally common ones the previous terms, else the first."""
     return most_common(terms, before)
 
 
 def deviation(own: Terms, others: Terms, count: int, of: int) -> str:
-    """How a worker's terms differ from those of `count` workers `of` so many, in one line; empty where they do not."""
+    """How a worker's terms differ from those of `count` of the model's `of` workers, in one line; "" if they do not."""
     if own.vocab_size != others.vocab_size:
         what = f"its vocabulary has {own.vocab_size} tokens, not {others.vocab_size} as"
     elif own.encoding != others.encoding:
-        what = "its tokenizer makes other tokens of a text than"
+        what = "its tokenizer produces other tokens than"
     else:
         return ""
     return f"set aside: {what} at {count} of the model's {of} workers"
 
 
 def limits_of(models: Sequence[GetModelResponse]) -> GetModelResponse:
-    """A model's description for requests to workers that agree: the one of the most capable worker, with the defaults
-    and ends of generation of most."""
+    """The model description for requests to workers that agree: that of the worker that takes the longest requests,
+    with the most common sampling defaults and end-of-sequence tokens."""
     most_capable = max(models, key=max_total_tokens)
     defaults = most_common(model.default_sampling.SerializeToString(deterministic=True) for model in models)
     ends = most_common(tuple(model.eos_token_ids) for model in models)
@@ -57,7 +58,7 @@ def limits_of(models: Sequence[GetModelResponse]) -> GetModelResponse:
 
 
 def most_common(values: Iterable[T], preferred: T | None = None) -> T:
-    """Of equally many the preferred one, else the first."""
+    """The most common value. Among equally common ones the preferred value, else the first."""
     counts = Counter(values)
     (_, most), *_ = counts.most_common(1)
     if preferred is not None and counts[preferred] == most:

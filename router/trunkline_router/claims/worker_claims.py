@@ -1,7 +1,7 @@
-"""What a worker may say. Everything that comes from one is checked here, where it enters. Pure.
+"""Validates every message that a worker sends, on arrival. Pure.
 
-Each function takes a message and returns what is wrong with it, in one line, or None. What it lets through cannot break
-the arithmetic of routing, the status of a request or another worker's requests. It may still be untrue.
+Each function takes a message and returns the problem with it in one line, or None. A valid message cannot break the
+arithmetic of routing, the status of a request or another worker's requests. It may still be untrue.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,11 +22,11 @@ from trunkline.v1.worker_pb2 import GetModelResponse, GrantReport, LoadSample, S
 from trunkline.validation import MAX_STOP_BYTES, MAX_TOP_LOGPROBS, validate_sampling
 from trunkline_router.routing.route_request import NUM_LANES
 
-MAX_NAME_CHARACTERS = 512  # of names, fingerprints and the like
+MAX_NAME_CHARACTERS = 512  # of names, fingerprints and similar strings
 MAX_DIGEST_BYTES = 64
 MAX_EOS_TOKENS = 1024
-# The largest of each kind that a model or a machine is known to have, and a good deal more. The policy computes with
-# products of these in doubles, and reports them in fields of 32 and 64 bits.
+# Each limit is well above the largest value of any known model or machine. The policy computes with products of these
+# values in doubles, and reports them in fields of 32 and 64 bits.
 MAX_BLOCK_SIZE = 1 << 16
 MAX_VOCAB_SIZE = 1 << 24
 MAX_CONTEXT_TOKENS = 1 << 26
@@ -36,13 +36,13 @@ MAX_CHOICES = 1 << 24
 MAX_TOKENS = 1 << 48
 MAX_TARGET_MS = 60_000.0
 MAX_WINDOW_MS = 3.6e6
-MAX_STEP_COST_S = 1e3  # of each term: a step, or one of its tokens
-# A token's text is at most a few hundred bytes. What was held back for a stop string comes with later tokens.
+MAX_STEP_COST_S = 1e3  # of each term: per step or per token
+# A token's text is at most a few hundred bytes. Text held back for a stop string arrives with later tokens.
 MAX_TOKEN_CHARACTERS = 1024
 MAX_HELD_TOKENS = 1024
 MAX_REASON_CHARACTERS = 128
-# Of a step's news of one choice, on the wire: some hundred tokens with 20 log-probabilities each, or what a stop string
-# has held back. Where a prompt's log-probabilities were asked for they come on top.
+# Wire size of one choice's output of one step: some hundred tokens with 20 log-probabilities each, or text held back
+# for a stop string. A prompt's log-probabilities come on top if they were requested.
 MOST_OUTPUT_BYTES = 256 << 10
 LOGPROB_BYTES = 24
 
@@ -70,12 +70,12 @@ _COST_RANGES: dict[str, tuple[float, float]] = {
     name: (0.0, MAX_STEP_COST_S) for name in ("fixed_s", "token_s", "kv_token_s", "pair_s")
 }
 _BY_LANE = ("waiting_by_lane", "retry_delay_ms_by_lane", "uncached_tokens_by_lane")
-# What a router fills in where a client leaves it open; the model's other parameters go nowhere.
+# The defaults that a router fills in if a client does not set them. It does not use the model's other defaults.
 _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def model_problem(model: GetModelResponse) -> str | None:
-    """What is wrong with a worker's model and limits."""
+    """The problem with a worker's model description."""
     if not model.model:
         return "the worker does not say which model it serves"
     for name in _NAMES:
@@ -91,14 +91,14 @@ def model_problem(model: GetModelResponse) -> str | None:
 
 
 def welcome_problem(welcome: SessionWelcome, model: GetModelResponse) -> str | None:
-    """What is wrong with the answer to a session's opening; a new epoch alone means that the worker was restarted."""
+    """The problem with the answer to opening a session. A new epoch alone is none: the worker was restarted."""
     if welcome.worker_id != model.worker_id:
-        return "the worker gives its session another name than its model"
+        return "the worker's session has another worker_id than its model"
     return None
 
 
 def load_problem(load: LoadSample) -> str | None:
-    """What is wrong with a load sample."""
+    """The problem with a load sample."""
     if problem := _range_problem(load, _LOAD_RANGES):
         return problem
     for name in _BY_LANE:
@@ -111,20 +111,19 @@ def load_problem(load: LoadSample) -> str | None:
 
 @dataclass(slots=True)
 class Expected:
-    """What a worker may still say of a choice. left_tokens: of its output; suspect: it was submitted as one;
-    most_bytes: of one piece of news"""
+    """The output of a choice that a worker may still send."""
 
     choice: int
-    left_tokens: int
+    left_tokens: int  # output tokens that may still come
     prompt_tokens: int
     vocab_size: int
-    suspect: bool = False
-    is_first: bool = True
-    most_bytes: int = MOST_OUTPUT_BYTES
+    suspect: bool = False  # whether it was submitted as a suspect
+    is_first: bool = True  # whether its first output is still to come
+    most_bytes: int = MOST_OUTPUT_BYTES  # of one SequenceOutput
 
 
 def most_output_bytes(submit: Submit) -> int:
-    """How much one piece of news of this choice can take on the wire."""
+    """The largest wire size of one SequenceOutput of this choice."""
     sampling = submit.sampling
     if not sampling.HasField("prompt_logprobs"):
         return MOST_OUTPUT_BYTES
@@ -132,17 +131,17 @@ def most_output_bytes(submit: Submit) -> int:
 
 
 def output_problem(output: SequenceOutput, chunk: OutputChunk, expected: Expected) -> str | None:
-    """What is wrong with the next news of a choice, which are no error; `chunk` is theirs. What they say is expected no
-    longer. Every token of every request comes through here."""
+    """The problem with the next output of a choice, if it is not an error. `chunk` is the output's chunk. Updates
+    `expected`. Hot path: every token of every request passes through here."""
     if chunk.index != expected.choice:
         if not output.HasField("chunk"):
-            return None  # a newer worker's news, of which an older router knows nothing
+            return None  # a field of a newer worker that this router does not know
         return f"output for choice {chunk.index} came under the handle of choice {expected.choice}"
     token_ids = chunk.token_ids
     if num_tokens := len(token_ids):
         expected.left_tokens -= num_tokens
         if expected.left_tokens < 0:
-            return "there are more tokens than were asked for"
+            return "there are more tokens than were requested"
         if num_tokens == 1:
             if not 0 <= token_ids[0] < expected.vocab_size:
                 return f"token id {token_ids[0]} is not in [0, {expected.vocab_size})"
@@ -161,14 +160,14 @@ def output_problem(output: SequenceOutput, chunk: OutputChunk, expected: Expecte
 
 
 def end_problem(output: SequenceOutput, expected: Expected) -> str | None:
-    """What is wrong with news of a choice that are an error."""
+    """The problem with the output of a choice that is an error."""
     if output.sole_suspect and not (output.suspect and expected.suspect):
-        return "it calls the only suspect what was submitted as none"
+        return "it reports a sole suspect that was not submitted as a suspect"
     return error_problem(output.error)
 
 
 def error_problem(error: RequestError) -> str | None:
-    """What is wrong with the row of the error table with which a worker ends a request."""
+    """The problem with the error with which a worker ends a request."""
     if not (error.reason and error.reason.isprintable() and len(error.reason) <= MAX_REASON_CHARACTERS):
         return "the request was refused without a reason"
     if len(error.field) > MAX_REASON_CHARACTERS or not error.field.isprintable():
@@ -180,17 +179,18 @@ def error_problem(error: RequestError) -> str | None:
 
 
 def report_problem(report: GrantReport, *, prompt_tokens: int, most_tokens: int) -> str | None:
-    """What is wrong with the report of a grant for so many prompt tokens and at most so many output tokens."""
+    """The problem with the report of a grant for this many prompt tokens and at most `most_tokens` output tokens."""
     if report.prompt_tokens not in (0, prompt_tokens) or report.cached_tokens > report.prompt_tokens:
-        return f"of a prompt of {prompt_tokens} tokens it reports {report.cached_tokens} of {report.prompt_tokens}"
+        found = f"{report.prompt_tokens} prompt tokens with {report.cached_tokens} cached"
+        return f"it reports {found} for a prompt of {prompt_tokens} tokens"
     if report.output_tokens > most_tokens:
-        return f"it reports {report.output_tokens} output tokens of {most_tokens}"
+        return f"it reports {report.output_tokens} output tokens for a limit of {most_tokens}"
     return None
 
 
 def _end_problem(chunk: OutputChunk) -> str | None:
     if chunk.finish_reason not in _FINISH_REASONS:
-        return f"finish reason {chunk.finish_reason} is none"
+        return f"finish reason {chunk.finish_reason} is not known"
     if len(chunk.stop_string) > MAX_STOP_BYTES:
         return f"a stop string has {len(chunk.stop_string)} characters"
     return None
@@ -198,7 +198,7 @@ def _end_problem(chunk: OutputChunk) -> str | None:
 
 def _prompt_problem(report: PromptReport, prompt_tokens: int) -> str | None:
     if report.cached_tokens > prompt_tokens:
-        return f"of a prompt of {prompt_tokens} tokens {report.cached_tokens} are said to be cached"
+        return f"it reports {report.cached_tokens} cached tokens for a prompt of {prompt_tokens} tokens"
     return _logprobs_problem(report.logprobs, prompt_tokens) if report.logprobs else None
 
 

@@ -1,1 +1,1 @@
-"""Where workers are."""
+"""Finds the addresses of workers."""

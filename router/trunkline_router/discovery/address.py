@@ -1,10 +1,10 @@
-"""Where a worker listens: host:port. `--workers` may also name a host that DNS resolves to several workers."""
+"""A worker's address: host:port. `--workers` may also name a host that DNS resolves to several workers."""
 
-DNS_PREFIX = "dns:"  # of such an entry of --workers
+DNS_PREFIX = "dns:"  # of an entry of --workers that DNS resolves to several workers
 
 
 def is_address(text: str) -> bool:
-    """Whether it has a host without spaces, and a port of 1 to 65535."""
+    """Whether the text is host:port with a host without spaces and a port from 1 to 65535."""
     host, _, port = text.rpartition(":")
     is_host = bool(host) and host.isprintable() and " " not in host
     return is_host and len(port) <= 5 and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535

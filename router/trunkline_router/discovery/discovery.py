@@ -1,4 +1,4 @@
-"""Which workers there are. Sources name addresses, each in its own way; the router has a link to every one of them."""
+"""Discovers workers. Sources (fixed lists, DNS, leases) name addresses, and the router keeps a link to each of them."""
 
 import asyncio
 import contextlib
@@ -15,24 +15,25 @@ from trunkline_router.workers.worker_breaker import SHORT_LIFE_S
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
 
-LOOKUP_EVERY_S = (1.0, 2.0)  # drawn anew each time, so that routers do not ask in step
+LOOKUP_EVERY_S = (1.0, 2.0)  # drawn at random each time, so that routers do not look up at the same moment
 
-# Workers that leases alone speak for: how many may be connected, and be tried to connect for the first time at once.
+# Workers known from leases alone: how many may be connected, and how many may be on trial (first connection) at once.
 MOST_FOLLOWED, MOST_TRIED = 1024, 64
-# From the beginning of one such try to the next. A try that fails takes a millisecond of processor time: this bounds
-# them to an eighth of it.
+# Time between the starts of two trials. A failed trial takes a millisecond of CPU time, so trials use at most an eighth
+# of a core.
 TRY_APART_S, TRY_APART_WHEN_WELL_S = 0.01, 0.002
 TRIAL_ANSWERED_AT_MOST_S = 15.0  # to fetch and build a tokenizer, and to open a session
 
 Addresses = frozenset[str]  # of host:port, or [IPv6]:port
-# Yields all addresses that it knows of, whenever they change. One that ends goes on to stand for what it said last.
+# Yields all its addresses whenever they change. After a source ends, its last addresses stay valid.
 Source = AsyncIterator[Addresses]
-Resolve = Callable[[str, int], Awaitable[Addresses]]  # of a name and a port; raises OSError
+Resolve = Callable[[str, int], Awaitable[Addresses]]  # takes a name and a port; raises OSError
 Sleep = Callable[[float], Awaitable[None]]
 
 
 def sources_of(workers: Sequence[str], rng: Random) -> tuple[list[Source], list[ConnectAttempts]]:
-    """What --workers names: the fixed ones, and each name to look up; and the lookups."""
+    """Returns the sources for the entries of --workers (one for all fixed addresses, one per DNS name) and the
+    connect attempts of the DNS lookups."""
     names = [entry.removeprefix(DNS_PREFIX) for entry in workers if entry.startswith(DNS_PREFIX)]
     listed = [entry for entry in workers if not entry.startswith(DNS_PREFIX)]
     lookups = [ConnectAttempts() for _ in names]
@@ -49,9 +50,9 @@ async def fixed(addresses: Iterable[str]) -> Source:
 
 
 async def resolve_name(name: str, port: int) -> Addresses:
-    """The addresses of a name: IPv4 where it has any, else IPv6. Raises OSError.
+    """Returns the IPv4 addresses of a name, or the IPv6 addresses if there are none. Raises OSError.
 
-    Not both, because a service of two families gives every worker one address of each, and it would be two workers.
+    Not both, because a dual-stack service has two addresses for every worker, which would count as two workers.
     """
     host = name.removeprefix("[").removesuffix("]")
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -64,7 +65,7 @@ async def resolve_name(name: str, port: int) -> Addresses:
 async def watch_name(
     name: str, port: int, rng: Random, resolve: Resolve = resolve_name, sleep: Sleep = asyncio.sleep
 ) -> Source:
-    """The addresses that a name has, looked up for ever. While a lookup fails, those that were known stay."""
+    """Looks up the addresses of a name until cancelled. While lookups fail, the known addresses stay valid."""
     log = get_logger()
     known: Addresses | None = None
     last_problem = ""
@@ -72,7 +73,7 @@ async def watch_name(
         problem = ""
         try:
             addresses = await resolve(name, port)
-        except OSError as error:  # or the name is unknown: that of a headless service without a ready worker is
+        except OSError as error:  # includes an unknown name: that of a headless service without a ready worker
             problem = error.strerror or str(error)
         else:
             if addresses != known:
@@ -85,16 +86,15 @@ async def watch_name(
 
 
 class Membership:
-    """Keeps `links` equal to what the sources name together, and to leased workers that have been connected, and the
-    links running.
+    """Keeps `links` equal to the workers that the sources name plus the leased workers that could be connected, and
+    runs the links.
 
-    A worker that no source names any more may have streams to finish: its link ends with its connection, not before.
+    A worker that no source names any more may have streams to finish, so its link ends only with its connection.
 
-    A lease is no more than a hint. The workers that are known by leases alone are tried a few at a time, MOST_TRIED of
-    them at once and one in a turn of the event loop. A link is kept for those that could be connected, MOST_FOLLOWED at
-    most, as long as their leases last and their connections do not break young. A worker that comes after n leases that
-    lead nowhere is tried within n / 60 seconds and one more; after n that answer and then say nothing, within
-    n * TRIAL_ANSWERED_AT_MOST_S / MOST_TRIED.
+    A lease is only a hint. Workers known from leases alone are tried at most MOST_TRIED at once, one per turn of the
+    event loop. Those that could be connected, at most MOST_FOLLOWED, keep a link as long as their leases last and their
+    connections do not break early. A worker behind n leases without a worker is tried within n / 60 seconds plus one
+    second; behind n that answer and then fall silent, within n * TRIAL_ANSWERED_AT_MOST_S / MOST_TRIED.
     """
 
     def __init__(
@@ -114,15 +114,16 @@ class Membership:
         self._queue = LeaseQueue()
         self._queue_changed = asyncio.Event()
         self._trials = 0  # links on trial
-        self._followed = 0  # links that leases alone speak for, and that have been on trial
-        self._said_aside = 0  # leases, when it was last logged how many were set aside
+        self._followed = 0  # links known from leases alone that have passed their trial
+        self._logged_aside = 0  # the last logged number of leases set aside
         self._log = get_logger()
 
     async def run(self, sources: Sequence[Source], leases: Source | None = None) -> None:
-        """Until it is cancelled. Raises what a bug in a source or a link raises.
+        """Runs until cancelled. An exception from a source or a link is a bug and propagates.
 
-        `leases` are the workers that any router of the fleet has a lease of. They are wanted as long as it lasts, and
-        no source names them: a router renews no lease for the lease's own sake, or none would ever end.
+        `leases` are the workers that any router of the fleet holds a lease for. They are wanted as long as the lease
+        lasts but do not count as named by a source: routers renew leases only for named workers, or leases would never
+        end.
         """
         async with asyncio.TaskGroup() as tasks:
             if leases is not None:
@@ -169,16 +170,16 @@ class Membership:
         self._links.remove(link)
         del self._by_address[link.address]
         self._queue.lost(link.address)
-        self._update(tasks)  # it may have been named again as it ended
+        self._update(tasks)  # a source may have named it again meanwhile
 
     async def _try_leased(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             tasks.create_task(self._try(await self._next(), tasks))
-            # Each try takes about a millisecond of the loop to begin.
+            # Starting a trial takes about a millisecond of the event loop.
             await self._sleep(TRY_APART_S if self._queue.num_aside else TRY_APART_WHEN_WELL_S)
 
     async def _next(self) -> WorkerLink:
-        """A link to the leased worker that is to be tried, once there is one and a place for it."""
+        """Waits until there is a leased worker to try and a place for it, and returns a link to it."""
         while True:
             self._queue_changed.clear()
             wait_s = inf
@@ -203,20 +204,20 @@ class Membership:
         has_failed = not running.done()
         if has_failed and link.is_named:
             self._end_trial(link)
-            await asyncio.wait({running})  # a source has come to name it, and now it is tried for ever
+            await asyncio.wait({running})  # a source names it now, so it is retried without limit
             has_failed = False
         for task in (running, following):
             task.cancel()
         await asyncio.wait({running, following})
         if has_failed:
             self._queue.failed(link.address, self._clock_s(), holder)
-            self._say_aside(link)
+            self._log_aside(link)
         self._end_trial(link)
         self._followed -= 1
         self._remove(link, tasks)
 
     async def _follow_one(self, link: WorkerLink) -> None:
-        """Returns when there is no worker to connect, or its connection has broken young."""
+        """Returns when no worker could be connected or its connection has broken early."""
         while await link.connect_attempts.outcome(TRIAL_ANSWERED_AT_MOST_S):
             self._end_trial(link)
             since_s = self._clock_s()
@@ -226,16 +227,16 @@ class Membership:
             self._queue.served(link.address)
 
     def _end_trial(self, link: WorkerLink) -> None:
-        """It makes room for another one, and counts as one that is followed."""
+        """Ends the link's trial, which makes room for another one. The link then counts as followed."""
         if link.is_on_trial:
             link.is_on_trial = False
             self._trials -= 1
             self._followed += 1
             self._queue_changed.set()
 
-    def _say_aside(self, link: WorkerLink) -> None:
-        """Once, and again whenever they have become twice as many."""
-        if self._queue.num_aside >= 2 * self._said_aside:
-            self._said_aside = max(1, self._queue.num_aside)
+    def _log_aside(self, link: WorkerLink) -> None:
+        """Logs the number of leases set aside, and again whenever it has doubled."""
+        if self._queue.num_aside >= 2 * self._logged_aside:
+            self._logged_aside = max(1, self._queue.num_aside)
             self._log.warning("leased workers cannot be connected", set_aside=self._queue.num_aside,
                               waiting=len(self._queue), address=link.address, problem=link.problem)  # fmt: skip

@@ -1,7 +1,7 @@
-"""Workers that are known by leases alone, and in which order they are tried.
+"""The order in which workers known from leases alone are tried. Pure: time is passed in.
 
-Anybody who can write to Redis can lease addresses where no worker is. So an address is tried once and then set aside
-for longer and longer, and no address waits for those that were leased after it. Pure: time is passed in.
+Any program with access to Redis can lease addresses without a worker. So an address is tried once and then set aside
+with exponential back-off, and no address waits for those that were leased after it.
 """
 
 import heapq
@@ -12,39 +12,40 @@ from math import inf
 
 ASIDE_FIRST_S, ASIDE_MOST_S = 0.5, 60.0
 RETRY_EVERY = 4
-MOST_REMEMBERED = 4096  # addresses that were set aside or have served; those of the longest ago are forgotten
+MOST_REMEMBERED = 4096  # addresses set aside, and addresses that have served; the oldest are forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
     until_s: float
     pause_s: float
-    holder: str  # the address by which the same worker is connected; "": there was no worker
+    holder: str  # the address at which the same worker is already connected; "" if there was no worker
 
 
 class LeaseQueue:
-    """Addresses in the order in which they are to be tried: those that have served before, then those that were never
-    tried and every RETRY_EVERY times one whose pause is over, each kind first come first."""
+    """Leased addresses in the order of their trials: those that have served before, then those that were never tried.
+    Every RETRY_EVERY-th trial is of an address whose pause is over. Each kind is first in, first out."""
 
     def __init__(self) -> None:
-        self._leased: set[str] = set()  # and neither connected nor tried
+        self._leased: set[str] = set()  # leased addresses without a link
         self._served: OrderedDict[str, None] = OrderedDict()
-        self._again: dict[str, None] = {}  # they wait, and have served before
-        self._new: dict[str, None] = {}  # they wait, and were never tried
+        self._again: dict[str, None] = {}  # waiting, have served before
+        self._new: dict[str, None] = {}  # waiting, never tried
         self._aside: OrderedDict[str, _Aside] = OrderedDict()
-        self._due: list[tuple[float, str]] = []  # a heap; entries of an older pause are left in it
+        self._due: list[tuple[float, str]] = []  # a heap of (until_s, address), which may contain outdated entries
         self._tried = 0
 
     def __len__(self) -> int:
-        """Those that wait for their first try, or for their next one after having served."""
+        """Number of addresses that wait for their first trial, or for the next one after having served."""
         return len(self._again) + len(self._new)
 
     @property
     def num_aside(self) -> int:
+        """Number of addresses that are set aside."""
         return len(self._aside)
 
     def lease(self, leased: Set[str]) -> None:
-        """These are leased now, and the router has no link to them."""
+        """Sets the leased addresses to which the router has no link."""
         self._leased = set(leased)
         self._again = {address: None for address in self._again if address in leased}
         self._new = {address: None for address in self._new if address in leased}
@@ -52,7 +53,7 @@ class LeaseQueue:
             (self._again if address in self._served else self._new)[address] = None
 
     def next(self, now_s: float) -> str | None:
-        """Takes the one that is to be tried now out of the queue; None where none is."""
+        """Removes and returns the address to try now, or None if there is none."""
         address = self._first(now_s)
         if address is not None:
             self._leased.discard(address)
@@ -69,7 +70,7 @@ class LeaseQueue:
         return _pop_first(self._new) if self._new else None
 
     def due_in_s(self, now_s: float) -> float:
-        """How long until a pause is over; infinite where none is under way."""
+        """Seconds until the next pause is over; infinite if no address is set aside."""
         while self._due:
             until_s, address = self._due[0]
             aside = self._aside.get(address)
@@ -82,7 +83,8 @@ class LeaseQueue:
         return inf
 
     def failed(self, address: str, now_s: float, holder: str = "") -> None:
-        """There is no worker that could be connected, or one that is connected by another address, the holder's."""
+        """Sets the address aside because no worker could be connected there, or because the same worker is already
+        connected at the address `holder`."""
         before = self._aside.pop(address, None)
         pause_s = ASIDE_FIRST_S if before is None else min(2 * before.pause_s, ASIDE_MOST_S)
         self._served.pop(address, None)
@@ -92,7 +94,7 @@ class LeaseQueue:
             self._aside.popitem(last=False)
 
     def served(self, address: str) -> None:
-        """A worker has been connected there for a while."""
+        """Records that a worker was connected at the address for a while."""
         self._aside.pop(address, None)
         self._served[address] = None
         self._served.move_to_end(address)
@@ -100,7 +102,7 @@ class LeaseQueue:
             self._served.popitem(last=False)
 
     def lost(self, holder: str) -> None:
-        """The connection with the worker at this address has ended: its other addresses are worth a try at once."""
+        """Records that the connection to the worker at `holder` has ended. Its other addresses may be tried at once."""
         for address in [address for address, aside in self._aside.items() if aside.holder == holder]:
             del self._aside[address]
             if address in self._leased:

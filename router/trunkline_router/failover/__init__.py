@@ -1,1 +1,1 @@
-"""Whether a request that a worker lost is tried again."""
+"""Decides whether a request that a worker lost is retried."""

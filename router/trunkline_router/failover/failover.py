@@ -1,51 +1,51 @@
-"""Whether and when a request that broke off at one worker goes on at another. Pure: the time is told."""
+"""Decides whether and when an interrupted request continues at another worker. Pure: time is passed in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.status import NO_WORKER, OVERLOADED, RequestRefused
 
-# This many workers may turn a new request away because they are full. It costs them little, but where all are full
-# every request would ask every worker, at the worst time.
+# The number of full workers that may refuse a new request. A refusal costs little, but when all workers are full, every
+# request would ask every worker at the worst time.
 MAX_FULL = 4
-# Attempts in a row that were lost without a token: whatever it is, more of the same does not help.
+# Consecutive attempts that were lost without a token: whatever the cause, more attempts do not help.
 MAX_WITHOUT_PROGRESS = 4
-# How long a request that has lost its worker waits for another one to come, or to have room.
+# How long a request that has lost its worker waits until another worker connects or has room.
 PATIENCE_S = 30.0
-# Before a retry of a request that nobody has begun to answer: what is lost together should not come back together.
+# Delay before a request without output is retried, so that requests lost together do not all come back at once.
 MAX_JITTER_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverLimits:
-    """max_resumptions: how often a request may go on elsewhere; 0: never, nor is it tried a second time."""
+    """`max_resumptions`: how often a request may continue at another worker; 0 disables retries as well."""
 
     max_resumptions: int = 8
     patience_s: float = PATIENCE_S
 
 
 class Recovery:
-    """What has gone wrong with one request so far."""
+    """The failures of one request so far, and the decision whether it is retried."""
 
     def __init__(self, limits: FailoverLimits) -> None:
         self._limits = limits
         self._refusals: list[RequestRefused] = []  # since it last made progress
         self._progress = 0  # tokens at the last refusal
         self._lost = 0  # attempts, not counting full workers
-        self._waits_since_s: float | None = None  # for a worker
+        self._waiting_since_s: float | None = None  # for a worker
 
     @property
     def lost_last(self) -> bool:
-        """Whether the last attempt was lost, not turned away by a full worker."""
+        """Whether the last attempt was lost, as opposed to refused by a full worker."""
         return bool(self._refusals) and self._refusals[-1].reason != OVERLOADED
 
     def last_word(self) -> RequestRefused:
-        """What the client is told, should nothing else be tried."""
+        """The refusal for the client if the request is not retried."""
         return last_word(self._refusals)
 
     def stop_waiting(self) -> None:
-        """A worker is there, and will be free."""
-        self._waits_since_s = None
+        """Ends the wait for a worker because there is one that will have room."""
+        self._waiting_since_s = None
 
     def on_refusal(
         self,
@@ -56,13 +56,13 @@ class Recovery:
         can_resume: bool,
         handed_over: bool = False,
     ) -> None:
-        """An attempt ended with this; the request has `num_tokens` of output. Raises what the client is told where
-        that was the last attempt. `handed_over`: by a worker that is going away, which is nobody's failure."""
+        """Records that an attempt ended with `refused` after `num_tokens` of output in total. `handed_over`: the worker
+        is draining, so the attempt did not fail. Raises the refusal for the client if there is no further attempt."""
         made_progress = num_tokens > self._progress
         if made_progress:
             self._progress = num_tokens
             self._refusals.clear()
-            self._waits_since_s = None
+            self._waiting_since_s = None
         if refused.reason not in (NO_WORKER, OVERLOADED) or not (self._limits.max_resumptions and can_resume):
             raise refused
         self._refusals.append(refused)
@@ -76,17 +76,17 @@ class Recovery:
         if self._lost > self._limits.max_resumptions or self._count(NO_WORKER) >= MAX_WITHOUT_PROGRESS:
             raise last_word(self._refusals)
 
-    def wait_s(self, now_s: float, nobody: RequestRefused, *, has_output: bool) -> float:
-        """Nobody is left to go to: how long to wait, at most, for that to change. Raises what the client is told where
-        waiting makes no sense: `nobody` or what workers have said."""
+    def wait_s(self, now_s: float, unavailable: RequestRefused, *, has_output: bool) -> float:
+        """How long to wait, at most, for a worker when there is none to send the request to. Raises the refusal for the
+        client if the request should not wait: that of the workers, or `unavailable` if none has refused it."""
         if not self.lost_last and not self._lost and not has_output:
-            # Nothing was begun, so nothing is lost: the client knows best whether to come back.
-            raise last_word(self._refusals) if self._refusals else nobody
-        if self._waits_since_s is None:
-            self._waits_since_s = now_s
-        left_s = self._waits_since_s + self._limits.patience_s - now_s
+            # No attempt was begun, so no work is lost, and the client can decide whether to retry.
+            raise last_word(self._refusals) if self._refusals else unavailable
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        left_s = self._waiting_since_s + self._limits.patience_s - now_s
         if left_s <= 0:
-            raise last_word(self._refusals) if self._refusals else nobody
+            raise last_word(self._refusals) if self._refusals else unavailable
         return left_s
 
     def _count(self, reason: str) -> int:
@@ -94,7 +94,7 @@ class Recovery:
 
 
 def last_word(refusals: Sequence[RequestRefused]) -> RequestRefused:
-    """What a client is told of several workers' refusals: full ones will have room, the first one soonest."""
+    """Chooses the refusal for the client: that of the full worker with the shortest retry delay, else the last one."""
     full = [refused for refused in refusals if refused.reason == OVERLOADED]
     if not full:
         return refusals[-1]

@@ -1,7 +1,7 @@
-"""Requests that were convicted of killing workers (see suspicion.py), and are not computed again.
+"""Refuses requests that were convicted of killing workers (see suspicion.py).
 
-A conviction holds for the tenant whose request it was, and for requests that ask the same of a worker's steps. They are
-known by a keyed hash, so that who can read the hashes learns nothing of the prompts.
+A conviction applies to the tenant of the request, and to requests that need the same computation. It is stored as a
+keyed hash, which reveals nothing about the prompt.
 """
 
 import secrets
@@ -14,11 +14,11 @@ from trunkline_router.stores.convictions import Convictions
 
 FINGERPRINT_BYTES = 16
 KEY_BYTES = 32
-# How long this router alone refuses a request that may not be convicted in the whole fleet (suspicion.Witnesses). It is
-# short because the workers that say so may lie; without it the same prompt would kill engines on every try.
+# How long only this router refuses a request that suspicion.Witnesses does not let it convict in the whole fleet. It is
+# short because the workers' reports may be false; without it, the same prompt would kill engines on every retry.
 BRIEF_S = 60.0
-MOST_BRIEF = 4096  # that are remembered
-# What only sizes or randomises an answer, or cuts its text.
+MOST_BRIEF = 4096  # brief convictions that are remembered
+# Parameters that only change the length or randomness of an answer, or cut its text.
 NOT_COUNTED = (
     "seed",
     "temperature",
@@ -33,18 +33,18 @@ NOT_COUNTED = (
     "include_stop",
     "keep_special_tokens",
 )
-# What does nothing is as good as absent; so is a bias of 0. (logprobs=0 is not: it asks for the chosen token's.)
+# Values without effect, which count as unset, like a bias of 0. (logprobs=0 has an effect: it requests that of the
+# chosen token.)
 NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def fingerprint_of(key: bytes, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams) -> bytes:
-    """Names what a request asks of a worker's steps: its prompt, and what is computed beside the logits
-    (log-probabilities) or done to them (penalties, biases).
+    """Identifies the computation that a request needs: its prompt, and whatever is computed from the logits
+    (log-probabilities) or changes them (penalties, biases).
 
-    What only sizes or randomises the answer does not count: a client that tries again is given another seed or gives
-    another max_tokens, and if that made it another request, it would cost two more workers each time. So an innocent
-    request can be refused: one with the prompt, the model and the tenant of the convicted one. Nor does it count what
-    is only said, and changes nothing.
+    Parameters that only change the length or randomness of the answer do not count: a retry has another seed or
+    max_tokens, and if it counted as another request, each retry could kill two more workers. So a harmless request with
+    the same prompt, model and tenant can be refused. Values without effect do not count either.
     """
     same = SamplingParams()
     same.CopyFrom(sampling)
@@ -64,24 +64,28 @@ def fingerprint_of(key: bytes, tenant: str, model: str, prompt: "array[int]", sa
 
 
 def quarantined() -> RequestRefused:
+    """The refusal of a convicted request."""
     return RequestRefused(
         CODE_FAILED_PRECONDITION,
         QUARANTINED,
-        "two workers died computing this request, or one like it: it is not tried again",
+        "two workers died while computing this request or one like it: it is not retried",
     )
 
 
 class Quarantine:
-    """`key`: equal among routers that share convictions; empty: a random one. `convictions`: the shared ones, whose
-    clock is the caller's."""
+    """Refuses convicted requests.
+
+    key: key of the fingerprints, equal in routers that share convictions; empty for a random one
+    convictions: the shared convictions, which use the caller's clock
+    """
 
     def __init__(self, key: bytes = b"", convictions: Convictions | None = None) -> None:
         self._key = key or secrets.token_bytes(KEY_BYTES)
         self._convictions = Convictions() if convictions is None else convictions
-        self._brief: dict[bytes, float] = {}  # when they end, in s, by fingerprint; the next to end first
+        self._brief: dict[bytes, float] = {}  # expiry in s by fingerprint, the earliest first
 
     def check(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
-        """Raises RequestRefused (QUARANTINED) where the request must not be computed."""
+        """Raises RequestRefused (QUARANTINED) if the request must not be computed."""
         now_ms = now_s * 1e3
         self._forget_brief(now_s)
         if self._brief or self._convictions.hold_any(now_ms):
@@ -90,15 +94,15 @@ class Quarantine:
                 raise quarantined()
 
     def convict(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
-        """No router of the fleet admits it any more: here at once, elsewhere with the next news."""
+        """Convicts the request in the whole fleet: here at once, and in other routers with their next sync."""
         self._convictions.add(fingerprint_of(self._key, tenant, model, prompt, sampling), now_s * 1e3)
 
     def convict_briefly(
         self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float
     ) -> None:
-        """This router does not admit it for BRIEF_S from now on; no other router learns of it."""
+        """Convicts the request in this router only, for BRIEF_S."""
         fingerprint = fingerprint_of(self._key, tenant, model, prompt, sampling)
-        self._brief.pop(fingerprint, None)  # so that it stands behind those that end before
+        self._brief.pop(fingerprint, None)  # keeps the order by expiry
         self._brief[fingerprint] = now_s + BRIEF_S
         self._forget_brief(now_s)
 

@@ -1,28 +1,29 @@
-"""How fast requests that no worker has begun to answer may be sent once more. Pure: the time is told.
+"""Limits the rate of retries of requests without output. Pure: time is passed in.
 
-Where a worker is lost, all that waited there come back at once, and what was lost with it may be lost for a reason.
-The first of them go on at once; beyond that, retries are a share of the requests, so that trouble is not multiplied.
+When a worker is lost, all requests that waited there come back at once, and they may be the reason for the loss. A
+burst of them is retried at once. Beyond that, retries are limited to a share of new requests, so that they cannot
+multiply the load.
 """
 
-RETRY_SHARE = 0.2  # of requests
-LEAST_PER_S = 10.0  # a router with few requests may retry them all
-MOST_AT_ONCE = 1024.0  # what one worker may have had waiting
-MOST_WAIT_S = 5.0  # who would have to wait longer is refused
+RETRY_SHARE = 0.2  # retries per new request
+LEAST_PER_S = 10.0  # retries per second that are always allowed, so that a router with few requests may retry them all
+MOST_AT_ONCE = 1024.0  # burst: as many requests as one worker may have had waiting
+MOST_WAIT_S = 5.0  # a retry that would have to wait longer is refused
 
 
 class RetryBudget:
-    """A bucket that requests and time fill, and retries empty. Who finds it empty waits, or is refused."""
+    """A token bucket that requests and time fill and retries empty. Without tokens, a retry waits or is refused."""
 
     def __init__(self, now_s: float) -> None:
         self._filled = MOST_AT_ONCE
         self._seen_s = now_s
 
     def on_request(self) -> None:
-        """A new request: it pays for a part of a retry."""
+        """Adds RETRY_SHARE of a retry for a new request."""
         self._filled = min(MOST_AT_ONCE, self._filled + RETRY_SHARE)
 
     def take(self, now_s: float) -> float | None:
-        """One retry: seconds that it has to wait for its turn; None where there are too many before it."""
+        """Takes one retry. Returns the seconds that it must wait, or None if too many retries are ahead of it."""
         self._filled = min(MOST_AT_ONCE, self._filled + (now_s - self._seen_s) * LEAST_PER_S)
         self._seen_s = now_s
         wait_s = max(0.0, (1.0 - self._filled) / LEAST_PER_S)

@@ -1,1 +1,1 @@
-"""From what workers say to what a client reads."""
+"""Streams workers' output to clients."""

@@ -1,27 +1,27 @@
-"""When streams with news may send them on: at once while there is time, together and a little later when there is not.
+"""Schedules when streams write new output to their clients: at once when idle, in batches under load.
 
-To hand a token to its stream is ten times cheaper than a message to a client. So after a round, in which streams write,
-the next one is put off for a time in proportion to it: under load a third of the time stays for what workers say
-meanwhile, and it leaves in fewer messages. With nothing to do between rounds, none is put off.
+Handing a token to its stream is ten times cheaper than sending a message to a client. So after a round, in which
+streams write, the next round is delayed in proportion to the time of the last one. Under load, this leaves a third of
+the time for workers' output, which then goes out in fewer messages. A round is not delayed if the event loop was idle
+for that time.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 
-# Times what a round's streams took to write: what becomes of the writes afterwards takes about as long again, and as
-# much is free.
+# Delay in multiples of a round's time: the transport takes about as long again for the writes, and as much stays free.
 REST_PER_ROUND = 2.0
 MOST_REST_S = 0.01
 
 
 class Fanout:
-    """One for all streams of an event loop."""
+    """Schedules the writes of all streams of an event loop."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._due: dict[asyncio.Event, None] = {}
-        self._is_round = False  # under way
+        self._is_round = False  # whether a round is under way
         self._began_s = 0.0
         self._rest_until_s = 0.0
 
@@ -40,7 +40,7 @@ class Fanout:
             loop.call_soon(self._round)
 
     def _round(self) -> None:
-        # The tasks that are woken here run between the other two, and write as far as their clients let them.
+        # The tasks that are woken here run between _begin() and _end(), and write as much as flow control permits.
         loop = asyncio.get_running_loop()
         self._is_round = True
         loop.call_soon(self._begin)

@@ -1,11 +1,11 @@
-"""One request's news, on their way from its workers to the client.
+"""The stream of one request's output from its workers to the client.
 
-News that the client has not taken yet merge, so a slow client never holds a session back; nor does a router that is
-behind, see Fanout. They leave in responses that any gRPC client takes. What merges is bounded: a client that falls too
-far behind its output loses its request, before others lose their memory.
+Output that the client has not read is merged, so a slow client never blocks a session; neither does an overloaded
+router (see Fanout). Responses stay within the size limit of gRPC clients. Merged output is bounded: a client that falls
+too far behind loses its request.
 
-A worker that breaks off ends an attempt, not the stream: what it has said is in the ledgers, and the next attempt goes
-on from there.
+If a worker fails, only the attempt ends, not the stream. The ledgers contain all output so far, and the next attempt
+continues after it.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ from trunkline_router.streaming.client_buffer import ClientBuffer
 from trunkline_router.streaming.fanout import Fanout
 from trunkline_runtime.log import get_logger
 
-MAX_PROMPT_BYTES = 512 << 10  # of a prompt's report that goes with output: a larger one is a response by itself
-MAX_LEDGER_BYTES = 4 << 20  # of one request's choices: a million tokens. Past it the request stays with its worker.
+MAX_PROMPT_BYTES = 512 << 10  # a larger prompt report is sent as a response of its own
+MAX_LEDGER_BYTES = 4 << 20  # of all choices: a million tokens. Beyond it, the request cannot change its worker.
 COME_BACK_MS = 1000
 
 
 class BrokenOff(Exception):
-    """A worker ended an attempt before its answer was complete. `refused` says why, in the error table's words.
+    """A worker ended an attempt before its answer was complete. `refused` is the reason, an entry of the error table.
 
-    `suspect`, `sole_suspect`: see SequenceOutput; of any of the request's choices.
+    `suspect` and `sole_suspect` are true if they are set in the SequenceOutput of any choice.
     """
 
     def __init__(self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False) -> None:
@@ -50,26 +50,26 @@ class BrokenOff(Exception):
 
 
 class Attempt(Protocol):
-    """A worker's try at an answer, as far as its stream tells it."""
+    """The callbacks of one attempt of a worker to answer the request."""
 
-    is_watched: bool  # it is told how far it has come
+    is_watched: bool  # whether progressed() is called
 
     def gave_up(self) -> None:
-        """The client has let too much wait: the request ends now, and the worker should know at once, not only when the
-        client reads on."""
+        """The client has fallen too far behind. Called at once, so that the worker stops now and not only when the
+        client reads again."""
         ...
 
     def broke_off(self) -> None:
-        """The worker has given it up: likewise."""
+        """The worker has ended the attempt. Called at once, before the client reads again."""
         ...
 
     def progressed(self, steps: int) -> None:
-        """So many tokens it has brought each choice, on average."""
+        """The attempt has produced `steps` tokens per choice on average."""
         ...
 
 
 class RequestStream:
-    """`prompt` is filled in by the first choice's report; until it is there, nothing goes out."""
+    """The stream of one request. The first choice's report completes `prompt`; no response is sent before that."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class RequestStream:
         self._broken: BrokenOff | None = None
         self._fanout = fanout or Fanout()
         self._meter = meter or OutputMeter()
-        self._due = asyncio.Event()  # what is there may be taken
+        self._due = asyncio.Event()  # set when the next response may be taken
         self.answer = AnswerLedger(choices, max_ledger_bytes)
-        self._attempt: Attempt | None = None  # the present one, or the last
+        self._attempt: Attempt | None = None  # the current or last one
         self._is_watched = False
-        self._attempt_tokens = 0  # of a watched one
+        self._attempt_tokens = 0  # of a watched attempt
         self._attempt_choices = choices
-        self._is_at_worker = False  # an attempt is, which was not lost or refused
+        self._is_at_worker = False  # whether an attempt was begun and neither lost nor refused
         self.resumptions = 0
 
     @property
@@ -105,17 +105,18 @@ class RequestStream:
 
     @property
     def is_owed(self) -> bool:
-        """Whether a worker computes or has computed anything of it, prompt included, as far as is known here. What all
-        workers have lost or refused before its first token is nobody's to pay; what the client gave up is."""
+        """Whether a worker is known to compute or to have computed any part of the request, including the prompt. A
+        request that all workers lost or refused before the first token is not charged; one that its client cancelled
+        is."""
         return self._is_at_worker or self.answer.has_output
 
     @property
     def has_ended(self) -> bool:
-        """Whether every choice came to its end."""
+        """Whether every choice has ended."""
         return not self.answer.num_unfinished
 
     def begin(self, worker_id: str, attempt: Attempt) -> None:
-        """Another attempt begins, at this worker."""
+        """Begins another attempt, at this worker."""
         self._attempt, self._is_watched = attempt, attempt.is_watched
         if not self._prompt_sent:
             self._prompt.worker_id = worker_id
@@ -125,8 +126,8 @@ class RequestStream:
         self._attempt_choices = self.answer.num_unfinished
 
     def put(self, output: SequenceOutput) -> bool:
-        """News of one choice; False where they do not follow what came before. Raises nothing: whoever brings them has
-        other requests' news too."""
+        """Takes output of one choice. Returns False if it does not continue the previous output. Never raises, because
+        the caller delivers other requests' output too."""
         if self._refused is not None:
             return True
         try:
@@ -134,7 +135,7 @@ class RequestStream:
                 self._break_off(RequestRefused.from_proto(output.error), output)
                 return True
             if self._broken is not None:
-                return True  # of a choice whose sibling broke off: the next attempt computes it again
+                return True  # another choice has ended the attempt: the next one computes this output again
             chunk = output.chunk
             index = chunk.index
             answer = self.answer
@@ -144,7 +145,7 @@ class RequestStream:
                 self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
                 return False
             if not answer.prompt_known and index == 0:
-                self._take_prompt(output.prompt)  # an empty one where the choice ended before it began
+                self._take_prompt(output.prompt)  # an empty one if the choice ended before it began
             self._meter.add(num_tokens)
             self._client_buffer.add(index, chunk)
             if self._is_watched and self._attempt is not None:
@@ -152,7 +153,7 @@ class RequestStream:
                 self._attempt.progressed(self._attempt_tokens // self._attempt_choices)
             if not self._due.is_set():
                 self._announce()
-        except Exception as error:  # a bug must cost this request only, not every one of the worker's session
+        except Exception as error:  # a bug must fail only this request, not all requests of the worker's session
             get_logger().error("unexpected error", request_id=self._request_id, exc_info=error)
             self._refuse(RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; the router's log has it"))
             if self._attempt is not None:
@@ -160,11 +161,14 @@ class RequestStream:
         return True
 
     async def take(self) -> GenerateResponse | None:
-        """What is new, as far as it goes into one response; None after the last one. Raises BrokenOff where a worker
-        gave up, when all that it had said is taken; RequestRefused where the request is over. To ask again means that
-        the response before has been written."""
+        """Waits for new output and returns the next response, or None after the last one. Calling it again means that
+        the previous response has been written.
+
+        Raises BrokenOff if the attempt has ended and all of its output was taken, and RequestRefused if the request is
+        over.
+        """
         answer, client_buffer, due = self.answer, self._client_buffer, self._due
-        client_buffer.left()
+        client_buffer.mark_sent()
         while not ((has_news := answer.prompt_known and client_buffer.holds_any) and due.is_set()):
             if not has_news:
                 if self._refused is not None:
@@ -190,10 +194,10 @@ class RequestStream:
         return response
 
     def _break_off(self, refused: RequestRefused, output: SequenceOutput) -> None:
-        """The attempt is over. Of several choices' errors the first is told; any of them may be under suspicion."""
+        """Ends the attempt with the first error of its choices. Any choice's error may make the request a suspect."""
         if self._broken is None:
             self._broken = BrokenOff(refused)
-            self._is_at_worker = output.begun and refused.reason == DEADLINE_EXCEEDED  # the client's
+            self._is_at_worker = output.begun and refused.reason == DEADLINE_EXCEEDED  # the client's deadline
             if self._attempt is not None:
                 self._attempt.broke_off()
         self._broken.suspect |= output.suspect
@@ -203,7 +207,7 @@ class RequestStream:
     def _announce(self) -> None:
         if self._prompt_sent and self.answer.num_unfinished:
             self._fanout.has_news(self._due)
-        else:  # the client waits for the first response, and nothing more merges with the last
+        else:  # the first response should be fast, and no more output merges with the last
             self._due.set()
 
     def _take_prompt(self, report: PromptReport) -> None:
@@ -212,18 +216,18 @@ class RequestStream:
         self._prompt.logprobs.extend(report.logprobs)
 
     def fall_behind(self, why: str) -> None:
-        """The client has let too much wait: it gets no more of it."""
+        """Ends the request because its client reads too slowly. Takes the reason."""
         message = f"the client reads too slowly: {why}"
         self._refuse(RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=COME_BACK_MS))
         if self._attempt is not None:
             self._attempt.gave_up()
 
     def _refuse(self, refused: RequestRefused) -> None:
-        """The request is over, whatever is still to come."""
+        """Ends the request. Later output is ignored."""
         self._refused = refused
         self.close()
         self._announce()
 
     def close(self) -> None:
-        """The client reads no more: what is kept for it is dropped."""
+        """Drops the buffered output because the client reads no more."""
         self._client_buffer.clear()

@@ -104,7 +104,7 @@ async def test_every_router_is_heard_after_a_bounded_number_of_syncs_however_muc
                 assert small <= news.changed.keys(), "who says little is heard each time"
         for begin in range(syncs + 1):
             assert set().union(*heard[begin : begin + syncs]) == sizes.keys()
-        said = [line for line in lines if "by turns" in line["event"]]
+        said = [line for line in lines if "in turns" in line["event"]]
         assert len(said) <= 2, "once for each of the two ends"
         assert any(line["left"] > 0 for line in said)
 

@@ -362,15 +362,15 @@ async def test_what_was_kept_for_clients_that_go_together_is_freed_in_turns_of_t
     for news in streams:
         news.close()
     assert backlog.waiting_bytes == 0
-    freed_bytes = [backlog.remains.bytes_so_far]
+    freed_bytes = [backlog.deferred_frees.freed_bytes]
     while freed_bytes[-1] < waiting_bytes - 5 * 3000:  # all but what had not become a full response
         await asyncio.sleep(0)
-        freed_bytes.append(backlog.remains.bytes_so_far)
+        freed_bytes.append(backlog.deferred_frees.freed_bytes)
     assert freed_bytes[0] == 0
     assert max(after - before for before, after in pairwise(freed_bytes)) < 20_000 + 5000
     for _ in range(9):
         await asyncio.sleep(0)
-    assert backlog.remains.bytes_so_far <= waiting_bytes
+    assert backlog.deferred_frees.freed_bytes <= waiting_bytes
 
 
 async def test_responses_that_do_not_leave_count_against_what_may_wait() -> None:
