@@ -47,9 +47,9 @@ class HeldBytes:
         if self._of_account[account] + num_bytes > bounds.of_account:
             raise _overloaded()
         while self._of_path[sender[:1]] + num_bytes > bounds.of_host:
-            self._take_from_most(sender, num_bytes, within=sender[:1])
+            self._evict_from_largest(sender, num_bytes, within=sender[:1])
         while self.num_bytes + num_bytes > bounds.in_all:
-            self._take_from_most(sender, num_bytes, within=())
+            self._evict_from_largest(sender, num_bytes, within=())
         held = _Held(num_bytes, sender, give_up)
         self._held[held] = None
         self._count(held, num_bytes)
@@ -59,8 +59,9 @@ class HeldBytes:
         finally:
             self._drop(held)
 
-    def _take_from_most(self, newcomer: Sender, num_bytes: int, within: Path) -> None:
-        """Raises RequestRefused if the newcomer is the largest holder itself."""
+    def _evict_from_largest(self, newcomer: Sender, num_bytes: int, within: Path) -> None:
+        """Evicts the newest request of the largest holder below `within`. Raises RequestRefused if that is the newcomer
+        itself."""
         most = within
         for length in range(len(within) + 1, len(Sender._fields) + 1):
             ours = newcomer[:length] if newcomer[: len(most)] == most else None

@@ -61,9 +61,9 @@ class OpenCalls:
         self._tenants: Counter[str] = Counter()
         self.num_open = 0
         # Calls that may be given up: counts by host, counts by host and connection, and the calls, oldest first.
-        self._rivals = Ranking()
-        self._rivals_of_host: dict[str, Ranking] = {}
-        self._rivals_of_connection: dict[str, dict[OpenCall, None]] = {}
+        self._evictable = Ranking()
+        self._evictable_of_host: dict[str, Ranking] = {}
+        self._evictable_of_connection: dict[str, dict[OpenCall, None]] = {}
 
     def open(self, call: OpenCall) -> None:
         """Counts a call; close() must follow. Raises RequestRefused (OVERLOADED) if a limit is reached and the call's
@@ -76,8 +76,8 @@ class OpenCalls:
         if self._hosts[sender.host] >= bounds.of_host:
             self._make_room(sender, sender.host)
         elif self.num_open >= bounds.in_all:
-            most = self._rivals.first()
-            if most is None or self._rivals[sender.host] >= self._rivals[most]:
+            most = self._evictable.first()
+            if most is None or self._evictable[sender.host] >= self._evictable[most]:
                 most = sender.host
             self._make_room(sender, most)
         self._count(call)
@@ -89,9 +89,9 @@ class OpenCalls:
         if self._connections[sender.connection] >= bounds.of_connection:
             self._give_up_oldest(sender.connection)
         elif self._hosts[sender.host] >= bounds.of_host:
-            self._give_up_oldest(self._rivals_of_host[sender.host].first())
+            self._give_up_oldest(self._evictable_of_host[sender.host].first())
         elif self.num_open >= bounds.in_all:
-            self._give_up_oldest(self._rivals_of_host[self._rivals.first() or ""].first())
+            self._give_up_oldest(self._evictable_of_host[self._evictable.first() or ""].first())
         self._count(call)
 
     def keep(self, call: OpenCall) -> None:
@@ -100,15 +100,15 @@ class OpenCalls:
             return
         call.may_be_given_up = False
         host, connection = call.sender.host, call.sender.connection
-        self._rivals.remove(host)
-        connections = self._rivals_of_host[host]
+        self._evictable.remove(host)
+        connections = self._evictable_of_host[host]
         connections.remove(connection)
         if not connections:
-            del self._rivals_of_host[host]
-        calls = self._rivals_of_connection[connection]
+            del self._evictable_of_host[host]
+        calls = self._evictable_of_connection[connection]
         del calls[call]
         if not calls:
-            del self._rivals_of_connection[connection]
+            del self._evictable_of_connection[connection]
 
     def close(self, call: OpenCall) -> None:
         """Stops counting a call that has ended. Does nothing if the call was given up."""
@@ -128,9 +128,9 @@ class OpenCalls:
         for counts, name in self._counts(call.sender):
             counts[name] += 1
         host, connection = call.sender.host, call.sender.connection
-        self._rivals.add(host)
-        self._rivals_of_host.setdefault(host, Ranking()).add(connection)
-        self._rivals_of_connection.setdefault(connection, {})[call] = None
+        self._evictable.add(host)
+        self._evictable_of_host.setdefault(host, Ranking()).add(connection)
+        self._evictable_of_connection.setdefault(connection, {})[call] = None
 
     def _counts(self, sender: Sender) -> list[tuple[Counter[str], str]]:
         counts = [(self._hosts, sender.host), (self._connections, sender.connection)]
@@ -138,14 +138,14 @@ class OpenCalls:
 
     def _make_room(self, newcomer: Sender, host: str) -> None:
         """Gives up a call of this host. Raises RequestRefused if the newcomer's connection has the most calls."""
-        connections = self._rivals_of_host.get(host)
+        connections = self._evictable_of_host.get(host)
         most = None if connections is None else connections.first()
         if connections is None or most is None or connections[most] <= connections[newcomer.connection] + 1:
             raise self._refusal(f"{self.num_open} are open")
         self._give_up_oldest(most)
 
     def _give_up_oldest(self, connection: str | None) -> None:
-        oldest = next(iter(self._rivals_of_connection[connection or ""]))
+        oldest = next(iter(self._evictable_of_connection[connection or ""]))
         self.close(oldest)
         oldest.give_up(self._refusal("another client has fewer"))
 

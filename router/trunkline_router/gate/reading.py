@@ -20,7 +20,7 @@ from trunkline_router.gate.sender import Sender
 MESSAGE_TIMEOUT_S = 30.0  # from the start of the call until its message has arrived: the largest at 2 Mbit/s
 LONG_S = 5.0  # a message may be given up after being read for this long
 HURRY_S = 0.2  # the same for a message in one of the last places
-MAX_SENDERS_PER_ROUND = 256  # waiting senders that one round of _hurry() serves; the next round is HURRY_S later
+MAX_SENDERS_PER_ROUND = 256  # waiting senders served by one round of _reclaim(); the next round is HURRY_S later
 RETRY_MS = 1000
 
 
@@ -52,7 +52,7 @@ class Reading:
         self._taken: Counter[Path] = Counter()  # by host, by connection, and by tenant on a connection
         self._readers: dict[_Reader, None] = {}  # longest-running first
         self._waiting: Rotation[asyncio.Future[None]] = Rotation()
-        self._hurrying: asyncio.TimerHandle | None = None
+        self._reclaim_timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def place(self, sender: Sender) -> AsyncIterator[Callable[[], None]]:
@@ -62,22 +62,22 @@ class Reading:
         """
         loop = asyncio.get_running_loop()
         reader: _Reader | None = None
-        patience = asyncio.timeout(MESSAGE_TIMEOUT_S)
+        timeout = asyncio.timeout(MESSAGE_TIMEOUT_S)
         begin_s = loop.time()
         try:
-            async with patience:
+            async with timeout:
                 if sender in self._waiting or not all(map(self._may_take, sender.paths)):
                     await self._turn(sender)
                 else:
                     self._take(sender)
                 due_s = loop.time() + (self._hurry_s if self._is_among_last(sender) else self._long_s)
-                reader = _Reader(sender, patience, due_s)
+                reader = _Reader(sender, timeout, due_s)
                 self._readers[reader] = None
 
                 def arrived() -> None:
-                    if reader in self._readers and not patience.expired():
+                    if reader in self._readers and not timeout.expired():
                         del self._readers[reader]
-                        patience.reschedule(None)
+                        timeout.reschedule(None)
 
                 try:
                     yield arrived
@@ -85,7 +85,7 @@ class Reading:
                     self._readers.pop(reader, None)
                     self._leave(sender)
         except TimeoutError:
-            if not patience.expired():
+            if not timeout.expired():
                 raise
             if reader is not None and loop.time() - begin_s >= MESSAGE_TIMEOUT_S:
                 raise invalid("request", f"its message did not arrive within {MESSAGE_TIMEOUT_S:g} s") from None
@@ -98,8 +98,8 @@ class Reading:
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.add(sender, turn)
-        if self._hurrying is None:
-            self._hurrying = loop.call_later(self._hurry_s, self._hurry)
+        if self._reclaim_timer is None:
+            self._reclaim_timer = loop.call_later(self._hurry_s, self._reclaim)
         try:
             await turn
         except asyncio.CancelledError:
@@ -137,9 +137,9 @@ class Reading:
                 self._take(sender)
                 turn.set_result(None)
 
-    def _hurry(self) -> None:
+    def _reclaim(self) -> None:
         """Gives up messages that have taken long in favour of waiting senders with fewer places."""
-        self._hurrying = None
+        self._reclaim_timer = None
         if not self._waiting:
             return
         loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ class Reading:
         due = [reader for reader in self._readers if reader.due_s <= now_s]
         taken = Counter(self._taken)
         for waiting in islice(self._waiting.senders(), MAX_SENDERS_PER_ROUND):
-            given_up = self._given_up_for(waiting, due, taken)
+            given_up = self._reader_to_evict(waiting, due, taken)
             if given_up is not None:
                 due.remove(given_up)
                 del self._readers[given_up]
@@ -155,10 +155,10 @@ class Reading:
                     taken[path] -= 1
                 for path in waiting.paths:
                     taken[path] += 1
-                given_up.patience.reschedule(now_s)
-        self._hurrying = loop.call_later(self._hurry_s, self._hurry)
+                given_up.timeout.reschedule(now_s)
+        self._reclaim_timer = loop.call_later(self._hurry_s, self._reclaim)
 
-    def _given_up_for(self, waiting: Sender, due: "Sequence[_Reader]", taken: Counter[Path]) -> "_Reader | None":
+    def _reader_to_evict(self, waiting: Sender, due: "Sequence[_Reader]", taken: Counter[Path]) -> "_Reader | None":
         """The reader among `due` whose sender has the most places. Returns None if no sender has more than the waiting
         one, or if the waiting sender is at its own limit."""
         full = next((path for path in waiting.paths if taken[path] >= self._bounds.of(path)), ())
@@ -180,5 +180,5 @@ class _Reader:
     """A message being read. It may be given up after `due_s`."""
 
     sender: Sender
-    patience: asyncio.Timeout
+    timeout: asyncio.Timeout
     due_s: float

@@ -69,7 +69,7 @@ class RequestGate:
 
 
 class Passage:
-    """One call's way through the gate."""
+    """One admitted call: reads its messages within the limits and accounts for them."""
 
     __slots__ = ("_call", "_calls", "_gate", "_has_first", "_held", "_method", "_reading")
 

@@ -129,18 +129,18 @@ class EncodePool:
         begins: Callable[[], None],
     ) -> bytes:
         try:
-            return await self._try(source, kind, body, begins)
+            return await self._attempt(source, kind, body, begins)
         except ProcessEnded as ended:
             get_logger().warning("a tokenizer process ended", status=ended.status)
             if ended.status == -signal.SIGPROF:
                 problem = f"the model's tokenizer takes longer than {self._time_limit_s:g} s for this input"
                 raise invalid(field, problem) from None
         try:  # again, because the process may have been killed from outside
-            return await self._try(source, kind, body, begins)
+            return await self._attempt(source, kind, body, begins)
         except ProcessEnded as ended:
             raise invalid(field, f"the model's tokenizer ends the process that runs it: {ended}") from None
 
-    async def _try(
+    async def _attempt(
         self, source: EncoderSource | None, kind: int, body: bytes | memoryview, begins: Callable[[], None]
     ) -> bytes:
         encoder = await self._encoder(source)
@@ -184,14 +184,14 @@ class _Encoder(FrameProcess):
         """Makes the process load the tokenizer if it has another one. Raises RequestRefused or ProcessEnded."""
         if self.tokenizer_name != source.name:
             self.tokenizer_name = NONE
-            await self._asked(TOKENIZER, source.name, source.file)
+            await self._request(TOKENIZER, source.name, source.file)
             self.tokenizer_name = source.name
 
     async def answer(self, kind: int, body: bytes | memoryview) -> bytes:
         """Returns the body of the process's answer. Raises RequestRefused or ProcessEnded."""
-        return await self._asked(kind, self.tokenizer_name, body)
+        return await self._request(kind, self.tokenizer_name, body)
 
-    async def _asked(self, kind: int, name: bytes, body: bytes | memoryview) -> bytes:
+    async def _request(self, kind: int, name: bytes, body: bytes | memoryview) -> bytes:
         answered, answer = await self.ask(kind, name, body)
         if answered == REFUSED:
             raise RequestRefused.from_proto(RequestError.FromString(answer))

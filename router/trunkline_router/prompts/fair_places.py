@@ -29,7 +29,7 @@ class FairPlaces:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits or runs."""
+        """Whether no job is waiting or running."""
         return self._turns.is_idle
 
     async def run(

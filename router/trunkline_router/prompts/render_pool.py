@@ -89,17 +89,17 @@ class RenderPool:
 
     async def _rendered(self, template: TemplateSource, chat: bytes, begins: Callable[[], None]) -> RenderedText:
         try:
-            return await self._try(template, chat, begins)
+            return await self._attempt(template, chat, begins)
         except ProcessEnded as ended:
             get_logger().warning("a chat template process ended", status=ended.status)
             if ended.status == -signal.SIGPROF:
                 raise self._too_slow() from None
         try:  # again, because the process may have been killed from outside
-            return await self._try(template, chat, begins)
+            return await self._attempt(template, chat, begins)
         except ProcessEnded as ended:
             raise invalid(FIELD, f"the model's chat template ends the process that renders it: {ended}") from None
 
-    async def _try(self, template: TemplateSource, chat: bytes, begins: Callable[[], None]) -> RenderedText:
+    async def _attempt(self, template: TemplateSource, chat: bytes, begins: Callable[[], None]) -> RenderedText:
         renderer = await self._renderer()
         begins()
         try:

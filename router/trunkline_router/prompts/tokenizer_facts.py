@@ -36,12 +36,14 @@ class TokenizerFacts:
     padding_token: str | None  # that of tokenizer.json
 
     def to_json(self) -> bytes:
+        """The facts as JSON, for from_json()."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
-        told = json.loads(data)
-        return cls(**{**told, "prefix": tuple(told["prefix"]), "suffix": tuple(told["suffix"])})
+        """The inverse of to_json()."""
+        fields = json.loads(data)
+        return cls(**{**fields, "prefix": tuple(fields["prefix"]), "suffix": tuple(fields["suffix"])})
 
 
 def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerFacts]:

@@ -51,9 +51,11 @@ class Breaker:
         return max(0.0, self._probe_at_s - now_s)
 
     def probe_failed(self, now_s: float) -> None:
+        """Starts the next back-off, which is twice as long up to BACKOFF_MOST_S."""
         self._wait(now_s)
 
     def probe_succeeded(self, now_s: float) -> None:
+        """Closes the breaker."""
         self.is_open = False
         self._failures = 0
         self._closed_at_s = now_s

@@ -52,11 +52,11 @@ class Convictions:
         """The number of convictions that the store should have."""
         return sum(end_ms > now_ms + MIN_RESEND_MS for end_ms in self._ends.values())
 
-    def hear(self, told: Mapping[bytes, int], now_ms: float) -> None:
+    def hear(self, received: Mapping[bytes, int], now_ms: float) -> None:
         """Takes in the store's convictions with their ms to live. Those that the store has lost are sent again, if it
         has room."""
-        heard = {fingerprint: now_ms + ttl_ms for fingerprint, ttl_ms in told.items()}
-        if len(told) < MAX_CONVICTIONS:
+        heard = {fingerprint: now_ms + ttl_ms for fingerprint, ttl_ms in received.items()}
+        if len(received) < MAX_CONVICTIONS:
             for fingerprint, end_ms in self._ends.items():
                 if fingerprint not in heard and end_ms > now_ms + MIN_RESEND_MS:
                     self._new[fingerprint] = int(end_ms - now_ms)

@@ -235,9 +235,9 @@ def _settle(call: _Call, reply: Any) -> None:
 
 def _eviction(info: str) -> str:
     """The eviction policy in a reply to INFO; "" if the server never evicts keys."""
-    said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-    policy = said.get("maxmemory_policy", NO_EVICTION)
-    return "" if policy == NO_EVICTION or said.get("maxmemory") == "0" else policy
+    settings = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    policy = settings.get("maxmemory_policy", NO_EVICTION)
+    return "" if policy == NO_EVICTION or settings.get("maxmemory") == "0" else policy
 
 
 async def _disconnect(connection: Connection) -> None:

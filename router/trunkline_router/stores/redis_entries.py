@@ -128,9 +128,9 @@ class EntryReader:
                 "the shared state has more credits than one sync reads: routers are read in turns", left=num_routers
             )
 
-    def _read(self, whose: str, entry: Callable[..., Entry], *said: Any) -> Entry | None:
+    def _read(self, whose: str, entry: Callable[..., Entry], *values: Any) -> Entry | None:
         try:
-            return entry(*said)
+            return entry(*values)
         except DECODE_ERRORS as error:
             if self._is_new(whose):
                 problem = f"{type(error).__name__}: {error}"[:200]

@@ -156,10 +156,10 @@ class RedisStore:
 
     async def sync(self, report: Report) -> News:
         """See Store."""
-        said, tenants = self._written(report)
+        body, tenants = self._written(report)
         of_tenants = (key for tenant in tenants for key in self._tenant_keys(report.life, tenant))
         keys = [*self._fixed_keys(report.life), *of_tenants]
-        reply = self._redis.call(self._sync, keys, (json.dumps(said), self._now()))
+        reply = self._redis.call(self._sync, keys, (json.dumps(body), self._now()))
         for _ in range(SYNC_SLICES):  # in slices for the same reason as in StoreLink.answer
             if reply.done():
                 break
@@ -177,7 +177,7 @@ class RedisStore:
     def _written(self, report: Report) -> tuple[dict[str, Any], list[str]]:
         """The report for the script as a JSON object, and the tenants whose keys the call needs, in order."""
         tenants = list(dict.fromkeys((*report.windows, *report.in_flight)))
-        said: dict[str, Any] = {
+        body: dict[str, Any] = {
             "router": report.router,
             "life": report.life,
             "new_life": secrets.token_hex(8),
@@ -207,48 +207,48 @@ class RedisStore:
             "wants_served": report.wants_served,
         }
         if report.credits is not None:
-            said["credits"] = written_credits(report.credits, report.competing)
-            self._credits = report.router, said["credits"]
+            body["credits"] = written_credits(report.credits, report.competing)
+            self._credits = report.router, body["credits"]
         elif self._credits[0] == report.router and self._credits_are_lost:
-            said["credits"] = self._credits[1]
+            body["credits"] = self._credits[1]
         elif self._credits[0] == report.router and report.wants_served:
-            said["credits_digest"] = hashlib.sha1(self._credits[1].encode(), usedforsecurity=False).hexdigest()
+            body["credits_digest"] = hashlib.sha1(self._credits[1].encode(), usedforsecurity=False).hexdigest()
         if report.leases is not None:
-            said["leases"] = [(lease.address, written_lease(lease)) for lease in report.leases]
-        return said, tenants
+            body["leases"] = [(lease.address, written_lease(lease)) for lease in report.leases]
+        return body, tenants
 
     async def _news(self, pieces: list[str]) -> News:
         """Decodes the script's reply piece by piece, so that other tasks run in between."""
-        said = json.loads(pieces[0])
-        if said.get("is_new"):
+        header = json.loads(pieces[0])
+        if header.get("is_new"):
             self._credits = "", ""  # a new life has no credits
-            return News(said["life"])
-        self._credits_are_lost = said.get("credits_are_lost", False)
-        for key in said["cleared"] or ():
+            return News(header["life"])
+        self._credits_are_lost = header.get("credits_are_lost", False)
+        for key in header["cleared"] or ():
             self._reader.cleared(key)
-        for name in said["too_large"] or ():
+        for name in header["too_large"] or ():
             self._reader.too_large(name)
-        self._heard_until = said.get("heard_until", self._heard_until)
-        if "num_left" in said:
-            self._reader.left_for_later(said["num_left"])
-        told: dict[str, list[Any]] = {kind: [] for kind in ("routers", "changed", "leases", "convictions", "served")}
+        self._heard_until = header.get("heard_until", self._heard_until)
+        if "num_left" in header:
+            self._reader.left_for_later(header["num_left"])
+        entries: dict[str, list[Any]] = {kind: [] for kind in ("routers", "changed", "leases", "convictions", "served")}
         read_s = 0.0
         for kind, piece in zip(pieces[1::2], pieces[2::2], strict=True):
             began_s = time.perf_counter()
-            told[kind] += _known(self._readers[kind](entry) for entry in json.loads(piece))
+            entries[kind] += _known(self._readers[kind](entry) for entry in json.loads(piece))
             read_s += time.perf_counter() - began_s
             if read_s > TURN_S:
                 await asyncio.sleep(0)
         return News(
-            life=said["life"],
-            routers=tuple(told["routers"]),
-            changed=dict(told["changed"]),
-            leases=told["leases"] if "has_leases" in said else None,
-            leases_version=said["leases_version"],
-            convictions=dict(told["convictions"]) if "has_convictions" in said else None,
-            convictions_version=said["convictions_version"],
-            convictions_count=said["convictions_count"],
-            served=dict(told["served"]) if "has_served" in said else None,
+            life=header["life"],
+            routers=tuple(entries["routers"]),
+            changed=dict(entries["changed"]),
+            leases=entries["leases"] if "has_leases" in header else None,
+            leases_version=header["leases_version"],
+            convictions=dict(entries["convictions"]) if "has_convictions" in header else None,
+            convictions_version=header["convictions_version"],
+            convictions_count=header["convictions_count"],
+            served=dict(entries["served"]) if "has_served" in header else None,
             read_s=read_s,
         )
 
@@ -275,12 +275,12 @@ def _pass_on(answer: "asyncio.Future[Answer]", reply: "asyncio.Future[Any]") -> 
     if error is not None:
         _fail(answer, error)
         return
-    said = reply.result()
+    values = reply.result()
     try:
-        if said[0] == "lost":
+        if values[0] == "lost":
             _fail(answer, LifeEnded("the store has lost its state"))
             return
-        quota, retry_ms, requests, tokens, in_flight, bucket = said
+        quota, retry_ms, requests, tokens, in_flight, bucket = values
         refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
         answer.set_result(Answer(refusal, Used(int(requests), int(tokens), int(in_flight)), int(bucket)))
     except DECODE_ERRORS as error:
@@ -288,8 +288,8 @@ def _pass_on(answer: "asyncio.Future[Answer]", reply: "asyncio.Future[Any]") -> 
 
 
 def _written_change(change: WindowChange) -> tuple[int, ...]:
-    said = change.age_ms, change.requests, change.tokens
-    return said if change.bucket is None else (*said, change.bucket)
+    values = change.age_ms, change.requests, change.tokens
+    return values if change.bucket is None else (*values, change.bucket)
 
 
 def _fail(answer: "asyncio.Future[Answer]", error: BaseException) -> None:

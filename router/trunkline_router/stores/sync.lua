@@ -66,7 +66,7 @@ for index, tenant in ipairs(report.tenants) do
   end
   if tenant.in_flight == 0 then
     redis.call('HDEL', flight_key, report.router)
-  elseif tenant.in_flight > 0 then  -- below: unchanged
+  elseif tenant.in_flight > 0 then  -- a negative number means unchanged
     redis.call('HSET', flight_key, report.router, string.format('%.0f', tenant.in_flight))
     redis.call('PEXPIRE', flight_key, 2 * report.window_ms)
   end

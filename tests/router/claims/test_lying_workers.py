@@ -153,7 +153,7 @@ async def test_innocents_are_served_beside_a_worker_that_lies_of_its_load() -> N
 
 async def test_innocents_are_served_beside_a_worker_that_lies_as_it_opens_a_session() -> None:
     problems = await serve_beside(distinct(SessionWelcome(worker_id="w", epoch=1, session=3)))
-    assert any("another name" in problem for problem in problems.values())
+    assert any("another worker_id" in problem for problem in problems.values())
 
 
 @pytest.mark.parametrize(

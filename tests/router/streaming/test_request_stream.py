@@ -408,7 +408,7 @@ async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends(
     assert not any(attempt.heard for attempt in told)
     streams[0].put(output(first=4, text="x" * 1200, offset=202))
     assert [attempt.heard for attempt in told] == [[], ["gave up"], []], "not the one that has just grown"
-    with pytest.raises(RequestRefused, match="waited for all clients") as caught:
+    with pytest.raises(RequestRefused, match="were waiting for all clients") as caught:
         await streams[1].take()
     assert caught.value.reason == "OVERLOADED"
     for news in (streams[0], streams[2]):
