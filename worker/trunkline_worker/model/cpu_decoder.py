@@ -1,7 +1,7 @@
 """The decoder on a CPU: packed matrix products, and C kernels for everything between them.
 
-The same function as decoder.Decoder, which is its truth; that one serves where these kernels do not: on a GPU, under
---deterministic, in float16, and where there is no C compiler.
+It computes the same function as decoder.Decoder, which is its reference. decoder.Decoder is used where these kernels do
+not apply: on a GPU, under --deterministic, in float16, and where there is no C compiler.
 """
 
 import ctypes
@@ -18,12 +18,12 @@ from trunkline_worker.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
 from trunkline_worker.model.rotary_tables import rotary_tables
 
-MAX_HEAD_DIM, MAX_GROUP = 256, 16  # of the C kernels' buffers
-MAX_HIDDEN = 1 << 16  # of the row that the C kernels keep on a thread's stack
+MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
+MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack
 
 
 class _Layer:
-    """A layer's weights as the kernels take them."""
+    """A layer's weights in the form that the kernels take."""
 
     __slots__ = ("down", "gate_up", "input_norm", "key_norm", "output", "post_norm", "qkv", "query_norm")
 
@@ -37,7 +37,7 @@ class _Layer:
 
 
 def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: int) -> "CpuDecoder | None":
-    """The decoder for these weights, or None where the kernels do not reach. The weights' layers are consumed."""
+    """Returns the decoder for these weights, or None if the kernels do not support them. Empties weights.layers."""
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
     fits = fits and spec.hidden_size <= MAX_HIDDEN
@@ -48,7 +48,7 @@ def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: i
 
 
 class CpuDecoder:
-    """See the module."""
+    """Computes hidden states of new tokens, reading and writing the KV pool, and logits, with the C kernels."""
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, kernels: ctypes.CDLL, context_length: int) -> None:
         self.spec = spec
@@ -57,17 +57,17 @@ class CpuDecoder:
         self._final_norm = weights.final_norm
         self._head = PackedLinear(weights.head, None)
         self._layers: list[_Layer] = []
-        while weights.layers:  # one at a time, so that never more than one layer is there twice
+        while weights.layers:  # one at a time, so that at most one layer is in memory twice
             self._layers.append(_Layer(weights.layers.pop(0)))
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.contiguous(), sin.contiguous()
         self._scale = 1 / math.sqrt(spec.head_dim)
 
     def forward(self, batch: PagedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
-        """Hidden states before the final norm: [num_tokens, hidden]; the tokens' keys and values are in `kv`
-        afterwards.
+        """Returns hidden states before the final norm: [num_tokens, hidden]. Writes the tokens' keys and values to
+        `kv`.
 
-        num_padding: see decoder.Decoder.forward
+        num_padding: extra rows that go through every matrix product, as in static batching; their results are dropped
         """
         spec, kernels, count = self.spec, self._kernels, batch.num_tokens
         num_rows, eps = count + num_padding, spec.rms_norm_eps
@@ -80,7 +80,7 @@ class CpuDecoder:
         gated = residual.new_empty(num_rows, spec.intermediate_size)
         where = (batch.tables.data_ptr(), batch.starts.data_ptr(), batch.contexts.data_ptr())
         num_seqs = len(batch.contexts)
-        added: Tensor | None = None  # what the residual stream still lacks
+        added: Tensor | None = None  # still to be added to the residual stream
         for layer, pool, window in zip(self._layers, kv, spec.windows, strict=True):
             self._add_norm(added, residual, layer.input_norm, x)
             qkv = layer.qkv(x)
@@ -95,13 +95,13 @@ class CpuDecoder:
                 batch.block_size, window or 0, self._scale,
             )  # fmt: skip
             self._add_norm(layer.output(attended), residual, layer.post_norm, x)
-            gate_up = layer.gate_up(x)  # named: it must live until the kernel is done with it
+            gate_up = layer.gate_up(x)  # in a variable, because the memory must live until the kernel has finished
             kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), num_rows, spec.intermediate_size)
             added = layer.down(gated)
         return residual.add_(added)[:count] if added is not None else residual
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] in the model's dtype"""
+        """Returns logits [num_rows, vocab] in the model's dtype. hidden: [num_rows, hidden] as forward() returns it"""
         hidden = hidden.contiguous()
         x = torch.empty_like(hidden)
         self._add_norm(None, hidden, self._final_norm, x)
@@ -113,12 +113,12 @@ class CpuDecoder:
 
     @property
     def matrix_inputs(self) -> tuple[int, int, int, int]:
-        """Widths of the inputs of a layer's four matrix products."""
+        """Input widths of a layer's four matrix products: qkv, output, gate_up, down."""
         spec = self.spec
         return spec.hidden_size, spec.num_heads * spec.head_dim, spec.hidden_size, spec.intermediate_size
 
     def multiply_only(self, inputs: list[Tensor], hidden: Tensor) -> None:
-        """A step's matrix products and nothing else: what is left of its time is what could be saved.
+        """Runs only the matrix products of a step: a benchmark's lower bound for the step's time.
 
         inputs: [num_rows, width] for each of matrix_inputs; hidden: [num_sampled, hidden]
         """
@@ -128,7 +128,7 @@ class CpuDecoder:
         self._head(hidden)
 
     def greedy(self, logits: Tensor) -> list[int]:
-        """The likeliest token of each row; -1 where the row is not finite. logits: [num_rows, vocab]"""
+        """Returns the most likely token of each row, or -1 for a row that is not finite. logits: [num_rows, vocab]"""
         ids = torch.empty(len(logits), dtype=torch.int64)
         self._kernels.greedy(logits.data_ptr(), ids.data_ptr(), len(logits), logits.shape[1])
         return ids.tolist()

@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers of attention and feed-forward, final norm, logits. One for all architectures."""
+"""The reference decoder of all architectures: embedding, layers of attention and feed-forward, final norm, logits."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from trunkline_worker.model.rotary_tables import rotary_tables
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; absent biases and norms are None."""
+    """The weights of one layer. Matrices are [out, in]; absent biases and norms are None."""
 
     input_norm: Tensor  # [hidden]
     qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
@@ -39,12 +39,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All of a model's tensors."""
+    """All tensors of a model."""
 
     embedding: Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself where they are tied
+    head: Tensor  # [vocab, hidden]; the embedding itself if the two are tied
 
 
 class Decoder:
@@ -59,10 +59,11 @@ class Decoder:
         self._cos, self._sin = cos.to(weights.embedding.device), sin.to(weights.embedding.device)
 
     def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
-        """Hidden states before the final norm; the tokens' keys and values are in `kv` afterwards.
+        """Returns hidden states before the final norm: [num_tokens, hidden]. Writes the tokens' keys and values to
+        `kv`.
 
-        token_ids: [num_tokens] int64 → [num_tokens, hidden]
-        num_padding: rows that are computed for nobody, as static batching would: they go through every matrix product
+        token_ids: [num_tokens] int64
+        num_padding: extra rows that go through every matrix product, as in static batching; their results are dropped
         """
         count = len(token_ids)
         positions = pad(batch.positions, (0, num_padding))
@@ -87,7 +88,7 @@ class Decoder:
         return residual[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""
+        """Returns logits [num_rows, vocab] float32. hidden: [num_rows, hidden] as forward() returns it"""
         return self._token_wise(self._head, hidden)[0]
 
     def _token_wise(self, function, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]

@@ -1,6 +1,6 @@
-"""The decoder on a GPU: the same model as decoder.py, in Triton kernels and the vendor's matrix products.
+"""The decoder on a GPU: computes what decoder.py computes, with Triton kernels and the vendor's matrix products.
 
-With TRITON_INTERPRET=1 the kernels run on a CPU too, slowly: that is how they are tested without a GPU.
+With TRITON_INTERPRET=1 the kernels also run on a CPU, slowly. Tests use this where there is no GPU.
 """
 
 import math
@@ -48,17 +48,17 @@ FP8_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What kernels need to know of a device."""
+    """The properties of a device that the choice of kernels depends on."""
 
     num_multiprocessors: int
-    shared_memory: int  # bytes that one program may use
+    shared_memory: int  # bytes per program
     capability: tuple[int, int]
-    name: str = ""  # as torch names it
-    dependent_launches: bool = False  # kernels are launched while those before them end
+    name: str = ""  # as torch reports it
+    dependent_launches: bool = False  # a kernel may be launched while the one before it ends
 
     @classmethod
     def of(cls, device: torch.device) -> "Chip":
-        """Raises ModelError where the kernels cannot run, one line."""
+        """Returns the properties of `device`. Raises ModelError (one line) if the kernels cannot run on it."""
         if device.type != "cuda":
             if os.environ.get("TRITON_INTERPRET") == "1":
                 return cls(4, 64 << 10, OLDEST_CAPABILITY)
@@ -81,7 +81,7 @@ class Chip:
 def check_options(
     spec: DecoderSpec, device: torch.device, *, deterministic: bool, quantization: str, kv_dtype: str
 ) -> None:
-    """Raises ModelError, one line, where the model or the device is not one for these kernels and options."""
+    """Raises ModelError (one line) if the kernels do not support the model, the device or the options."""
     chip = Chip.of(device)
     if spec.head_dim > MAX_HEAD_DIM or spec.head_dim % 2:
         raise ModelError(
@@ -93,7 +93,7 @@ def check_options(
     except ValueError as error:
         raise ModelError(str(error)) from None
     if quantization != "none" and deterministic:
-        raise ModelError(f"quantization={quantization} does not go with --deterministic: its tiles depend on the batch")
+        raise ModelError(f"quantization={quantization} cannot be combined with --deterministic: its tiles depend on the batch")
     if device.type == "cuda" and chip.capability < FP8_CAPABILITY:
         if quantization == "fp8":
             raise ModelError("quantization=fp8 needs compute capability 8.9 (L4, H100 or newer): use int8")
@@ -104,7 +104,7 @@ def check_options(
 class GpuDecoder:
     """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states.
 
-    check_options() has passed. Layers may be those of quantized_layer().
+    The caller has run check_options(). Layers may come from quantized_layer().
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class GpuDecoder:
         kv_dtype: torch.dtype | None = None,
         chip: Chip | None = None,
     ) -> None:
-        """chip: what the kernels are chosen for; None: the device of the weights"""
+        """chip: the device that kernels are chosen for; None: the device of the weights"""
         self.spec = spec
         self._deterministic = deterministic
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
         self.chip = chip or Chip.of(self._device)
         self._dependent = self.chip.dependent_launches
-        # NVIDIA's library writes a product in float32: nothing is rounded to 16 bits first, and converted again.
+        # NVIDIA's library can write a product in float32, which avoids rounding it to 16 bits first.
         self._widens = self._device.type != "cpu" and torch.version.hip is None
         self._products = [
             layer.products if isinstance(layer, QuantizedLayer) else Products.of(layer, "none")
@@ -143,7 +143,7 @@ class GpuDecoder:
             head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=kv_dtype or dtype,
             shared_memory=self.chip.shared_memory, split=deterministic, device=self.chip.name,
         )  # fmt: skip
-        # Under --deterministic a token's bits may not depend on how its prompt is cut.
+        # Under --deterministic a token's bits must not depend on how its prompt is split into steps.
         self.library_prompts = not deterministic and library_is_chosen(
             prompt_attention_key(
                 device=self.chip.name,
@@ -154,8 +154,8 @@ class GpuDecoder:
             ),
             self._device,
         )
-        self.tile_seqs = self._tiling.tokens(self._group)  # new tokens, or decodes that share a prefix, of a tile
-        # Under --deterministic all sequences go through one kernel, and contexts are cut at fixed places.
+        self.tile_seqs = self._tiling.tokens(self._group)  # new tokens per tile, or decodes that share a prefix
+        # Under --deterministic all sequences go through one kernel, and contexts are split at fixed positions.
         self.split = ragged.SPLIT if deterministic else 0
         self.decode_tiling: DecodeTiling = decode_tiling_for(
             head_dim=spec.head_dim,
@@ -167,24 +167,24 @@ class GpuDecoder:
         )
 
     def tiles(self, query_lens: NDArray[np.int32], context_lens: NDArray[np.int32]) -> Tiles:
-        """Of sequences that decode_attention does not take."""
+        """Returns the tiles of the sequences that ragged_attention computes. query_lens, context_lens: [num_seqs]"""
         if self.split:
             return split_tiles_of(query_lens, context_lens, self.tile_seqs, self.split)
         return tiles_of(query_lens, self.tile_seqs)
 
     def forward(self, batch: DeviceBatch, kv: list[KVLayer], rows: Tensor | None = None) -> Tensor:
-        """Hidden states before the final norm; the tokens' keys and values are in `kv` afterwards.
+        """Returns hidden states before the final norm: [num_rows or num_tokens, hidden]. Writes the tokens' keys and
+        values to `kv`.
 
-        rows: [num_rows] int32, the tokens whose states are asked for; None: all, padding included
-        → [num_rows or num_tokens, hidden]
+        rows: [num_rows] int32, the tokens whose states are returned; None: all, including padding
         """
         spec = self.spec
         if len(batch.decode_lens):
             batch.decode_plan.update(batch.decode_lens, batch.prefixes.of_sequence)
-        # Zeros come before the embedding: the first norm is launched early, and that needs a kernel right before it.
+        # The zeros come before the embedding: the first norm is a dependent launch and needs a kernel just before it.
         attended = self._weights.embedding.new_zeros(len(batch.token_ids), spec.num_heads, spec.head_dim)
         residual = gather_rows(self._weights.embedding, batch.token_ids)
-        delta: Tensor | None = None  # what is still to be added to the residual stream
+        delta: Tensor | None = None  # still to be added to the residual stream
         layers = zip(kv, self._weights.layers, self._products, spec.windows, strict=True)
         for number, (layer, w, products, window) in enumerate(layers, start=1):
             x = self._norm(delta, residual, w.input_norm)
@@ -208,7 +208,7 @@ class GpuDecoder:
         return residual if delta is None else residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [num_rows, hidden] as forward() returns it → [num_rows, vocab] float32"""
+        """Returns logits [num_rows, vocab] float32. hidden: [num_rows, hidden] as forward() returns it"""
         x = rms_norm(hidden.contiguous(), self._weights.final_norm, self.spec.rms_norm_eps)
         head = self._weights.head
         if self._deterministic:
@@ -244,7 +244,10 @@ class GpuDecoder:
     def _attend_fresh(
         self, q: Tensor, qkv: Tensor, fresh: FreshPrompts, attended: Tensor, window: int | None
     ) -> Tensor:
-        """Prompts that need nothing of the pool.  qkv: with rotated keys; attended: of the other tokens → of all"""
+        """Computes attention of prompts that read nothing from the pool. Returns the result of all tokens.
+
+        qkv: with rotated keys; attended: results of the other tokens
+        """
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         parts = qkv.view(len(qkv), heads + 2 * kv_heads, self.spec.head_dim)[fresh.rows]
         keys, values = parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]

@@ -1,4 +1,4 @@
-"""The products of a layer on a GPU: quantised or not, through the library or through kernels of our own."""
+"""The matrix products of a layer on a GPU: quantised or not, by the vendor's library or by this project's kernels."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -36,7 +36,7 @@ from trunkline_worker.model.decoder import LayerWeights
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """A layer's matrices, quantised or not. Embedding and head are never quantised: they decide between tokens."""
+    """A layer's matrices, quantised or not. Embedding and head stay unquantised, because they decide between tokens."""
 
     qkv: Tensor | QuantizedWeight
     output: Tensor | QuantizedWeight
@@ -45,12 +45,12 @@ class Products:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the numbers that they are stored as."""
+        """The dtype in which the matrices are stored."""
         return self.qkv.dtype if isinstance(self.qkv, Tensor) else self.qkv.data.dtype
 
     @classmethod
     def of(cls, layer: LayerWeights, quantization: str) -> "Products":
-        """Raises ModelError where the shapes do not allow it."""
+        """Quantises a layer's matrices. Raises ModelError if their shapes do not allow it."""
         matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
         if quantization == "none":
             return cls(*matrices)
@@ -62,13 +62,16 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer(LayerWeights):
-    """A layer whose matrices are only there quantised."""
+    """A layer that holds its matrices in quantised form only; the fields of the plain matrices are empty tensors."""
 
     products: Products
 
 
 def quantized_layer(layer: LayerWeights, quantization: str) -> LayerWeights:
-    """A layer as it is kept, without what is not needed any more. Raises ModelError where shapes do not allow it."""
+    """Returns the layer with its matrices quantised and the plain ones dropped; with "none", the layer itself.
+
+    Raises ModelError if the shapes do not allow it.
+    """
     if quantization == "none":
         return layer
     values = {field.name: getattr(layer, field.name) for field in fields(layer)}
@@ -79,9 +82,9 @@ def quantized_layer(layer: LayerWeights, quantization: str) -> LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerProducts:
-    """Computes the products of a model's layers, which all have the same shapes.
+    """Computes the matrix products of a model's layers, which all have the same shapes.
 
-    A product with a bias, or with a weight of int8 or int4, goes the same way whatever was timed.
+    Products with a bias, or with an int8 or int4 weight, ignore the timed choice and always use the same kernel.
     """
 
     qkv: ProductChoice
@@ -90,7 +93,7 @@ class LayerProducts:
     down: ProductChoice
     room: ProductRoom
     deterministic: bool
-    dependent: bool  # see dependent_launch
+    dependent: bool  # kernels use dependent launches, see dependent_launch
 
     @classmethod
     def of(
@@ -104,9 +107,9 @@ class LayerProducts:
         deterministic: bool,
         dependent: bool,
     ) -> "LayerProducts":
-        """dtype: of the matrices; name: of the device, as torch has it
+        """Looks up the timed choices of these shapes. Raises ModelError if an entry of the table of tilings is invalid.
 
-        Raises ModelError where the table of tilings holds something else.
+        dtype: of the matrices; name: of the device, as torch reports it
         """
         heads, hidden, intermediate = spec.num_heads * spec.head_dim, spec.hidden_size, spec.intermediate_size
         shapes = (
@@ -115,7 +118,7 @@ class LayerProducts:
             (GATED, intermediate, hidden),
             (ADDED, hidden, intermediate),
         )
-        # Under --deterministic every product goes one way, whatever was timed.
+        # Under --deterministic every product uses one kernel, and timed choices are ignored.
         choices = [ProductChoice()] * len(shapes)
         if not deterministic:
             try:
@@ -130,7 +133,7 @@ class LayerProducts:
         return cls(qkv, output, gate_up, down, room, deterministic, dependent)
 
     def before_attention(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
-        """→ queries, keys and values [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]"""
+        """Returns queries, keys and values: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]."""
         tiling = self.qkv.tiling(len(x))
         if not isinstance(tiling, PersistentTiling) or bias is not None:
             return self._linear(x, weight, bias, self.qkv)
@@ -140,7 +143,7 @@ class LayerProducts:
         )
 
     def gated(self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Tensor:
-        """The first half of a feed-forward layer.  → [num_tokens, intermediate]"""
+        """Returns the first half of the feed-forward layer, silu(gate) * up: [num_tokens, intermediate]."""
         tiling = self.gate_up.tiling(len(x))
         if isinstance(tiling, PersistentTiling) and bias is None:
             left, right, factors = _operands(x, weight, dependent=self.dependent)
@@ -154,13 +157,16 @@ class LayerProducts:
     def add_output(
         self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, residual: Tensor
     ) -> Tensor | None:
-        """Adds attention's output to the residual stream. → what is still to be added where the product cannot"""
+        """Adds the output projection to `residual` in place and returns None, or returns it for the caller to add.
+
+        The caller has to add it where the chosen kernel cannot. Shapes: [num_tokens, hidden]
+        """
         return self._added(x, weight, bias, residual, self.output)
 
     def add_down(
         self, x: Tensor, weight: Tensor | QuantizedWeight, bias: Tensor | None, residual: Tensor
     ) -> Tensor | None:
-        """Adds the second half of a feed-forward layer, as add_output() does."""
+        """Adds the second half of the feed-forward layer to `residual`, or returns it, as add_output() does."""
         return self._added(x, weight, bias, residual, self.down)
 
     def _added(
@@ -194,7 +200,7 @@ class LayerProducts:
 
 
 def _operands(x: Tensor, weight: Tensor | QuantizedWeight, *, dependent: bool) -> tuple[Tensor, Tensor, Factors | None]:
-    """What a persistent kernel multiplies: of an fp8 weight, x is rounded to 8 bits too."""
+    """Returns the operands of a persistent kernel. With an fp8 weight, x is rounded to 8 bits too."""
     if isinstance(weight, Tensor):
         return x, weight, None
     narrow, scale = quantize_rows(x, dependent=dependent)

@@ -1,4 +1,4 @@
-"""How many KV blocks a worker can afford."""
+"""The number of KV blocks that fit into a worker's memory."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ GIB = 1 << 30
 
 
 class OutOfMemory(Exception):
-    """The device cannot hold a useful KV pool. One line for a person."""
+    """The device cannot hold a useful KV pool. The message is one line for the operator."""
 
 
 def kv_block_count(
     *, bytes_per_block: int, free_bytes: int, fraction: float, block_size: int, context_length: int, max_running: int
 ) -> int:
-    """Blocks within `fraction` of the free memory, and no more than the running set could ever fill.
+    """Returns the number of blocks within `fraction` of the free memory, at most what a full running set can use.
 
-    Raises OutOfMemory where not even one sequence of the whole context fits.
+    Raises OutOfMemory if the blocks cannot hold one sequence of the full context length.
     """
     affordable = int(free_bytes * fraction) // bytes_per_block
     per_sequence = -(-context_length // block_size)
@@ -29,7 +29,7 @@ def kv_block_count(
 
 
 def check_block_count(num_blocks: int, *, bytes_per_block: int, free_bytes: int) -> None:
-    """Raises OutOfMemory where so many blocks do not fit."""
+    """Raises OutOfMemory if `num_blocks` do not fit into the free memory."""
     if num_blocks * bytes_per_block > free_bytes:
         raise OutOfMemory(
             f"kv_blocks={num_blocks} take {num_blocks * bytes_per_block / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB "
@@ -38,17 +38,17 @@ def check_block_count(num_blocks: int, *, bytes_per_block: int, free_bytes: int)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free now: of the GPU, or of the machine within its cgroup's limit."""
+    """Returns the free bytes of the GPU, or of the machine within its cgroup's limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_available_bytes(), _cgroup_headroom_bytes())
 
 
 def usable_bytes(device: torch.device, share: float) -> int:
-    """Memory that a worker may still take, which has `share` of its GPU's memory.
+    """Returns the bytes that a worker with this share of its GPU's memory may still allocate.
 
-    The share is of all the GPU's memory, so that workers that share a GPU get the same in whatever order they start.
-    What the CUDA context takes is not counted: the pool leaves that much room, see kv_memory_fraction.
+    The share applies to the GPU's total memory, so that the start order of workers on one GPU does not matter. The
+    CUDA context is not counted: the pool leaves room for it, see kv_memory_fraction.
     """
     if device.type != "cuda" or share == 1.0:
         return free_bytes(device)
@@ -65,7 +65,7 @@ def _available_bytes() -> int:
 
 
 def _cgroup_headroom_bytes() -> int:
-    """What the container may still take; unlimited where no cgroup says otherwise."""
+    """Returns the bytes that the container may still allocate; practically unlimited without a cgroup limit."""
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if not limit.exists() or not used.exists() or (text := limit.read_text().strip()) == "max":
         return 1 << 62

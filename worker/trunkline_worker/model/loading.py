@@ -1,4 +1,4 @@
-"""From a Hugging Face directory to a decoder that is ready to run."""
+"""Loads a Hugging Face model directory into a decoder that is ready to run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,13 +25,13 @@ from trunkline_worker.model.rotary_tables import check_rotary, table_bytes
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
 
-# Part of the fingerprint: raised when a change of kernels or model code changes bits.
+# Part of the fingerprint. Raise it when a change of kernels or model code changes the bits of results.
 KERNEL_BUILD = "5"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 DUMMY_SEED = 0
 DUMMY_STD = 0.02
-# Written by old exporters; recomputed here.
+# Old exporters wrote them; they are recomputed here.
 IGNORED_TENSORS = ("rotary_emb.inv_freq",)
 
 Fill = Callable[[Tensor, str], None]  # fills a tensor of the given Hugging Face name in place
@@ -40,7 +40,7 @@ FinishLayer = Callable[[LayerWeights], LayerWeights]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder and what its directory says about using it."""
+    """A decoder, and the settings of its directory that the worker needs to serve it."""
 
     decoder: "Decoder | CpuDecoder | GpuDecoder"
     spec: DecoderSpec
@@ -52,10 +52,10 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     default_sampling: SamplingParams
     deterministic: bool
-    notes: tuple[str, ...] = ()  # what an operator should read at start-up
+    notes: tuple[str, ...] = ()  # lines for the operator, logged at start-up
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        """Keys and values of all layers."""
+        """Returns the bytes that one block takes for the keys and values of all layers."""
         spec = self.spec
         return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * self.kv_dtype.itemsize
 
@@ -75,10 +75,10 @@ def load_model(
     ignore_config_keys: tuple[str, ...] = (),
     allow_non_finite_weights: bool = False,
 ) -> LoadedModel:
-    """Loads config, weights and generation defaults. Raises ModelError, one line.
+    """Loads config, weights and generation defaults. Raises ModelError (one line) if the model cannot be served.
 
-    kernels: "triton", "torch" (the references), or "auto": Triton on a GPU, on a CPU C where it can do the model
-    ignore_config_keys: keys of config.json that are taken for absent
+    kernels: "triton", "torch" (the references), or "auto": Triton on a GPU; on a CPU, C if it supports the model
+    ignore_config_keys: keys of config.json that are treated as absent
     """
     spec = read_spec(directory, ignore_config_keys)
     if context_length is not None and context_length > spec.most_context:
@@ -93,13 +93,13 @@ def load_model(
             raise ModelError(f"{option}={value} needs the Triton kernels: use a GPU, or leave it out")
     finish: FinishLayer = _as_it_is
     if kernels == "triton":
-        # Only here: Triton is not there on every system, and takes a third of a second to import.
+        # Imported only here: Triton is not installed on every system, and takes a third of a second to import.
         from trunkline_worker.model import gpu_decoder, gpu_products
 
         gpu_decoder.check_options(
             spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype
         )
-        # Layer by layer, so that a model need not fit before it is quantised.
+        # Layers are quantised one by one, so that the unquantised model need not fit into memory.
         finish = partial(gpu_products.quantized_layer, quantization=quantization)
     with ExitStack() as stack:
         checkpoint: Checkpoint | None = None
@@ -141,7 +141,7 @@ def load_model(
 
 
 def _context_note(spec: DecoderSpec, context: int) -> Iterator[str]:
-    """Where scaling leaves a choice of context lengths: which one it is."""
+    """Yields a note on the context length in use if RoPE scaling allows more than one."""
     chosen = spec.rope.depends_on(context)
     if spec.rope.kind != "default" and (chosen or context != spec.most_context):
         scaling = f"RoPE scaling {spec.rope.kind}" + (f" with {chosen}" if chosen else "")
@@ -151,11 +151,11 @@ def _context_note(spec: DecoderSpec, context: int) -> Iterator[str]:
 def _sampling_note(defaults: SamplingParams) -> Iterator[str]:
     given = ", ".join(f"{field.name} {value:g}" for field, value in defaults.ListFields())
     if given:
-        yield f"sampling defaults from generation_config.json, whatever its do_sample says: {given}"
+        yield f"sampling defaults from generation_config.json, used even if do_sample is false: {given}"
 
 
 def _dtype(asked: str, spec: DecoderSpec, checkpoint: Checkpoint | None) -> torch.dtype:
-    """What was asked for, else what the config names, else how the embedding is stored."""
+    """Returns the requested dtype, else the config's, else the dtype in which the embedding is stored."""
     if asked != "auto":
         if asked not in DTYPES:
             raise ModelError(f"dtype {asked} is not supported; supported: {', '.join(DTYPES)}")
@@ -180,8 +180,8 @@ def _read_weights(
     context: int,
     allow_non_finite: bool,
 ) -> DecoderWeights:
-    """The weights of a checkpoint, or without one the dummy ones. Before anything is allocated, the files' headers must
-    agree with the config, and the memory must suffice. Raises ModelError."""
+    """Returns the weights of the checkpoint, or dummy weights without one. Before it allocates anything, it checks the
+    files' headers against the config, and the free memory. Raises ModelError if a check fails."""
     names: tuple[str, str | None] = EMBEDDING, None if spec.tie_word_embeddings else HEAD
     if checkpoint is not None:
         names = checkpoint.embedding_and_head(spec.tie_word_embeddings)
@@ -194,7 +194,7 @@ def _read_weights(
             checkpoint.check_header(target, name)
 
     build_weights(spec, dtype, torch.device("meta"), look_at, _as_it_is, names=names)
-    if device.type == "cpu":  # on a GPU the allocator says so itself; on a host the kernel ends the process
+    if device.type == "cpu":  # a GPU's allocator raises; on a host, the kernel kills the process
         _check_memory(num_values * dtype.itemsize, table_bytes(spec.head_dim, context), device, dtype)
     if checkpoint is None:
         return build_weights(spec, dtype, device, _dummy_fill(device), finish, names=names)
@@ -206,7 +206,7 @@ def _read_weights(
 
 
 def _check_memory(weight_bytes: int, table_bytes: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises ModelError where weights and rotary tables cannot fit."""
+    """Raises ModelError if weights and rotary tables do not fit into the free memory."""
     free = free_bytes(device)
     if weight_bytes + table_bytes > free:
         raise ModelError(
@@ -225,9 +225,9 @@ def build_weights(
     *,
     names: tuple[str, str | None],
 ) -> DecoderWeights:
-    """Allocates every tensor once, on its device, and has it filled; fused ones part by part.
+    """Allocates every tensor once, on its device, and calls `fill` on it; on each part of a fused tensor.
 
-    finish: what becomes of a layer once it is filled
+    finish: turns a filled layer into the one that is kept
     names: of embedding and head; None: the head is the embedding
     """
     embedding_name, head_name = names
@@ -281,7 +281,7 @@ def _as_it_is(layer: LayerWeights) -> LayerWeights:
 
 
 def _dummy_fill(device: torch.device) -> Fill:
-    """Seeded random weights: matrices small, norms one, biases zero."""
+    """Returns a Fill of dummy weights: small seeded random matrices, norms of one, biases of zero."""
     generator = torch.Generator(device).manual_seed(DUMMY_SEED)
 
     def fill(target: Tensor, name: str) -> None:

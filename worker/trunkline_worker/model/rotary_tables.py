@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary embedding, for every position that a worker serves."""
+"""Cosines and sines of rotary embedding for every position of the served context length."""
 
 import math
 
@@ -10,15 +10,15 @@ from trunkline_worker.checkpoint.rope_scaling import RopeSpec
 
 
 def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles, times the attention factor: each [context_length, head_dim / 2] float32.
+    """Returns cos and sin of the angles, times the attention factor: each [context_length, head_dim / 2] float32.
 
-    KV blocks are shared between sequences, and a generation must be replayable. So no frequency depends on the current
-    length of a sequence; where it does in transformers, the served context length decides here:
+    KV blocks are shared between sequences, and a generation must be replayable. Frequencies therefore never depend on
+    the current length of a sequence. Where they do in transformers, they depend on the served context length here:
 
     - longrope uses the long factors for all sequences if the context length exceeds the original one, else the short
       ones, as vLLM does.
     - dynamic (NTK-aware) is plain rotary embedding up to the trained context, as in transformers. Past it, all
-      sequences have the base that transformers gives to a sequence of the context length.
+      sequences use the base that transformers gives to a sequence of the context length.
     """
     frequencies = _frequencies(rope, head_dim, context_length)
     angles = torch.outer(torch.arange(context_length).float(), frequencies)
@@ -27,12 +27,12 @@ def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[T
 
 
 def table_bytes(head_dim: int, context_length: int) -> int:
-    """What rotary_tables() takes, at its peak and afterwards."""
+    """Returns the bytes that the tables of rotary_tables() take; its peak is the same."""
     return 2 * context_length * (head_dim // 2) * torch.float32.itemsize
 
 
 def check_rotary(rope: RopeSpec, head_dim: int, context_length: int) -> None:
-    """Raises ModelError where the settings, each in its range, give an angle that is not a finite number."""
+    """Raises ModelError if the settings, although each is in its range, give an angle that is not finite."""
     try:
         frequencies = _frequencies(rope, head_dim, context_length)
         is_finite = bool((frequencies * context_length).isfinite().all())
@@ -43,7 +43,7 @@ def check_rotary(rope: RopeSpec, head_dim: int, context_length: int) -> None:
 
 
 def _frequencies(rope: RopeSpec, head_dim: int, context_length: int) -> Tensor:
-    """Radians per position: [head_dim / 2]"""
+    """Returns radians per position: [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     theta = rope.theta
     if rope.kind == "dynamic" and context_length > rope.trained_context:
@@ -62,8 +62,8 @@ def _frequencies(rope: RopeSpec, head_dim: int, context_length: int) -> Tensor:
 
 
 def _yarn_frequencies(waves: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
-    """YaRN (Peng et al., 2023): waves that turn more than beta_fast times within the original context are kept, those
-    that turn less than beta_slow times are stretched by `factor`, those between blended by dimension."""
+    """YaRN (Peng et al., 2023): waves with more than beta_fast rotations within the original context are kept, waves
+    with fewer than beta_slow are stretched by `factor`, and waves between the two are blended by dimension."""
 
     def dimension_of(rotations: float) -> float:
         at = math.log(rope.original_context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -74,14 +74,14 @@ def _yarn_frequencies(waves: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # no division by zero
+        high += 0.001  # avoids division by zero
     stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     kept = 1 - stretched
     return 1.0 / (rope.factor * waves) * (1 - kept) + 1.0 / waves * kept
 
 
 def _llama3_frequencies(frequencies: Tensor, rope: RopeSpec) -> Tensor:
-    """Llama 3.1's scaling: long waves are stretched by `factor`, short ones kept, those between blended."""
+    """Llama 3.1's scaling: long waves are stretched by `factor`, short ones are kept, waves between are blended."""
     wavelengths = 2 * math.pi / frequencies
     longest_kept = rope.original_context / rope.high_freq_factor
     shortest_stretched = rope.original_context / rope.low_freq_factor
