@@ -230,7 +230,10 @@ def test_fp8_products_go_the_way_that_was_timed(
     [
         ({"quantization": "int8", "kernels": "torch"}, "quantization=int8 needs the Triton kernels"),
         ({"kv_dtype": "fp8", "kernels": "auto"}, "kv_dtype=fp8 needs the Triton kernels"),
-        ({"quantization": "int8", "kernels": "triton", "deterministic": True}, "cannot be combined with --deterministic"),
+        (
+            {"quantization": "int8", "kernels": "triton", "deterministic": True},
+            "cannot be combined with --deterministic",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_one_line(options: dict[str, object], problem: str) -> None:

@@ -1,1 +1,1 @@
-"""Who may call, and how much is taken in."""
+"""Access control for calls to the worker, and bounds on their number and size."""

@@ -1,4 +1,4 @@
-"""Who may call what only routers and operators should: those who have the worker's grant key, where it has one."""
+"""Restricts the calls of routers and operators to callers that prove they have the worker's grant key, if it has one."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,11 +6,11 @@ from trunkline.proof import check_proof
 from trunkline.status import RequestRefused
 from trunkline_runtime.log import get_logger
 
-QUIET_MS = 60_000  # between two lines on refused calls: whoever reaches the worker can make as many as it likes
+QUIET_MS = 60_000  # between two log lines on refused calls, because any host may cause any number of them
 
 
 class CallAuthorizer:
-    """`key`: empty where everybody may. `now_unix_ms`: the time that proofs are made at."""
+    """Checks the proofs of calls. `key`: empty if any caller is allowed. `now_unix_ms`: the clock of proofs."""
 
     def __init__(self, key: bytes, worker_id: str, epoch: int, now_unix_ms: Callable[[], int]) -> None:
         self._key = key
@@ -25,7 +25,7 @@ class CallAuthorizer:
         return bool(self._key)
 
     def check(self, method: str, metadata: "Iterable[tuple[str, str | bytes]] | None") -> None:
-        """Raises RequestRefused (UNAUTHENTICATED)."""
+        """Raises RequestRefused (UNAUTHENTICATED) if the metadata has no valid proof for this method."""
         now_unix_ms = self._now_unix_ms()
         try:
             check_proof(

@@ -1,4 +1,4 @@
-"""What calls to a worker pass before anything of them is read: the key, and places for calls of their kind."""
+"""Admits calls to a worker before their requests are read: checks the key, and bounds the calls of each kind."""
 
 from typing import Any
 
@@ -13,37 +13,37 @@ from trunkline_worker.front.service import SERVICE
 from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS
 from trunkline_worker.front.submit_size import check_generate, most_submit_bytes
 
-# For routers and operators, where the worker has a key.
+# If the worker has a key, only routers and operators may call these.
 GATED = ("Session", "WatchCache", "GetStats", "Drain")
-# Each kind of call has places of its own: a flood of one kind takes none from calls of another kind. Health/Check has
-# no places, and is never refused for the number of calls: orchestrators kill a worker that does not answer it.
+# Each kind of call has its own places, so that a flood of one kind does not block another. Health/Check has no limit:
+# orchestrators kill a worker that does not answer it.
 KINDS = {
-    # A router asks once for each connection.
+    # A router calls it once for each connection.
     "GetModel": Bounds(per_connection=64, per_host=256, in_all=1024),
     "GetStats": Bounds(per_connection=64, per_host=256, in_all=1024),
     "Drain": Bounds(per_connection=8, per_host=32, in_all=64),
-    # A tokenizer is fetched once in a router's life; each call that is not read on holds some 100 KiB.
+    # A router fetches a tokenizer once in its life. A call whose caller stops reading holds about 100 KiB.
     "GetTokenizer": Bounds(per_connection=4, per_host=32, in_all=64),
-    # Of grpc.health.v1.Health. Each takes 20 to 30 KB.
+    # The method of grpc.health.v1.Health. Each call takes 20 to 30 KB.
     "Watch": Bounds(per_connection=16, per_host=256, in_all=1024),
-    # For a person with a command line. Its messages are not among the uploads, and each may be as long as any.
+    # For command-line tools. Its messages do not count as uploads, and may have any length up to the maximum.
     "ServerReflectionInfo": Bounds(per_connection=4, per_host=8, in_all=32),
 }
-# A router process has a session and a watch of the cache, twice for a moment when it connects anew. Callers that have
-# shown the key are routers; hundreds of their processes may stand behind one address. A worker without a key cannot
-# tell them from strangers, and each session may hold a message of MESSAGE_BYTES that has arrived in part.
+# A router process has a session and a cache watch, and briefly two of each while it reconnects. Callers that have proved
+# the key are routers; hundreds of router processes may share one address. A worker without a key cannot tell routers
+# from strangers, and each session may hold a partly received message of up to MESSAGE_BYTES.
 OF_ROUTERS = Bounds(per_connection=4, per_host=1024, in_all=4096)
 OF_STRANGERS = Bounds(per_connection=4, per_host=64, in_all=128)
 BY_ROUTERS = ("Session", "WatchCache")
-# Direct calls beyond those that wait or run twice over: of which the headers alone have come, or that are at their end.
+# Direct calls allowed on top of twice those that can wait or run: calls that have only sent headers, or are ending.
 OTHER_CALLS = 1024
-HOST_SHARE = 0.75  # of direct calls
-# Of a session. A router of protocol 2 may put 16 MiB of submits into one message, where a request has many choices. The
-# tags of the submits and the handles of aborts come on top.
+HOST_SHARE = 0.75  # largest share of the direct calls for one host
+# Longest message of a session. A router of protocol 2 may put 16 MiB of submits into one message if a request has many
+# choices. The submits' tags and the handles of aborts are added.
 MESSAGE_BYTES = (16 << 20) + 5 * MAX_SUBMITS + MAX_ABORT_BYTES
-UPLOAD_BYTES = 512 << 20  # being read, of all calls but sessions and reflection
-SMALL_REQUEST_BYTES = 64 << 10  # of every method that takes no submit
-# Their messages come as long as the call lasts: to wait for one takes no place from requests that are being read.
+UPLOAD_BYTES = 512 << 20  # being read at once, over all calls except sessions and reflection
+SMALL_REQUEST_BYTES = 64 << 10  # longest request of a method that takes no submit
+# Their messages arrive for as long as the call lasts, so waiting for one must not occupy a place among the uploads.
 STREAMS = ("Session", "ServerReflectionInfo")
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
@@ -51,12 +51,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def most_message_bytes(model: GetModelResponse) -> int:
-    """Of any message to a worker with this model; gRPC itself refuses longer ones."""
+    """Returns the largest size in bytes of a message to a worker with this model; gRPC refuses longer ones."""
     return max(MESSAGE_BYTES, most_submit_bytes(model) + SMALL_REQUEST_BYTES)
 
 
 class Door:
-    """A RequestGate; see the module."""
+    """The worker's RequestGate: checks the key and takes a place for each call before its request is read."""
 
     def __init__(self, authorizer: CallAuthorizer, model: GetModelResponse) -> None:
         self._authorizer = authorizer
@@ -72,7 +72,10 @@ class Door:
         self._most_submit_bytes = most_submit_bytes(model)
 
     def enter(self, method: str, context: Context) -> "Visit":
-        """Raises RequestRefused: UNAUTHENTICATED, OVERLOADED."""
+        """Admits a call by its full method name, e.g. "/package.Service/Method".
+
+        Raises RequestRefused: UNAUTHENTICATED if the call lacks a valid proof, OVERLOADED if its kind has no place.
+        """
         _, service, name = method.split("/")
         if service == SERVICE and name in GATED:
             self._authorizer.check(name, context.invocation_metadata())
@@ -84,7 +87,7 @@ class Door:
 
 
 class Visit:
-    """One call's Passage."""
+    """One admitted call: a Passage that holds the call's place until leave()."""
 
     def __init__(self, method: str, peer: str, places: Places | None, uploads: Uploads, most_submit_bytes: int) -> None:
         self._method = method
@@ -94,10 +97,11 @@ class Visit:
         self._most_submit_bytes = most_submit_bytes
 
     async def read(self, context: Context) -> Any:
-        """See Passage."""
+        """Returns the bytes of the next message, or grpc.aio.EOF. Raises RequestRefused if it is too large, or if it
+        arrives too slowly while too many others are being read."""
         name = self._method.rpartition("/")[2]
         if name in STREAMS:
-            return await context.read()  # a session takes its messages apart before it parses them
+            return await context.read()  # a session splits its messages before it parses them
         raw = await (self._uploads.read_next if self._method == HEALTH_CHECK else self._uploads.read)(context)
         if raw is not grpc.aio.EOF:
             if name == "Generate":
@@ -107,9 +111,9 @@ class Visit:
         return raw
 
     def answer_begins(self) -> None:
-        """Nothing is held for the request's memory alone."""
+        """Does nothing: no resource is held for the request's memory alone."""
 
     def leave(self) -> None:
-        """See Passage."""
+        """Gives back the call's place."""
         if self._places is not None:
             self._places.give_back(self._peer)

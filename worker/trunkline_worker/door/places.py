@@ -1,4 +1,4 @@
-"""How many calls of a kind may be open at once: of one connection, of one host, and in all."""
+"""Bounds how many calls of a kind may be open at once: per connection, per host, and in all."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ RETRY_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A host may have many connections, and must leave room for the calls of others."""
+    """Most open calls. A host may have many connections, and must leave room for the calls of other hosts."""
 
     per_connection: int
     per_host: int
@@ -27,7 +27,7 @@ class Places:
         self.num_taken = 0
 
     def take(self, peer: str) -> None:
-        """Raises RequestRefused (OVERLOADED)."""
+        """Counts one more open call of this peer. Raises RequestRefused (OVERLOADED) if a bound is reached."""
         bounds, host = self._bounds, host_of(peer)
         for taken, most, whose in (
             (self._taken[peer], bounds.per_connection, "of one connection"),
@@ -35,14 +35,14 @@ class Places:
             (self.num_taken, bounds.in_all, "in all"),
         ):
             if taken >= most:
-                message = f"this worker has {taken} {self._what} {whose}, as many as it takes at once"
+                message = f"this worker has {taken} open {self._what} {whose}, which is its limit"
                 raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=RETRY_MS)
         self._taken[peer] += 1
         self._taken[host] += 1
         self.num_taken += 1
 
     def give_back(self, peer: str) -> None:
-        """Of a call that had one."""
+        """Counts one open call less. The peer must have taken a place."""
         self.num_taken -= 1
         for name in (peer, host_of(peer)):
             self._taken[name] -= 1
@@ -51,5 +51,5 @@ class Places:
 
 
 def host_of(peer: str) -> str:
-    """Without the port."""
+    """Returns the peer without its port."""
     return peer.rpartition(":")[0]

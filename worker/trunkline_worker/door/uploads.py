@@ -1,4 +1,4 @@
-"""Requests that are being read. What is not read stays with its client, but for a stream's window."""
+"""Bounds the requests that are read at once. Unread data stays with its client, except a stream's window."""
 
 import asyncio
 from collections import Counter
@@ -18,22 +18,22 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Uploads:
-    """At most so many requests are read at once. One more takes the place of another: of the host that has most of
-    them, there of the connection that has most, and there of the one that has been read for longest. A request that is
-    there already is read in less than a millisecond."""
+    """Reads at most `most` requests at once. One more displaces another: on the host with the most reads, on that
+    host's connection with the most, the one that has been read for longest. Reading a request whose data has arrived
+    takes less than a millisecond."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._reading: dict[asyncio.Timeout, str] = {}  # with their peers, the oldest first
-        self._turns: dict[str, tuple[asyncio.Semaphore, int]] = {}  # by connection, with its calls that want one
+        self._reading: dict[asyncio.Timeout, str] = {}  # peers by place, oldest first
+        self._turns: dict[str, tuple[asyncio.Semaphore, int]] = {}  # by connection, with the number of its calls
 
     async def read(self, context: Context) -> Any:
-        """The first message of a call, or grpc.aio.EOF. Raises RequestRefused (OVERLOADED)."""
+        """Returns the first message of a call, or grpc.aio.EOF. Raises RequestRefused (OVERLOADED) if displaced."""
         async with self._turn(context.peer()):
             return await self.read_next(context)
 
     async def read_next(self, context: Context) -> Any:
-        """The same, whatever else the connection has to be read."""
+        """Does the same without waiting for other reads of the connection."""
         peer = context.peer()
         if len(self._reading) >= self._most:
             displaced = self._displaced_by(peer)
@@ -47,11 +47,11 @@ class Uploads:
                 finally:
                     self._reading.pop(place, None)
         except TimeoutError:
-            message = "the request arrived too slowly, while many others were read"
+            message = "the request arrived too slowly while many others were being read"
             raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=RETRY_MS) from None
 
     def _displaced_by(self, peer: str) -> asyncio.Timeout:
-        """Whose place a request of this peer takes, where all are taken. Its host's own, where that has most."""
+        """Returns the place that a request of this peer takes over when all are taken. It may be of the same host."""
         peers = (*self._reading.values(), peer)
         by_connection, by_host = Counter(peers), Counter(map(host_of, peers))
 
@@ -59,7 +59,7 @@ class Uploads:
             of = self._reading[place]
             return by_host[host_of(of)], by_connection[of]
 
-        return max(self._reading, key=held)  # of equal ones the first
+        return max(self._reading, key=held)  # of equals, the oldest
 
     @asynccontextmanager
     async def _turn(self, peer: str) -> AsyncIterator[None]:

@@ -93,7 +93,9 @@ def check_options(
     except ValueError as error:
         raise ModelError(str(error)) from None
     if quantization != "none" and deterministic:
-        raise ModelError(f"quantization={quantization} cannot be combined with --deterministic: its tiles depend on the batch")
+        raise ModelError(
+            f"quantization={quantization} cannot be combined with --deterministic: its tiles depend on the batch"
+        )
     if device.type == "cuda" and chip.capability < FP8_CAPABILITY:
         if quantization == "fp8":
             raise ModelError("quantization=fp8 needs compute capability 8.9 (L4, H100 or newer): use int8")

@@ -1,1 +1,1 @@
-"""From tokens to text, as far as nothing that follows can change it."""
+"""Turns tokens into text, and sends text as soon as no later token can change it."""

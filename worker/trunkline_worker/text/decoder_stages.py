@@ -1,31 +1,31 @@
-"""The steps of a tokenizer's decoder, each as a stream.
+"""Streaming versions of the steps of a tokenizer's decoder.
 
-A decoder of the tokenizers library turns the list of all pieces (tokens' texts) into another list, one step after the
-other, and joins the last list. A stage here does the same piece by piece: it passes on what no later piece can change,
-and holds back the rest until it is known. Whatever it has passed on, in the end, equals the library's list, joined.
+A decoder of the tokenizers library applies steps to the list of all pieces (tokens' texts), each of which returns
+another list, and joins the last list. A stage here does the same piece by piece: it releases what no later piece can
+change, and holds back the rest. In the end, the released text equals the library's joined list.
 
-Stages can be copied with `copy.copy`: the copy may be ended, and the original goes on.
+Stages can be copied with `copy.copy`: ending the copy does not affect the original.
 """
 
 import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-REPLACEMENT = "\ufffd"  # what bytes that are no text decode to
+REPLACEMENT = "\ufffd"  # stands for bytes that are not valid UTF-8
 
 Unit = TypeVar("Unit", contravariant=True)
 TextMap = Callable[[str], str]
 
 
 class Stage(Protocol[Unit]):
-    """One step of a decoder."""
+    """One step of a decoder, as a stream."""
 
     def push(self, unit: Unit) -> Sequence[str]:
-        """The pieces that are certain once this one has come."""
+        """Takes the next piece and returns the pieces that are now final."""
         ...
 
     def end(self) -> Sequence[str]:
-        """The pieces that were held back, when no other one comes."""
+        """Returns the pieces that were held back. No piece may follow."""
         ...
 
 
@@ -33,10 +33,10 @@ AnyStage = Stage[Any]
 
 
 class Characters:
-    """ByteLevel: the bytes of all tokens are one UTF-8 text. Of it only an incomplete character is held back, that is 3
-    bytes at most.
+    """ByteLevel: the bytes of all tokens are one UTF-8 text. Only an incomplete character is held back, at most 3
+    bytes.
 
-    As in the library, every maximal part of a character that is not completed becomes one U+FFFD.
+    As in the library, every maximal part of a character that is never completed becomes one U+FFFD.
     """
 
     __slots__ = ("_incomplete",)
@@ -57,8 +57,8 @@ class Characters:
 
 
 class ByteRuns:
-    """ByteFallback: tokens of one byte that follow each other are one text if together they are valid UTF-8, and else
-    one U+FFFD each. So nothing of such a run is certain before it has ended, and it is decoded once, then.
+    """ByteFallback: a run of consecutive one-byte tokens is text if the whole run is valid UTF-8; else each token is
+    one U+FFFD. No part of a run is therefore final before the run has ended; then it is decoded once.
     """
 
     __slots__ = ("_run",)
@@ -68,7 +68,7 @@ class ByteRuns:
 
     @property
     def is_open(self) -> bool:
-        """Whether the tokens so far end in a run."""
+        """Whether the tokens so far end in a run of bytes."""
         return bool(self._run)
 
     def push(self, unit: str | int) -> Sequence[str]:
@@ -88,8 +88,8 @@ class ByteRuns:
 
 
 class FirstDiffers:
-    """WordPiece, Metaspace, and the blanks that join tokens where there is no decoder: the first piece is not changed
-    in the way in which the others are. `begun`: the first piece has passed already.
+    """WordPiece, Metaspace, and the blanks that join tokens if there is no decoder: the first piece is changed
+    differently from the others. `begun`: the first piece precedes this stream.
     """
 
     __slots__ = ("_begun", "_first", "_rest")
@@ -126,7 +126,7 @@ class LastDiffers:
 
 
 class WithoutRepeats:
-    """CTC: a piece that equals the one before it is dropped, and so is one of which nothing is left."""
+    """CTC: drops a piece that equals the one before it, and a piece that `change` makes empty."""
 
     __slots__ = ("_change", "_previous")
 
@@ -146,7 +146,7 @@ class WithoutRepeats:
 
 
 class Changed:
-    """Replace and Strip, of each piece by itself."""
+    """Replace and Strip, applied to each piece by itself."""
 
     __slots__ = ("_change",)
 
@@ -161,7 +161,7 @@ class Changed:
 
 
 class WithoutStart:
-    """Strip, of the whole text: up to `count` times `content` at its beginning."""
+    """Strip, applied to the whole text: removes up to `count` times the character `content` at its beginning."""
 
     __slots__ = ("_content", "_count")
 
@@ -182,7 +182,7 @@ class WithoutStart:
 
 
 class WithoutEnd:
-    """Strip, of the whole text: up to `count` times `content` at its end."""
+    """Strip, applied to the whole text: removes up to `count` times the character `content` at its end."""
 
     __slots__ = ("_content", "_count", "_held")
 
@@ -204,7 +204,7 @@ class WithoutEnd:
 
 
 class Replaced:
-    """Replace, of the whole text: what may be the beginning of `pattern` is held back."""
+    """Replace, applied to the whole text. An end that may be the beginning of `pattern` is held back."""
 
     __slots__ = ("_content", "_held", "_pattern")
 
@@ -225,7 +225,7 @@ class Replaced:
 
 
 class Whole:
-    """Any other step, and all after it: nothing is certain before the end. `decode`: the library's, of all pieces."""
+    """Any other step and all steps after it: no text is final before the end. `decode`: the library's, of all pieces"""
 
     __slots__ = ("_decode", "_pieces")
 

@@ -1,4 +1,4 @@
-"""From an engine's tokens to what the caller gets: text, stop strings, offsets, finish."""
+"""Turns an engine's tokens into what the caller gets: text, stop strings, offsets, finish reason."""
 
 import copy
 
@@ -15,10 +15,10 @@ LENGTH = FinishReason.FINISH_REASON_LENGTH
 
 
 class OutputStream:
-    """One choice. Its state is a function of the submit and the tokens, so a ledger from elsewhere restores it.
+    """The output of one choice. Its state is a function of submit and tokens, so another worker's ledger restores it.
 
     `eos`: the model's end-of-sequence tokens; `max_total`: most tokens of prompt and output together.
-    Raises RequestRefused where the ledger contradicts itself.
+    Raises RequestRefused if the ledger contradicts itself.
     """
 
     def __init__(self, submit: Submit, texts: TokenTexts, *, eos: frozenset[int], max_total: int) -> None:
@@ -37,8 +37,8 @@ class OutputStream:
         self._text_bytes = 0
         self.finish = FinishReason.FINISH_REASON_UNSPECIFIED
         self._matched: int | str | None = None  # what ended the choice: a token or a stop string
-        self._unsent = ""  # of the ledger's text
-        self._num_ahead = 0  # characters that the caller has, and that are held back here
+        self._unsent = ""  # the part of the ledger's text that the caller does not have
+        self._num_ahead = 0  # characters that the caller already has, although they are held back here
         if submit.HasField("resume"):
             self._restore(submit)
 
@@ -47,7 +47,7 @@ class OutputStream:
         return self.finish != FinishReason.FINISH_REASON_UNSPECIFIED
 
     def ledger_output(self) -> SequenceOutput | None:
-        """The whole answer, where the ledger is complete already: nothing needs to be computed."""
+        """Returns the whole answer if the ledger is already complete, so that nothing is computed; else None."""
         if not self.finished:
             return None
         chunk = OutputChunk(
@@ -61,7 +61,7 @@ class OutputStream:
         return SequenceOutput(handle=self._caller_handle, chunk=chunk)
 
     def take(self, output: EngineOutput) -> SequenceOutput:
-        """The news for the caller. Tokens past a stop string are dropped: they are neither sent nor billed."""
+        """Returns the caller's output for this engine output. Tokens past a stop string are neither sent nor billed."""
         assert not self.finished, "output after the end"
         result = SequenceOutput(handle=self._caller_handle)
         if output.HasField("error"):
@@ -93,16 +93,17 @@ class OutputStream:
         return result
 
     def _advance(self, token_id: int) -> str:
-        """One more output token: the text that may go out because of it. Notices every kind of end. The token is not
-        counted where the output had ended before it, which only its coming has shown.
+        """Takes one more output token and returns the text that it releases. Sets `finish` if the output ends.
+
+        The token is not counted if it only reveals that the output ended before it.
         """
-        # A stop string counts where the token that its text ends with is not one of the first min_tokens.
+        # A stop string counts if the token in which it ends is not one of the first min_tokens.
         may_have_stopped = self.num_tokens > self._params.min_tokens
         may_stop = self.num_tokens >= self._params.min_tokens
         is_end = may_stop and token_id in self._end_ids
         text = ""
         if early := self._detokenizer.held() if is_end else self._detokenizer.settle(token_id):
-            stops = copy.copy(self._stops) if is_end else self._stops  # with an end token it may all come once more
+            stops = copy.copy(self._stops) if is_end else self._stops  # an end token pushes the same text again below
             before = stops.push(early, may_stop=may_have_stopped)
             if before.matched is not None:
                 self.finish, self._matched = STOP, before.matched
@@ -112,7 +113,7 @@ class OutputStream:
         if is_end:
             self.finish, self._matched = STOP, token_id
             text = self._detokenizer.push(token_id) if self._params.include_stop else ""
-            # What was held back before the end token still belongs to the output.
+            # Text that was held back before the end token still belongs to the output.
             return self._stops.push(text + self._detokenizer.flush(), may_stop=False).text + self._stops.flush()
         released = self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop)
         text += released.text
@@ -124,7 +125,7 @@ class OutputStream:
         return text
 
     def _flush(self, *, may_stop: bool) -> str:
-        """Everything that was held back. A stop string can still turn up in it."""
+        """Returns the text that was held back. It may still contain a stop string."""
         released = self._stops.push(self._detokenizer.flush(), may_stop=may_stop)
         if released.matched is not None:
             self.finish, self._matched = STOP, released.matched
@@ -140,7 +141,7 @@ class OutputStream:
                 raise invalid(
                     "resume.output_token_ids", f"the output had ended after {self.num_tokens} of {len(ledger)} tokens"
                 )
-        # A worker of another version may have sent what is held back here.
+        # A worker of another version may have sent text that is held back here.
         held = "" if self.finished else self._stops.held + self._detokenizer.held()
         encoded, sent = (text + held).encode(), submit.resume.text_bytes_sent
         if sent > len(encoded):

@@ -1,4 +1,4 @@
-"""Looking for stop strings in a stream of text, without letting out what may become one."""
+"""Searches a stream of text for stop strings, and holds back text that may become one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Text that may go out, and the stop string that ended the stream, if one did."""
+    """Text that may be sent, and the stop string that ended the stream, or None."""
 
     text: str
     matched: str | None = None
 
 
 class StopSearch:
-    """The match that ends first wins; of several that end there, the longest."""
+    """A streaming search for stop strings. The match that ends first wins; of several with the same end, the longest."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
         self._stops = tuple(stops)
@@ -24,11 +24,11 @@ class StopSearch:
 
     @property
     def held(self) -> str:
-        """What is held back, because a stop string may begin there."""
+        """Text that is held back because a stop string may begin in it."""
         return self._held
 
     def push(self, text: str, *, may_stop: bool) -> Released:
-        """Takes new text in. With `may_stop` false (min_tokens) no match may end in this text."""
+        """Takes new text and returns what it releases. With `may_stop` false (min_tokens), no match may end in it."""
         buffer = self._held + text
         if may_stop and (match := self._first_match(buffer)) is not None:
             start, stop = match
@@ -39,7 +39,7 @@ class StopSearch:
         return Released(buffer[: len(buffer) - keep])
 
     def flush(self) -> str:
-        """What was held back, at the end of the output."""
+        """Returns the text that was held back. The output ends here."""
         held, self._held = self._held, ""
         return held
 
@@ -53,9 +53,9 @@ class StopSearch:
         return None if best is None else best[1:]
 
     def _longest_beginning(self, buffer: str) -> int:
-        """Length of the longest end of `buffer` that is a proper beginning of a stop string."""
+        """Returns the length of the longest suffix of `buffer` that is a proper prefix of a stop string."""
         for start in range(max(0, len(buffer) - self._longest + 1), len(buffer)):
-            if buffer[start] in self._firsts:  # most positions end here, however many and long the stop strings are
+            if buffer[start] in self._firsts:  # rules out most positions, for any number and length of stop strings
                 tail = buffer[start:]
                 if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
                     return len(tail)

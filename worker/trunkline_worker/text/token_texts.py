@@ -1,7 +1,7 @@
-"""What each token of a tokenizer says, and how its decoder makes a text of that: read once, used by every stream.
+"""The text of each token of a tokenizer, and the stages of its decoder: read once, used by every stream.
 
-What a decoder does to one piece alone is left to the library, and remembered. What depends on other pieces is done in
-decoder_stages.py.
+The library computes what a decoder does to a single piece, and the result is cached. decoder_stages.py computes what
+depends on other pieces.
 """
 
 import json
@@ -28,28 +28,28 @@ from trunkline_worker.text.decoder_stages import (
     WithoutStart,
 )
 
-Step = dict[str, Any]  # of a decoder, as tokenizer.json describes it
-# A token's piece, or its byte, or its bytes, as the decoder's first stage takes them; None: the token says nothing.
+Step = dict[str, Any]  # a decoder's step, as tokenizer.json describes it
+# A token's piece, byte or bytes, as the decoder's first stage takes them; None: the token has no text.
 Unit = str | int | bytes | None
-Decode = Callable[[list[str]], str]  # all pieces to their text
-MakeStage = Callable[[bool], AnyStage]  # told whether text has begun
+Decode = Callable[[list[str]], str]  # returns the text of all pieces
+MakeStage = Callable[[bool], AnyStage]  # its argument: whether text has begun
 
-MAX_REMEMBERED = 1 << 16  # changed pieces; many vocabularies have as many
-MAX_REMEMBERED_LENGTH = 64  # characters; a piece that is longer is a run of bytes, and hardly ever comes again
-CHARACTER_BYTES = 4  # of UTF-8, at most
-FIRST_OF_SEVERAL = 0x80  # bytes below are characters by themselves
-PLAIN = ("Replace", "Strip")  # steps that change each piece by itself, before Fuse
-BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f+][0-9A-Fa-f]>")  # the library's parser takes a plus sign
-PANIC = "PanicException"  # how the library fails inside; it is no Exception, and cannot be imported
-STAND_IN = "\ue000"  # a piece of no tokenizer
+MAX_REMEMBERED = 1 << 16  # changed pieces; many vocabularies have this size
+MAX_REMEMBERED_LENGTH = 64  # characters; a longer piece is a run of bytes, which rarely occurs again
+CHARACTER_BYTES = 4  # most bytes of a character in UTF-8
+FIRST_OF_SEVERAL = 0x80  # bytes below it are whole characters
+PLAIN = ("Replace", "Strip")  # before Fuse, these steps change each piece by itself
+BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f+][0-9A-Fa-f]>")  # the library's parser accepts a plus sign
+PANIC = "PanicException"  # the library's internal failure; it is not an Exception, and cannot be imported
+STAND_IN = "\ue000"  # a private-use character, which no tokenizer has as a piece
 
 
 class DecodeError(Exception):
-    """The library cannot decode these tokens. One line for a person."""
+    """The library cannot decode these tokens. The message is one line for the operator."""
 
 
 class Units(dict[int, Unit]):
-    """By token id, worked out when first asked for."""
+    """The units of tokens by token id, each computed at its first use."""
 
     def __init__(self, read: Callable[[int], Unit]) -> None:
         self._read = read
@@ -61,15 +61,15 @@ class Units(dict[int, Unit]):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Where a stream has to begin to be right at the end of its prompt: at the prompt's token `start`. `begun`: some
-    token before that one has a text."""
+    """The index `start` of the prompt's token from which a stream must decode to be correct at the prompt's end.
+    `begun`: a token before `start` has text."""
 
     start: int
     begun: bool
 
 
 class TokenTexts:
-    """One tokenizer, for all streams."""
+    """The texts and decoder stages of one tokenizer, shared by all streams."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -80,15 +80,15 @@ class TokenTexts:
         self._without_special = Units(partial(self._unit, skipped=self._special))
 
     def units(self, *, keep_special: bool) -> Units:
-        """By token id. Ids that the tokenizer does not have say nothing."""
+        """Returns the units by token id. Ids that the tokenizer does not have map to None."""
         return self._with_special if keep_special else self._without_special
 
     def stages(self, *, begun: bool) -> list[AnyStage]:
-        """New ones, for one stream, in their order."""
+        """Returns new stages for one stream, in order."""
         return [make(begun) for make in self._plan.stages]
 
     def opening(self, prompt: Sequence[int], units: Units) -> Opening:
-        """As near to the prompt's end as the decoder allows: usually its last token or two, whatever its length."""
+        """Returns the latest start that the decoder allows: usually the prompt's last or second-last token."""
         plan = self._plan
         if plan.lead is None:
             return Opening(0, begun=False)
@@ -113,7 +113,8 @@ class TokenTexts:
 
 
 def _start_of_bytes(prompt: Sequence[int], units: Units) -> int:
-    """Where the tokens begin that hold the prompt's last character; its end, where nothing can be added to that one."""
+    """Returns the index of the token in which the prompt's last character begins, or the prompt's length if that
+    character is complete."""
     num_bytes = 0
     for index in range(len(prompt) - 1, -1, -1):
         unit = units[prompt[index]] or b""
@@ -128,21 +129,21 @@ def _start_of_bytes(prompt: Sequence[int], units: Units) -> int:
 
 @dataclass(slots=True)
 class _Plan:
-    """A decoder taken apart: `read` makes a token's unit, `stages` make the stages, told whether text has begun.
+    """The parts of a decoder: `read` returns a token's unit; `stages` create the stages, given whether text has begun.
 
-    `lead`: how many pieces that are not empty have to come before a run of bytes for the text to have begun; None where
-    a stage remembers more than that, so that a stream has to read its prompt from the beginning.
+    `lead`: number of non-empty pieces that must precede a run of bytes for the text to have begun; None if a stage
+    depends on more than that, so that a stream must decode its prompt from the beginning.
     """
 
     read: Callable[[str], Unit]
     stages: list[MakeStage] = field(default_factory=list)
     lead: int | None = 1
-    is_bytes: bool = False  # units are
-    has_runs: bool = False  # of byte tokens
+    is_bytes: bool = False  # units are bytes
+    has_runs: bool = False  # the first stage collects runs of byte tokens
 
 
 def _plan_of(steps: list[Step] | None) -> _Plan:
-    """`steps`: None where the tokenizer has no decoder; the library joins tokens with blanks then."""
+    """Returns the plan of these steps. None: the tokenizer has no decoder, and the library joins tokens with blanks."""
     if steps is None:
         return _Plan(str, [lambda begun: FirstDiffers(str, " {}".format, begun=begun)])
     num_plain = next((index for index, step in enumerate(steps) if step["type"] not in PLAIN), len(steps))
@@ -173,13 +174,13 @@ def _plan_of(steps: list[Step] | None) -> _Plan:
 
 
 def _whole(steps: list[Step], *, is_one_piece: bool) -> MakeStage:
-    """The stage of steps that cannot be streamed. `is_one_piece`: pieces come apart, and are one to these steps."""
+    """Returns the stage of steps that cannot be streamed. `is_one_piece`: these steps take all pieces joined."""
     decode = _library(steps)
     return lambda _: Whole((lambda pieces: decode(["".join(pieces)])) if is_one_piece else decode)
 
 
 def _of_pieces(step: Step, plan: _Plan) -> list[MakeStage] | None:
-    """The stages of a step that comes while pieces are apart; None where there is none for it."""
+    """Returns the stages of a step that takes separate pieces, or None if the step cannot be streamed."""
     decode, kind = _library([step]), step["type"]
     alone = _remembered(_alone(decode))
     if kind in ("WordPiece", "Metaspace"):
@@ -197,10 +198,10 @@ def _of_pieces(step: Step, plan: _Plan) -> list[MakeStage] | None:
 
 
 def _of_text(step: Step, plan: _Plan) -> list[MakeStage] | None:
-    """The same where all pieces have become one."""
+    """Returns the stages of a step that takes all pieces joined, or None if the step cannot be streamed."""
     if step["type"] == "Strip":
         content, start, stop = step["content"], step["start"], step["stop"]
-        # Pieces come here as they are, so that one that is not empty is at least one character.
+        # Pieces arrive unchanged here, so a non-empty piece has at least one character.
         is_bounded = not stop and (not plan.stages or (plan.has_runs and len(plan.stages) == 1))
         plan.lead = max(start, 1) if is_bounded else None
         ends: list[MakeStage] = [lambda _: WithoutEnd(content, stop)] if stop else []
@@ -212,7 +213,7 @@ def _of_text(step: Step, plan: _Plan) -> list[MakeStage] | None:
 
 
 def _steps(tokenizer: Tokenizer) -> list[Step] | None:
-    """The decoder's steps, sequences taken apart."""
+    """Returns the decoder's steps with nested sequences flattened, or None if the tokenizer has no decoder."""
     if tokenizer.decoder is None:
         return None
 
@@ -227,7 +228,7 @@ def _steps(tokenizer: Tokenizer) -> list[Step] | None:
 
 
 def _library(steps: list[Step]) -> Decode:
-    """The library's own decoder of these steps. Raises DecodeError, where it fails."""
+    """Returns the library's decoder of these steps, which raises DecodeError if it fails."""
     decoder = decoders.Sequence([])
     decoder.__setstate__(json.dumps({"type": "Sequence", "decoders": steps}).encode())
 
@@ -244,40 +245,40 @@ def _library(steps: list[Step]) -> Decode:
 
 
 def _alone(decode: Decode) -> TextMap:
-    """What a decoder makes of the only piece."""
+    """Returns how a decoder changes a piece that is the only one."""
     return lambda piece: decode([piece])
 
 
 def _after_another(decode: Decode) -> TextMap:
-    """What it makes of a piece that is not the first."""
+    """Returns how a decoder changes a piece that is not the first."""
     return lambda piece: decode([STAND_IN, piece])[len(STAND_IN) :]
 
 
 def _before_another(decode: Decode) -> TextMap:
-    """What it makes of a piece that is not the last."""
+    """Returns how a decoder changes a piece that is not the last."""
     return lambda piece: decode([piece, STAND_IN])[: -len(STAND_IN)]
 
 
 def _remembered(change: TextMap) -> TextMap:
-    """The same, faster."""
+    """Returns `change` with a bounded cache in front of it."""
     known = lru_cache(MAX_REMEMBERED)(change)
     return lambda piece: known(piece) if len(piece) <= MAX_REMEMBERED_LENGTH else change(piece)
 
 
 def _piece_or_byte(piece: str) -> str | int:
-    """`<0x0A>` is the byte 10, as ByteFallback reads it."""
+    """Returns the byte that ByteFallback reads from the piece (`<0x0A>` is 10), else the piece."""
     return int(piece[3:5], 16) if BYTE_PIECE.fullmatch(piece) else piece
 
 
 def _byte_of_character() -> dict[str, int]:
-    """ByteLevel's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """ByteLevel's alphabet: printable bytes are their own characters, other bytes the characters from U+0100 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 def _bytes_of(piece: str, to_byte: dict[str, int]) -> bytes:
-    """A piece with any character outside the alphabet stands for itself, as in the library."""
+    """Returns the piece's bytes. As in the library, a piece with a character outside the alphabet is plain UTF-8."""
     try:
         return bytes([to_byte[character] for character in piece])
     except KeyError:

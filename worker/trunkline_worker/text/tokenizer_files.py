@@ -1,4 +1,4 @@
-"""The tokenizer's files, as they travel to routers: checked here, so that no router meets what it cannot read."""
+"""The tokenizer's files, which routers fetch. They are checked here, so that routers can read them."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -17,16 +17,16 @@ REQUIRED = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
-NAMED_TEMPLATES = "additional_chat_templates"  # a folder of them
+NAMED_TEMPLATES = "additional_chat_templates"  # a folder
 NAMES = (REQUIRED, CONFIG, SPECIAL_TOKENS, TEMPLATE)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """File name → contents, those that exist; and the tokenizer itself.
+    """The contents of the files that exist, by name, and the tokenizer itself.
 
-    `template_problem`: why there is no chat although there is a template, in one line; else empty.
+    `template_problem`: one line on why the chat template cannot be used; empty if there is no problem.
     """
 
     contents: dict[str, bytes]
@@ -35,12 +35,12 @@ class TokenizerFiles:
 
     @property
     def digest(self) -> bytes:
-        """Equal digests, equal files."""
+        """A digest of all files' names and contents."""
         return tokenizer_digest(self.contents)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises ModelError where a text can become tokens that a model of this size does not have. Fewer tokens than
-        the model has are usual: embeddings are padded to a round size."""
+        """Raises ModelError if the tokenizer has a token id that a model of this vocabulary size does not have. Having
+        fewer tokens than the model is usual: embeddings are padded to a round size."""
         token, largest = max(self.tokenizer.get_vocab().items(), key=lambda entry: entry[1], default=("", -1))
         if largest >= vocab_size:
             raise ModelError(
@@ -50,8 +50,8 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
-    """Raises ModelError, one line naming the file, where tokenizer.json is missing or one of them is damaged. A damaged
-    chat template alone is noted, and text is served."""
+    """Reads and checks the files. Raises ModelError (one line with the file's name) if tokenizer.json is missing or a
+    file is damaged. If only a chat template is damaged, sets `template_problem` instead, and text is still served."""
     if not os.path.lexists(directory / REQUIRED):
         raise ModelError(f"{directory / REQUIRED} is missing: Trunkline reads tokenizers in this format only")
     contents = {name: read_file(directory / name) for name in NAMES if os.path.lexists(directory / name)}
@@ -66,18 +66,18 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
 
 
 def _tokenizer(path: Path, data: bytes) -> Tokenizer:
-    """One that encodes and decodes: some files are read without complaint, and fail with the first text."""
+    """Returns the tokenizer after encoding and decoding a text: some files load, and then fail at the first text."""
 
     def attempt(what: str, act: Callable[[], Any]) -> Any:
         try:
             return act()
-        except BaseException as error:  # the library raises bare Exception, or panics
+        except BaseException as error:  # the library raises Exception itself, or panics
             if not isinstance(error, Exception) and type(error).__name__ != PANIC:
                 raise
             raise ModelError(f"{path} {what}: {' '.join(str(error).split())}") from None
 
     tokenizer: Tokenizer = attempt("is damaged", lambda: Tokenizer.from_buffer(data))
-    # What the file pads or cuts texts to may be any number, and no text is padded or cut here.
+    # The file's padding and truncation lengths may be arbitrary; neither is wanted here.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     ids = attempt("cannot encode a text", lambda: tokenizer.encode("a").ids)
@@ -92,7 +92,7 @@ def _check_special_tokens(path: Path, values: dict[str, Any]) -> None:
         text = value.get("content") if isinstance(value, dict) else value
         if value is None or (isinstance(text, str) and _is_unicode(text)):
             continue
-        raise ModelError(f'{path}: {name} is {shown(value)}, not a text or an object with its "content"')
+        raise ModelError(f'{path}: {name} is {shown(value)}, not a string or an object with a string "content"')
 
 
 def _template_problems(contents: dict[str, bytes], config: dict[str, Any]) -> Iterator[str]:
@@ -111,11 +111,11 @@ def _template_problems(contents: dict[str, bytes], config: dict[str, Any]) -> It
     else:
         templates = [] if source is None else [source]
     if not all(isinstance(template, str) and _is_unicode(template) for template in templates):
-        yield f"{CONFIG}: chat_template is {shown(source)}, not a text or named texts"
+        yield f"{CONFIG}: chat_template is {shown(source)}, not a string or named strings"
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which is no text."""
+    """Returns False for a string with half of a surrogate pair, which JSON can spell but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
