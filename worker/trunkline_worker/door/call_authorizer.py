@@ -1,4 +1,4 @@
-"""Restricts the calls of routers and operators to callers that prove they have the worker's grant key, if it has one."""
+"""Restricts calls meant for routers and operators to callers that prove the worker's grant key, if it has one."""
 
 from collections.abc import Callable, Iterable
 

@@ -29,9 +29,9 @@ KINDS = {
     # For command-line tools. Its messages do not count as uploads, and may have any length up to the maximum.
     "ServerReflectionInfo": Bounds(per_connection=4, per_host=8, in_all=32),
 }
-# A router process has a session and a cache watch, and briefly two of each while it reconnects. Callers that have proved
-# the key are routers; hundreds of router processes may share one address. A worker without a key cannot tell routers
-# from strangers, and each session may hold a partly received message of up to MESSAGE_BYTES.
+# A router process has a session and a cache watch, and briefly two of each while it reconnects. Callers that prove the
+# key are routers; hundreds of router processes may share one address. A worker without a key cannot tell routers from
+# strangers, and each session may hold a partly received message of up to MESSAGE_BYTES.
 OF_ROUTERS = Bounds(per_connection=4, per_host=1024, in_all=4096)
 OF_STRANGERS = Bounds(per_connection=4, per_host=64, in_all=128)
 BY_ROUTERS = ("Session", "WatchCache")

@@ -1,1 +1,1 @@
-"""The worker's calls, and the requests that came through them."""
+"""The worker's RPCs, and the requests that arrive through them."""

@@ -1,7 +1,7 @@
-"""The front's copy of what the prefix cache holds, and the subscribers who follow it.
+"""The front's copy of the prefix cache's contents, and the subscribers that follow it.
 
-The engine never waits for a subscriber, nor answers one: events pass through here, and whoever comes late or falls
-behind gets a snapshot of this copy.
+The engine never waits for a subscriber and never answers one. Its events pass through here, and a subscriber that is
+new or falls behind gets a snapshot of this copy.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from trunkline.v1.worker_pb2 import (
     WatchCacheResponse,
 )
 
-MAX_PENDING_ITEMS = 1024  # a subscriber further behind than this is given a snapshot
-SNAPSHOT_CHUNK_BLOCKS = 16_384  # 256 KiB of hashes: a subscriber has others to listen to
-MAX_STRIDES = 8  # different ones at once: the events of each step are thinned for each of them
+MAX_PENDING_ITEMS = 1024  # a subscriber further behind gets a snapshot instead
+SNAPSHOT_CHUNK_BLOCKS = 16_384  # 256 KiB of hashes: short enough that subscribers can serve other workers in between
+MAX_STRIDES = 8  # different strides at once: each step's events are thinned once per stride
 RETRY_MS = 1000
-LOAD_INTERVAL_S = 0.05  # load samples go out at most this often
+LOAD_INTERVAL_S = 0.05  # shortest interval between load samples
 
 
 class Subscription:
-    """One WatchCache call."""
+    """The items that one WatchCache call still has to send."""
 
     def __init__(self, mirror: "CacheMirror", stride: int) -> None:
         self._mirror = mirror
@@ -45,11 +45,11 @@ class Subscription:
 
     @property
     def wants_events(self) -> bool:
-        """Whether it is to be offered what happens; where it is not, it will have a snapshot."""
+        """Whether to call offer(). False while a snapshot is due, which will contain the events."""
         return not self._needs_snapshot
 
     def offer(self, item: WatchCacheResponse) -> None:
-        """Events of one step; forgotten in favour of a snapshot where too many wait already."""
+        """Queues the events of one step. If too many items are queued, drops all and schedules a snapshot."""
         if len(self._pending) >= MAX_PENDING_ITEMS:
             self._pending.clear()
             self._needs_snapshot = True
@@ -58,12 +58,12 @@ class Subscription:
         self._wake.set()
 
     def offer_load(self, load: LoadSample) -> None:
-        """The newest sample replaces one that was not sent yet."""
+        """Queues a load sample, which replaces one that was not sent yet."""
         self._load = load
         self._wake.set()
 
     async def items(self) -> AsyncIterator[WatchCacheResponse]:
-        """A snapshot, then what happens."""
+        """Yields a snapshot, then events and load samples; another snapshot after falling behind."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -79,7 +79,7 @@ class Subscription:
 
 
 class CacheMirror:
-    """Digest → depth of every block that the engine holds."""
+    """A copy of the engine's prefix cache (digest → depth of each block), kept current for subscribers."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -96,7 +96,7 @@ class CacheMirror:
         return digest in self._depth
 
     def subscribe(self, stride: int) -> Subscription:
-        """Raises RequestRefused (OVERLOADED) where too many different strides are asked for."""
+        """Returns a new subscription. Raises RequestRefused (OVERLOADED) if MAX_STRIDES other strides are watched."""
         subscription = Subscription(self, stride)
         strides = {other.stride for other in self._subscriptions}
         if len(strides) >= MAX_STRIDES and subscription.stride not in strides:
@@ -109,11 +109,11 @@ class CacheMirror:
         self._subscriptions.discard(subscription)
 
     def apply(self, events: list[CacheEvent]) -> None:
-        """Takes in what changed in one step, and passes it on."""
+        """Applies the events of one step, and passes them on to the subscribers."""
         if not events:
             return
         self.sequence += 1
-        items: dict[int, WatchCacheResponse] = {}  # by stride: those who watch the same share one
+        items: dict[int, WatchCacheResponse] = {}  # by stride, shared by its subscribers
         for subscription in self._subscriptions:
             if subscription.wants_events:
                 stride = subscription.stride
@@ -132,7 +132,7 @@ class CacheMirror:
                 self._depth.clear()
 
     def set_load(self, load: LoadSample) -> None:
-        """Notes how busy the engine is; subscribers hear of it soon."""
+        """Stores a load sample, and sends it to subscribers within LOAD_INTERVAL_S."""
         self.load = load
         if self._load_timer is None and self._subscriptions:
             self._load_timer = asyncio.get_running_loop().call_later(LOAD_INTERVAL_S, self._send_load)
@@ -146,8 +146,8 @@ class CacheMirror:
         return WatchCacheResponse(epoch=self.epoch, sequence=self.sequence, events=CacheEvents(events=events))
 
     def snapshot(self, stride: int) -> Iterator[WatchCacheResponse]:
-        """The contents at the first part, whatever happens before the last one is taken; a part is made when its turn
-        comes."""
+        """Yields the contents as of the first part, in parts. Later changes are not included. Each part is built when
+        it is taken."""
         digests = [d for d, depth in self._depth.items() if depth % stride == stride - 1]
         sequence = self.sequence
         starts = range(0, max(1, len(digests)), SNAPSHOT_CHUNK_BLOCKS)
@@ -164,9 +164,9 @@ class CacheMirror:
             )
 
     def thin(self, events: list[CacheEvent], stride: int) -> list[CacheEvent]:
-        """The same events with every stride-th block of a chain only; events that are empty then stay out."""
+        """Returns the events reduced to every stride-th block of a chain, without those that become empty."""
         kept: list[CacheEvent] = []
-        stored_now: dict[bytes, int] = {}  # depths that self._depth does not have yet
+        stored_now: dict[bytes, int] = {}  # depths that are not in self._depth yet
         for event in events:
             kind = event.WhichOneof("kind")
             if kind == "stored":

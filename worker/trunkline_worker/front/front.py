@@ -1,8 +1,4 @@
-"""The worker's front: everything between the RPCs and the engine process.
-
-It keeps one Choice per unfinished submit, from validation to its last output, whoever submitted it: a session or a
-direct call. Every way for a choice to end goes through `_end`, so none is forgotten.
-"""
+"""The worker's front: everything between the RPCs and the engine process."""
 
 import asyncio
 import time
@@ -29,7 +25,7 @@ from trunkline_worker.link.engine_link import EngineLink
 from trunkline_worker.text.output_stream import OutputStream
 from trunkline_worker.text.token_texts import TokenTexts
 
-# What a refused caller is told before the engine has said anything about its queue.
+# Retry delay of a refusal before the engine has first reported its own.
 UNKNOWN_RETRY_DELAY_MS = 1000
 
 Deliver = Callable[[SequenceOutput], None]
@@ -39,52 +35,56 @@ Deliver = Callable[[SequenceOutput], None]
 class Choice:
     """One unfinished submit."""
 
-    handle: int  # in the engine
+    handle: int  # the engine's
     caller_handle: int
     request_id: str
     tenant: str
-    number: int  # among the choices of its request
+    number: int  # index among the choices of its request
     stream: OutputStream
     deliver: Deliver
     span: Span
     started_s: float
     num_prompt: int
-    suspect: bool  # it was submitted as one
-    steps: int = 0  # that have brought it tokens here
+    suspect: bool  # submitted as a suspect
+    steps: int = 0  # engine outputs received here
     deadline: asyncio.TimerHandle | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How a drain went."""
+    """The result of a drain: choices that finished, and choices that were cut off."""
 
     finished: int
     aborted: int
 
 
 class Front:
-    """See the module. `model` is what the engine reported, with the worker's names filled in."""
+    """Keeps one Choice per unfinished submit, of a session or a direct call, from validation to its last output.
+
+    Every end of a choice goes through `_end`, so that none is left behind. `model` is the engine's report with the
+    worker's names filled in.
+    """
 
     def __init__(self, model: GetModelResponse, tokenizer: Tokenizer, mirror: CacheMirror) -> None:
         self.model = model
         self.mirror = mirror
         self.draining = False
-        self.dead = asyncio.Event()  # the engine is gone
+        self.dead = asyncio.Event()  # the engine has ended
         self._link: EngineLink | None = None
         self._texts = TokenTexts(tokenizer)
         self._eos = frozenset(model.eos_token_ids)
         self._choices: dict[int, Choice] = {}
         self._waiting = FrontQueue(model.max_waiting_requests, model.max_waiting_tokens)
-        self._retry_delays_ms: list[int] = []  # by lane, as the engine last said
-        self._refused = [0 for _ in Lane]  # by a full queue, before the engine heard of them
+        self._retry_delays_ms: list[int] = []  # by lane, as last reported by the engine
+        self._refused = [0 for _ in Lane]  # submits refused by a full queue, without asking the engine
         self._next_handle = 0
-        self._last_handle = 0  # of what the engine has taken in
+        self._last_handle = 0  # the newest one that the engine has received
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = get_logger()
 
     def connect(self, link: EngineLink) -> None:
-        """Gives the front its engine."""
+        """Connects the front to its engine. Until then, submit() and stats() refuse."""
         self._link = link
 
     @property
@@ -92,9 +92,10 @@ class Front:
         return len(self._choices)
 
     def submit(self, submit: Submit, deliver: Deliver) -> Choice | None:
-        """Starts a choice; its news go to `deliver`, from this thread, the last one with a finish or an error.
+        """Starts a choice and passes its outputs to `deliver` on this thread; the last has a finish or an error.
 
-        Returns None where the answer was complete already. Raises RequestRefused.
+        Returns None if the ledger already was the complete answer. Raises RequestRefused (NO_WORKER) if the engine has
+        ended or the worker drains, (OVERLOADED) if the queue is full, or for an invalid submit.
         """
         if self.dead.is_set() or self._link is None:
             raise no_worker("this worker's engine has ended")
@@ -103,7 +104,7 @@ class Front:
         validate_submit(submit, self.model)
         lane = lane_of(submit.lane)
         num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
-        if not submit.resume.output_token_ids:  # a ledger may be complete, and wait for nothing
+        if not submit.resume.output_token_ids:  # a complete ledger does not enter the queue
             self._check_queue(submit, lane, num_tokens)
         stream = OutputStream(submit, self._texts, eos=self._eos, max_total=max_total_tokens(self.model))
         complete = stream.ledger_output()
@@ -145,8 +146,8 @@ class Front:
         return choice
 
     def _check_queue(self, submit: Submit, lane: Lane, num_tokens: int) -> None:
-        """Raises RequestRefused where the queue is full: at once, and not when the engine's step is over, which would
-        say the same. Before anything is made for the request: refusing must stay cheap."""
+        """Raises RequestRefused if the queue is full, without waiting for the engine's step. Called before anything is
+        created for the request, because refusing must stay cheap."""
         if self._waiting.admits(lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens):
             return
         delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
@@ -154,13 +155,13 @@ class Front:
         raise queue_full(lane, self._waiting.count, delay_ms)
 
     def cancel(self, choice: Choice) -> None:
-        """Nobody waits for it any more. Harmless if it has ended."""
+        """Ends a choice that its caller no longer needs. Does nothing if it has ended."""
         if choice.handle in self._choices:
             self._abort_in_engine(choice)
             self._end(choice, "cancelled")
 
     def on_step(self, step: EngineStep) -> None:
-        """The news of one engine step."""
+        """Takes the results of one engine step."""
         self._last_handle = max(self._last_handle, step.last_handle)
         for handle in step.admitted_handles:
             self._waiting.admitted(handle)
@@ -174,20 +175,20 @@ class Front:
         self._publish_load(step.load)
 
     def _take(self, output: EngineOutput) -> None:
-        """The engine's news of one choice."""
+        """Takes the engine's output of one choice."""
         choice = self._choices.get(output.handle)
         if choice is None:
-            return  # cancelled meanwhile
+            return  # it was cancelled
         if output.trace:
             self._log.error("a bug in the engine ended a request", request_id=choice.request_id, trace=output.trace)
         try:
             result = choice.stream.take(output)
             if choice.stream.finished and not output.finish_reason:
                 assert self._link is not None
-                self._link.finish(choice.handle)  # a stop string: the engine does not know
+                self._link.finish(choice.handle)  # the engine does not see stop strings
             choice.steps += 1
             choice.deliver(result)
-        except Exception as error:  # a bug must cost this choice only, not everybody's
+        except Exception as error:  # a bug must end this choice only
             self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
             message = f"an internal error; the log has it under request {choice.request_id}"
             self._break_off(choice, RequestRefused(CODE_INTERNAL, INTERNAL, message))
@@ -198,10 +199,10 @@ class Front:
             self._end(choice, finish_name(choice.stream.finish))
 
     async def stats(self) -> GetStatsResponse:
-        """What the engine has done. Raises RequestRefused."""
+        """Returns the engine's statistics. Raises RequestRefused (NO_WORKER) if the engine has ended."""
         if self.dead.is_set() or self._link is None:
             raise no_worker("this worker's engine has ended")
-        # A copy: others may be given the same answer.
+        # A copy, because several callers may get the same answer.
         stats = GetStatsResponse()
         stats.CopyFrom(await self._link.stats())
         for counts in stats.lanes:
@@ -209,21 +210,21 @@ class Front:
         return stats
 
     def on_engine_death(self, reason: str) -> None:
-        """Every stream ends at once."""
-        flying = self._flying()
-        self._log.error("engine died", reason=reason, choices=len(self._choices), in_step=len(flying))
+        """Ends every stream with an error, and marks those that may have killed the engine as suspects."""
+        in_flight = self._in_flight()
+        self._log.error("engine died", reason=reason, choices=len(self._choices), in_step=len(in_flight))
         self.dead.set()
-        self.draining = True  # until this process has ended, routers should know that nothing more is taken
+        self.draining = True  # tells routers until this process ends that it takes no more requests
         self._publish_load(self.mirror.load)
         refused = no_worker("the worker's engine ended while it computed this request")
-        unproven = [choice for choice in flying if not _is_proven(choice)]
+        unproven = [choice for choice in in_flight if not _is_proven(choice)]
         for choice in list(self._choices.values()):
-            suspect = choice in flying
+            suspect = choice in in_flight
             sole = suspect and choice.suspect and _are_of_one_request([*unproven, choice])
             self._break_off(choice, refused, suspect=suspect, sole_suspect=sole)
 
-    def _flying(self) -> set[Choice]:
-        """Choices that the engine may have died of: in its last steps, or not yet seen to be taken in by it."""
+    def _in_flight(self) -> set[Choice]:
+        """Returns the choices that may have killed the engine: in its last steps, or not known to be received."""
         in_flight = set() if self._link is None else self._link.in_flight()
         return {
             choice
@@ -232,17 +233,18 @@ class Front:
         }
 
     async def drain(self, timeout_s: float) -> Drained:
-        """Admits nothing more, waits for what runs, and cuts off what is left. May be called again."""
+        """Admits no more submits, waits up to `timeout_s` for running choices, and cuts off the rest. May be called
+        again."""
         before = len(self._choices)
         self.draining = True
         self._publish_load(self.mirror.load)
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
-            self._log.warning("drain ran out of time", choices=len(self._choices))
+            self._log.warning("drain timed out", choices=len(self._choices))
         left = list(self._choices.values())
         for choice in left:
-            self._break_off(choice, no_worker("this worker is going away"))
+            self._break_off(choice, no_worker("this worker is draining and ended the request"))
         return Drained(finished=before - len(left), aborted=len(left))
 
     def _publish_load(self, load: LoadSample) -> None:
@@ -252,7 +254,7 @@ class Front:
     def _break_off(
         self, choice: Choice, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False
     ) -> None:
-        """Ends a choice with an error; for the suspicions see SequenceOutput."""
+        """Ends a choice with an error. For `suspect` and `sole_suspect`, see SequenceOutput."""
         if choice.handle not in self._choices:
             return
         self._abort_in_engine(choice)
@@ -265,7 +267,7 @@ class Front:
         )
         try:
             choice.deliver(news)
-        except Exception as error:  # its caller cannot be told; the others are
+        except Exception as error:  # must not keep other callers from getting their errors
             self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
         self._end(choice, refused.reason)
 
@@ -274,8 +276,8 @@ class Front:
             self._link.abort(choice.handle)
 
     def _end(self, choice: Choice, outcome: str) -> None:
-        """The one way out: nothing of the choice stays behind. Harmless if it has ended: a caller that was given its
-        last news may have been found not to read, and has cancelled everything."""
+        """Removes a choice and all its state; every end goes through here. Does nothing if the choice has ended: the
+        delivery of its last output may have shown that its caller does not read, and cancelled all its choices."""
         if self._choices.pop(choice.handle, None) is None:
             return
         self._waiting.left(choice.handle)
@@ -298,14 +300,14 @@ class Front:
 
 
 def _are_of_one_request(choices: Collection[Choice]) -> bool:
-    """Whether they are choices of one request, as far as its names say. A session carries many tenants' requests, and
-    each client draws its own request ids: another request may have the same one. Choices of one request have different
-    numbers, and its prompt."""
+    """Whether they seem to be choices of one request. A session carries requests of many tenants, and clients choose
+    their request ids, so two requests may have the same id. Choices of one request have different numbers and prompts
+    of one length."""
     choices = set(choices)
     requests = {(choice.deliver, choice.tenant, choice.request_id, choice.num_prompt) for choice in choices}
     return len(requests) == 1 and len({choice.number for choice in choices}) == len(choices)
 
 
 def _is_proven(choice: Choice) -> bool:
-    """Whether it has shown that engines survive it: of one that is no suspect one step is enough."""
+    """Whether it has shown that engines survive it. One step is enough for a choice that is not a suspect."""
     return choice.steps >= (CLEARING_STEPS if choice.suspect else 1)

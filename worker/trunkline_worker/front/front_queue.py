@@ -1,4 +1,4 @@
-"""The front's own account of what waits in the engine, so that a full queue refuses at once and not after a step."""
+"""The front's own count of choices that wait in the engine, so that a full queue refuses without waiting for a step."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from trunkline_worker.lanes.queue_bounds import QueueBounds
 
 @dataclass(slots=True)
 class TenantQueue:
-    """What of one tenant waits in one lane."""
+    """The waiting choices of one tenant in one lane."""
 
     weight: float
     count: int = 0
@@ -17,18 +17,18 @@ class TenantQueue:
 
 
 class FrontQueue:
-    """Choices that were handed to the engine and not yet admitted by it, as far as it has told."""
+    """Choices that the front has passed to the engine, and whose admission the engine has not yet reported."""
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self._bounds = QueueBounds(max_requests, max_tokens)
         self.count = [0 for _ in Lane]
         self._tokens = [0 for _ in Lane]
         self._tenants: list[dict[str, TenantQueue]] = [{} for _ in Lane]
-        self._weights: defaultdict[Lane, float] = defaultdict(float)  # of the tenants with something waiting
+        self._weights: defaultdict[Lane, float] = defaultdict(float)  # sum over the tenants with waiting choices
         self._entries: dict[int, tuple[Lane, str, int]] = {}  # by handle: lane, tenant, tokens
 
     def admits(self, lane: Lane, tenant: str, weight: float, num_tokens: int) -> bool:
-        """Whether one more may wait: see queue_bounds.py."""
+        """Whether one more choice may wait, by the rules of queue_bounds.py."""
         queue = self._tenants[lane].get(tenant)
         own = queue.weight if queue else 0.0
         return self._bounds.admits(
@@ -42,7 +42,7 @@ class FrontQueue:
         )
 
     def put(self, handle: int, lane: Lane, tenant: str, weight: float, num_tokens: int) -> None:
-        """A choice was handed to the engine."""
+        """Adds a choice that was passed to the engine."""
         self._entries[handle] = (lane, tenant, num_tokens)
         self.count[lane] += 1
         self._tokens[lane] += num_tokens
@@ -54,11 +54,11 @@ class FrontQueue:
         queue.num_tokens += num_tokens
 
     def holds(self, handle: int) -> bool:
-        """Whether it waits."""
+        """Whether the choice waits."""
         return handle in self._entries
 
     def admitted(self, handle: int) -> None:
-        """The engine took it into its running set. Harmless where it has left already."""
+        """Removes a choice that the engine took into its running set. Does nothing if it is not here."""
         entry = self._entries.pop(handle, None)
         if entry is None:
             return
@@ -72,4 +72,4 @@ class FrontQueue:
             del self._tenants[lane][tenant]
             self._weights[lane] -= queue.weight
 
-    left = admitted  # it ended without ever running
+    left = admitted  # removes a choice that ended, possibly before it ran

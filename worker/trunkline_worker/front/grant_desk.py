@@ -1,4 +1,4 @@
-"""Where requests of direct clients come in: with a router's grant, where the worker has a key for them."""
+"""Accepts requests of direct clients: with a router's grant if the worker has a grant key, else without."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -7,11 +7,11 @@ from trunkline.grant import forbidden, open_grant
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 from trunkline.v1.worker_pb2 import Grant, Submit, WorkerServiceGenerateRequest
 
-MAX_REMEMBERED = 1 << 17  # used grants: 4,000 a second over the time for which they are good, about 25 MB
+MAX_REMEMBERED = 1 << 17  # used grants: 4,000 a second over the time for which they are valid, about 25 MB
 
 
 class UsedGrants:
-    """Remembers grants until they expire. Bounded: past `most` of them nothing more is taken, rather than forgotten."""
+    """Remembers used grants until they expire. At `most` grants it refuses new ones, rather than forget old ones."""
 
     def __init__(self, most: int = MAX_REMEMBERED) -> None:
         self._most = most
@@ -22,22 +22,23 @@ class UsedGrants:
         return len(self._signatures)
 
     def use(self, grant: Grant, now_unix_ms: int) -> None:
-        """Uses up a grant that was opened. Raises RequestRefused: FORBIDDEN for the second time, OVERLOADED."""
+        """Marks an opened grant as used. Raises RequestRefused: FORBIDDEN if it was used before, OVERLOADED at
+        `most`."""
         while self._by_expiry and self._by_expiry[0][0] <= now_unix_ms:
             self._signatures.discard(heappop(self._by_expiry)[1])
         if grant.signature in self._signatures:
             raise forbidden("the grant was used already")
         if len(self._signatures) >= self._most:
             wait_ms = self._by_expiry[0][0] - now_unix_ms
-            message = "this worker was given too many grants of late"
+            message = "this worker was given too many grants recently"
             raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=wait_ms)
         self._signatures.add(grant.signature)
         heappush(self._by_expiry, (grant.expires_unix_ms, grant.signature))
 
 
 class GrantDesk:
-    """Where a worker takes requests of direct clients. `key`: empty where it trusts whoever reaches it, and takes
-    requests without a grant. `now_unix_ms`: the time that grants expire by."""
+    """Checks the requests of direct clients. `key`: the grant key; if it is empty, the worker trusts every caller and
+    accepts requests without a grant only. `now_unix_ms`: the clock by which grants expire."""
 
     def __init__(self, key: bytes, epoch: int, now_unix_ms: Callable[[], int]) -> None:
         self._key = key
@@ -46,7 +47,11 @@ class GrantDesk:
         self._used = UsedGrants()
 
     def take(self, request: WorkerServiceGenerateRequest) -> Submit:
-        """The request's submit; a grant is used up by it. Raises RequestRefused."""
+        """Returns the request's submit, and uses up its grant.
+
+        Raises RequestRefused: FORBIDDEN if the grant is missing, not expected, invalid or used, OVERLOADED if too many
+        are remembered, INVALID_REQUEST if a submit accompanies the grant.
+        """
         if not self._key:
             if request.HasField("grant"):
                 raise forbidden("this worker takes no grants: it was started without --grant-key")
@@ -56,7 +61,7 @@ class GrantDesk:
         if not request.HasField("grant"):
             raise forbidden("this worker takes requests with a router's grant only")
         if request.HasField("submit"):
-            raise invalid("submit", "is given beside a grant, which says everything")
+            raise invalid("submit", "must not be set together with a grant, which contains it")
         now_unix_ms = self._now_unix_ms()
         submit = open_grant(self._key, request.grant, epoch=self._epoch, now_unix_ms=now_unix_ms)
         self._used.use(request.grant, now_unix_ms)

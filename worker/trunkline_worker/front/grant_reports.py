@@ -1,4 +1,4 @@
-"""What becomes of grants, told to the routers that signed them: they reserved for the most, and settle with this."""
+"""Reports on grants to the routers that signed them. A router reserves a grant's maximum, and settles by its report."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +11,11 @@ from trunkline_worker.front.front import Choice
 
 Tell = Callable[[SequenceOutput], None]
 
-GIVEN_UP = (NO_WORKER, OVERLOADED)  # by the worker, whatever its client does
+GIVEN_UP = (NO_WORKER, OVERLOADED)  # reasons for which the worker, not the client, ends a request
 
 
 class GrantReports:
-    """The sessions of this life of the worker, by the number that grants name them by."""
+    """The open sessions of this worker process, by the number that grants refer to them with."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -23,7 +23,7 @@ class GrantReports:
 
     @contextmanager
     def session(self, tell: Tell) -> Iterator[int]:
-        """A number for a session, as long as it lasts."""
+        """Yields a new session's number, which is valid until the context ends."""
         number = next(self._numbers)
         self._sessions[number] = tell
         try:
@@ -32,7 +32,8 @@ class GrantReports:
             del self._sessions[number]
 
     def follow(self, submit: Submit) -> "FollowedGrant":
-        """A choice from here on; nobody hears of it where no session is named, or that one is over."""
+        """Returns the context that reports on this submit's choice. Reports are dropped if the submit names no session
+        or if its session is closed."""
         return FollowedGrant(submit.handle, lambda output: self._tell(submit.report_session, output))
 
     def _tell(self, number: int, output: SequenceOutput) -> None:
@@ -42,7 +43,7 @@ class GrantReports:
 
 
 class FollowedGrant:
-    """A context: leaving it says that the choice has ended, and what it came to."""
+    """A context manager that reports a choice's start and, on exit, its end with its token counts."""
 
     def __init__(self, handle: int, tell: Tell) -> None:
         self._handle = handle
@@ -51,10 +52,10 @@ class FollowedGrant:
         self._ledger_tokens = 0
 
     def began(self, choice: Choice) -> None:
-        """The engine has it."""
+        """Reports that the choice was passed to the engine."""
         self._choice = choice
         self._ledger_tokens = choice.stream.num_tokens
-        self._say(GrantReport())
+        self._report(GrantReport())
 
     def __enter__(self) -> "FollowedGrant":
         return self
@@ -68,7 +69,7 @@ class FollowedGrant:
             report.prompt_tokens = choice.num_prompt
             report.cached_tokens = choice.stream.cached_tokens
             report.output_tokens = choice.stream.num_tokens
-        self._say(report)
+        self._report(report)
 
-    def _say(self, report: GrantReport) -> None:
+    def _report(self, report: GrantReport) -> None:
         self._tell(SequenceOutput(handle=self._handle, granted=report))

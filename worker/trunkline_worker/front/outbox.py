@@ -1,4 +1,4 @@
-"""News that wait to be sent to one reader."""
+"""Outputs that wait to be sent to one reader."""
 
 import asyncio
 from collections import deque
@@ -8,23 +8,23 @@ from trunkline.channel import MAX_MESSAGE_BYTES
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import SequenceOutput
 
-# A router reads as fast as it can and keeps what its own clients leave; one for which this much waits stands still.
+# A router reads at full speed and buffers for its own slow clients. One with this much waiting has stalled.
 MAX_WAITING_BYTES = 4 * MAX_MESSAGE_BYTES
-MAX_ALL_WAITING_BYTES = 2 * MAX_WAITING_BYTES  # for all readers: past it the one furthest behind is given up
+MAX_ALL_WAITING_BYTES = 2 * MAX_WAITING_BYTES  # of all readers: above it, the one furthest behind is given up
 MAX_RESPONSE_BYTES = 256 << 10  # of outputs in one message; a single output is bounded by validation
-OUTPUT_BYTES = 256  # what an output takes in memory beside its bytes on the wire
-ROOM_BYTES = 4 << 20  # a reader for whom more waits is given no more refusals: what asks for them is not read
+OUTPUT_BYTES = 256  # memory of an output on top of its bytes on the wire
+ROOM_BYTES = 4 << 20  # while more waits, the reader's requests are not read, so that it is sent no more refusals
 
 
 class Backlog:
-    """What waits in all outboxes."""
+    """Counts the bytes that wait in all outboxes, and bounds their sum."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Outbox, int] = {}  # bytes, of those with any
+        self._waiting: dict[Outbox, int] = {}  # bytes, of non-empty outboxes
         self._all_bytes = 0
 
     def change(self, outbox: "Outbox", by_bytes: int) -> None:
-        """So many bytes more or less wait there. The fullest outbox is given up where all hold too much."""
+        """Changes an outbox's waiting bytes. If the sum of all exceeds its bound, gives up the fullest outbox."""
         self._all_bytes += by_bytes
         waiting = self._waiting[outbox] = self._waiting.get(outbox, 0) + by_bytes
         if not waiting:
@@ -34,15 +34,15 @@ class Backlog:
 
 
 class Outbox:
-    """A step's news arrive together and leave in one message; while the reader is slow, those of several steps share
-    one. Past MAX_WAITING_BYTES the reader is given up: `on_overflow` is called, once, what waits is dropped, and so is
-    whatever is put in later.
+    """Queues outputs for one reader. A step's outputs are sent in one message; while the reader is slow, outputs of
+    several steps share one. Above MAX_WAITING_BYTES the reader is given up: `on_overflow` is called once, and waiting
+    and later outputs are dropped.
     """
 
     def __init__(self, on_overflow: Callable[[], None], backlog: Backlog | None = None) -> None:
         self._on_overflow = on_overflow
         self._backlog = backlog or Backlog()
-        self._waiting: deque[tuple[SequenceOutput, int]] = deque()  # with what it takes
+        self._waiting: deque[tuple[SequenceOutput, int]] = deque()  # with their bytes
         self._waiting_bytes = 0
         self._ended: RequestRefused | None = None
         self._wake = asyncio.Event()
@@ -56,35 +56,35 @@ class Outbox:
         self._waiting.append((output, size))
         self._wake.set()
         self._grow(size)
-        # A single output may be larger: it is bounded by validation.
+        # A single output may exceed the limit: it is bounded by validation.
         if self._waiting_bytes > MAX_WAITING_BYTES and len(self._waiting) > 1:
             self.give_up()
 
     def give_up(self) -> None:
-        """The reader stands still."""
+        """Ends the outbox because its reader has stalled."""
         if self._ended is None:
             message = f"the output is read too slowly: {self._waiting_bytes} bytes of it waited"
             self.end(RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message))
             self._on_overflow()
 
     def end(self, refused: RequestRefused) -> None:
-        """Nothing more is sent: whoever takes is told why."""
+        """Drops all outputs, waiting and later ones. take() raises `refused` from now on."""
         self._ended = refused
         self.close()
 
     def close(self) -> None:
-        """What waits is dropped."""
+        """Drops the waiting outputs."""
         self._waiting.clear()
         self._grow(-self._waiting_bytes)
         self._wake.set()
 
     async def room(self) -> None:
-        """Waits until the reader has caught up, or was given up."""
+        """Waits until the reader has caught up or was given up."""
         await self._has_room.wait()
 
     async def take(self) -> list[SequenceOutput]:
-        """Everything that waits and fits into a message; at least one. Raises RequestRefused once the reader was given
-        up."""
+        """Waits for outputs, and returns as many as fit into one message, at least one. Raises the RequestRefused of
+        end() once it was called."""
         while not self._waiting:
             if self._ended is not None:
                 raise self._ended

@@ -1,4 +1,4 @@
-"""WorkerService: the RPCs, each a few lines over the front."""
+"""WorkerService: the worker's RPCs, each a thin layer over the front."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -34,7 +34,7 @@ from trunkline_worker.front.outbox import Backlog, Outbox
 from trunkline_worker.front.session import Session
 from trunkline_worker.text.tokenizer_files import TokenizerFiles
 
-# Small enough that a call that is not read on holds little.
+# Small, so that a call whose caller stops reading holds little memory.
 TOKENIZER_CHUNK_BYTES = 128 << 10
 SEND_TOKENIZER_S = 60.0  # routers wait for 10 s
 
@@ -43,9 +43,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(WorkerServiceServicer):
-    """`drain` is called with a time in seconds, or None for the worker's own setting.
+    """The RPCs of a worker. `drain` is called with a timeout in seconds, or None for the worker's own setting.
 
-    What keeps strangers and floods out is the server's: see Door.
+    Door checks callers and bounds their calls before they get here.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class WorkerService(WorkerServiceServicer):
         self._drain = drain
 
     async def Session(self, request_iterator: Any, context: Context) -> AsyncIterator[SessionResponse]:
-        """The requests are bytes: see add_to_server()."""
+        """Serves a router's stream. The requests arrive as bytes: see add_to_server()."""
         task = asyncio.current_task()
         assert task is not None
-        # Writing to a router that stands still would wait for ever.
+        # Cancelled on a stall, because writing to a stalled router would block forever.
         session = Session(self._front, task.cancel, self._backlog)
         log = get_logger()
 
@@ -75,13 +75,13 @@ class WorkerService(WorkerServiceServicer):
                 async for raw in request_iterator:
                     await session.take(raw)
             except RequestRefused as refused:
-                log.error("session ends: the router makes no sense", problem=refused.message)
+                log.error("session ended: invalid message from the router", problem=refused.message)
                 session.refuse(refused)
                 return
             except Exception as error:
                 if not isinstance(error, grpc.aio.UsageError):
-                    log.error("session ends by an unexpected error", exc_info=error)
-            task.cancel()  # the router is gone, or has nothing more to say
+                    log.error("session ended by an unexpected error", exc_info=error)
+            task.cancel()  # the router has disconnected or closed its side
 
         reading = asyncio.create_task(read())
         try:
@@ -154,7 +154,7 @@ class WorkerService(WorkerServiceServicer):
     async def GetTokenizer(self, request: GetTokenizerRequest, context: Context) -> AsyncIterator[GetTokenizerResponse]:
         task = asyncio.current_task()
         assert task is not None
-        # To end it with a status would wait for a client that does not read.
+        # Cancelled, because ending the call with a status would wait for a client that does not read.
         given_up = asyncio.get_running_loop().call_later(SEND_TOKENIZER_S, task.cancel)
         try:
             for name, data in self._files.contents.items():
@@ -170,15 +170,15 @@ class WorkerService(WorkerServiceServicer):
         timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
         if timeout_s is not None and timeout_s < 0:
             raise invalid("timeout", f"{timeout_s} s is negative")
-        # A caller that hangs up does not stop a drain that has begun.
+        # A caller that disconnects does not stop a drain that has begun.
         return await asyncio.shield(asyncio.ensure_future(self._drain(timeout_s)))
 
 
 def add_to_server(service: WorkerService, server: grpc.aio.Server) -> None:
-    """Every method, and Session so that its messages come as bytes: they are parsed piece by piece."""
+    """Registers every method. Session's messages are delivered as bytes, because they are parsed piece by piece."""
     session = grpc.stream_stream_rpc_method_handler(
         service.Session, request_deserializer=bytes, response_serializer=SessionResponse.SerializeToString
     )
-    # The first one that knows a method has it.
+    # The first handler that knows a method serves it.
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),))
     add_WorkerServiceServicer_to_server(service, server)

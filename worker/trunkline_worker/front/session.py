@@ -1,4 +1,4 @@
-"""One router's stream: submits and aborts in, the news of each step out."""
+"""One router's stream: it receives submits and aborts, and sends the outputs of each step."""
 
 import asyncio
 import time
@@ -14,20 +14,20 @@ from trunkline_worker.front.front import Choice, Front
 from trunkline_worker.front.outbox import Backlog, Outbox
 from trunkline_worker.front.submit_size import check_submit, most_submit_bytes
 
-# Of a message, parsed at once: a millisecond or so, whatever is in it. A longer submit is parsed by itself.
+# Largest part of a message parsed at once; takes about a millisecond at worst. A longer submit is parsed by itself.
 PART_BYTES = 16 << 10
-TURN_S = 0.001  # for so long a router's message is worked on before others have their turn
-MAX_SUBMITS = 1 << 16  # of one message
+TURN_S = 0.001  # time spent on a router's message before other tasks get a turn
+MAX_SUBMITS = 1 << 16  # in one message
 MAX_ABORT_BYTES = 1 << 20  # of handles in one message
 MAX_NAME_CHARACTERS = 512
 _SUBMITS = SessionRequest.SUBMITS_FIELD_NUMBER
 
 
 class Session:
-    """See the module. Its choices are aborted when it is closed."""
+    """The choices that one router submits on its stream. close() aborts those that have not ended."""
 
     def __init__(self, front: Front, on_stalled: Callable[[], object], backlog: Backlog | None = None) -> None:
-        """`on_stalled` is called when the router does not read what it is told; the session is over then."""
+        """`on_stalled` is called when the router does not read its outputs; the session has then ended."""
         self._front = front
         self._on_stalled = on_stalled
         self._outbox = Outbox(self._give_up, backlog)
@@ -35,12 +35,12 @@ class Session:
         self._choices: dict[int, Choice] = {}  # by the router's handle
 
     async def take(self, raw: bytes) -> None:
-        """A SessionRequest: what the router says. It is parsed and worked on piece by piece, and others have their turn
-        in between. Raises RequestRefused where no router would say this: the session is over then."""
+        """Takes a serialized SessionRequest. It is parsed and processed piece by piece, and other tasks run in between.
+        Raises RequestRefused if the message is invalid; the caller then ends the session."""
         try:
             await self._take(raw)
         except (DecodeError, NotAMessage) as error:
-            raise invalid("request", f"{len(raw)} bytes that are no message of Session: {error}") from None
+            raise invalid("request", f"{len(raw)} bytes are not a message of Session: {error}") from None
 
     async def _take(self, raw: bytes) -> None:
         begun_s, num_submits, abort_bytes = time.perf_counter(), 0, 0
@@ -58,23 +58,23 @@ class Session:
             for submit in request.submits:
                 self._start(submit)
                 if time.perf_counter() - begun_s > TURN_S:
-                    begun_s = await self._rest()
+                    begun_s = await self._yield_turn()
             for handle in request.abort_handles:
                 self._abort(handle)
                 if time.perf_counter() - begun_s > TURN_S:
-                    begun_s = await self._rest()
+                    begun_s = await self._yield_turn()
             if time.perf_counter() - begun_s > TURN_S:
-                begun_s = await self._rest()
+                begun_s = await self._yield_turn()
 
-    async def _rest(self) -> float:
-        """Others have their turn, and a router that does not read its refusals waits until it has read some. Returns
-        the time."""
+    async def _yield_turn(self) -> float:
+        """Lets other tasks run, and waits while the router does not read its outputs. Returns the time."""
         await asyncio.sleep(0)
         await self._outbox.room()
         return time.perf_counter()
 
     def _check_part(self, part: bytes) -> int:
-        """Of a single field. Returns its bytes where it is no submit. Raises RequestRefused, NotAMessage."""
+        """Checks a part with a single field, before it is parsed. Returns the field's bytes, or 0 for a submit. Raises
+        RequestRefused or NotAMessage."""
         ((number, _, at, end),) = fields(part)
         if number != _SUBMITS:
             return end - at
@@ -82,23 +82,23 @@ class Session:
         return 0
 
     def tell(self, output: SequenceOutput) -> None:
-        """News of something that did not come by this session."""
+        """Sends an output of a choice that was not submitted on this session."""
         self._outbox.put(output)
 
     async def responses(self, number: int) -> AsyncIterator[SessionResponse]:
-        """What the router is told: who answers, and which of its sessions this is; then the news."""
+        """Yields the welcome, with the worker's identity and this session's number, then the outputs."""
         model = self._front.model
         yield SessionResponse(welcome=SessionWelcome(worker_id=model.worker_id, epoch=model.epoch, session=number))
         while True:
             yield SessionResponse(outputs=await self._outbox.take())
 
     def refuse(self, refused: RequestRefused) -> None:
-        """The session is over, and the router is told why."""
+        """Aborts all choices and ends the session with this error."""
         self._abort_all()
         self._outbox.end(refused)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Aborts all choices and drops waiting outputs."""
         self._abort_all()
         self._outbox.close()
 
@@ -108,17 +108,17 @@ class Session:
         self._choices.clear()
 
     def _give_up(self) -> None:
-        get_logger().error("a router does not read: its session ends", choices=len(self._choices))
+        get_logger().error("session ended: the router does not read its outputs", choices=len(self._choices))
         self._abort_all()
         self._on_stalled()
 
     def _start(self, submit: Submit) -> None:
-        """Refuses what cannot be started."""
+        """Starts a choice. If it cannot be started, sends the error to the router."""
         try:
             self._submit(submit)
         except RequestRefused as refused:
             self._outbox.put(SequenceOutput(handle=submit.handle, error=refused.to_proto()))
-        except Exception as error:  # a bug must cost this choice only, not the router's whole session
+        except Exception as error:  # a bug must end this choice only, not the whole session
             get_logger().error("unexpected error", request_id=submit.request_id, exc_info=error)
             broken = RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; see the worker's log")
             self._outbox.put(SequenceOutput(handle=submit.handle, error=broken.to_proto()))

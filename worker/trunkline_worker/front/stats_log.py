@@ -1,4 +1,4 @@
-"""One compact line of statistics in the log, now and then."""
+"""Logs a compact line of engine statistics at intervals."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,7 @@ MILLISECONDS = 1e3
 
 
 async def log_stats(front: Front, interval_s: float) -> None:
-    """Until it is cancelled or the engine ends; nothing is logged of a time in which nothing was computed."""
+    """Logs statistics until it is cancelled or the engine ends. Skips intervals without engine steps."""
     log = get_logger()
     steps_before = 0
     while True:
@@ -28,7 +28,7 @@ async def log_stats(front: Front, interval_s: float) -> None:
 
 
 def summary(stats: GetStatsResponse) -> dict[str, Any]:
-    """What fits on a line. Times in milliseconds, as p50/p99 of the last one to two minutes."""
+    """Returns the fields of the log line. Times are in milliseconds, as p50/p99 of the last one to two minutes."""
     load, steps = stats.load, stats.steps
     line: dict[str, Any] = {
         "running": load.running,

@@ -1,31 +1,32 @@
-"""How large a submit may be, looked at on the wire: what cannot be a legal one is not parsed."""
+"""Checks the size of a submit on the wire, so that a submit too large to be legal is never parsed."""
 
 from trunkline.status import RequestRefused, context_exceeded, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit, WorkerServiceGenerateRequest
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, max_total_tokens
 from trunkline_runtime.wire import NotAMessage, fields
 
-# Up to this size a submit is parsed unseen: whatever is in it takes far less than a millisecond.
+# Up to this size a submit is parsed unchecked: with any content, parsing takes far less than a millisecond.
 UNSEEN_BYTES = 16 << 10
-ID_BYTES = 5  # of a token id; packed, as every writer does it
+ID_BYTES = 5  # most bytes of a token id in a packed list, as every writer sends it
 # Names, trace contexts, stop strings of a KiB each, and biases.
 OTHER_BYTES = 128 << 10
-# Of a submit with every list as long as it may be, lists of token ids as one.
+# Fields of a submit with every list at its maximum length; a list of token ids counts as one.
 MOST_FIELDS = 64 + MAX_STOP_STRINGS + MAX_STOP_TOKEN_IDS + MAX_LOGIT_BIAS
 _INSIDE = (Submit.SAMPLING_FIELD_NUMBER, Submit.RESUME_FIELD_NUMBER)
 
 
 def most_submit_bytes(model: GetModelResponse) -> int:
-    """Of prompt and ledger, which are never longer together than the model takes, and everything else."""
+    """Returns the largest size in bytes: prompt and ledger, together at most the model's tokens, and other fields."""
     return ID_BYTES * max_total_tokens(model) + OTHER_BYTES
 
 
 def check_submit(raw: bytes, at: int, end: int, most_bytes: int) -> None:
-    """Of the submit at raw[at:end]. Raises RequestRefused and NotAMessage."""
+    """Checks the submit at raw[at:end]. Raises RequestRefused if it has too many bytes or fields, NotAMessage if it
+    cannot be read."""
     if end - at <= UNSEEN_BYTES:
         return
     if end - at > most_bytes:
-        raise context_exceeded(f"a submit of {end - at} bytes is more than the model can take: {most_bytes}")
+        raise context_exceeded(f"the submit has {end - at} bytes, more than the model can take: {most_bytes}")
     num_fields = 0
     for number, _, value_at, value_end in fields(raw, at, end):
         num_fields += 1
@@ -39,8 +40,8 @@ def check_submit(raw: bytes, at: int, end: int, most_bytes: int) -> None:
 
 
 def check_generate(raw: bytes, most_bytes: int) -> None:
-    """Of a WorkerServiceGenerateRequest. A grant is not looked into: its signature is checked before it is parsed.
-    Raises RequestRefused."""
+    """Checks a WorkerServiceGenerateRequest. Skips a grant's content: its signature is checked before it is parsed.
+    Raises RequestRefused if the request is too large or cannot be read."""
     if len(raw) <= UNSEEN_BYTES:
         return
     try:
@@ -50,7 +51,7 @@ def check_generate(raw: bytes, most_bytes: int) -> None:
             if number == WorkerServiceGenerateRequest.SUBMIT_FIELD_NUMBER:
                 check_submit(raw, at, end, most_bytes)
     except NotAMessage as error:
-        raise invalid("request", f"is no message: {error}") from None
+        raise invalid("request", f"is not a valid message: {error}") from None
 
 
 def _too_many() -> RequestRefused:

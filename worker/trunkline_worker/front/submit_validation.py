@@ -1,4 +1,4 @@
-"""What a worker checks of a Submit before its engine sees it. A router is not trusted more than a client."""
+"""Checks a Submit before it reaches the engine. A router is trusted no more than a client."""
 
 from trunkline.status import deadline_exceeded, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit
@@ -13,7 +13,8 @@ from trunkline.validation import (
 
 
 def validate_submit(submit: Submit, model: GetModelResponse) -> None:
-    """Raises RequestRefused with the row of the error table that applies."""
+    """Raises RequestRefused, with the reason from the error table, if the submit is invalid or its timeout has
+    passed."""
     if not submit.prompt_token_ids:
         raise invalid("prompt_token_ids", "the prompt is empty")
     validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")

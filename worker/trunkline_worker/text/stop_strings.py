@@ -13,7 +13,7 @@ class Released:
 
 
 class StopSearch:
-    """A streaming search for stop strings. The match that ends first wins; of several with the same end, the longest."""
+    """A streaming search for stop strings. The match that ends first wins; of several with one end, the longest."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
         self._stops = tuple(stops)
