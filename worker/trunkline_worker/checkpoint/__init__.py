@@ -1,1 +1,1 @@
-"""The files of a model, and what they say."""
+"""Reads and checks the files of a model directory."""

@@ -1,4 +1,4 @@
-"""Reading tensors out of safetensors files, by name. Nothing that is pickled is ever opened."""
+"""Reads tensors from safetensors files by name. Pickled files are never opened."""
 
 import json
 import os
@@ -20,15 +20,15 @@ from trunkline_worker.checkpoint.weight_stream import WeightStream
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# As safetensors names them. Integers and 8-bit floats are those of a quantised checkpoint, without their scales.
+# By safetensors' names. Integers and 8-bit floats are left out: a quantised checkpoint needs its scales too.
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Checkpoint:
-    """The tensors of a model directory, single file or shards; a context manager that closes them.
+    """The tensors of a model directory, in a single file or in shards. A context manager that closes the files.
 
-    stream: how tensors get to a device other than the CPU
+    stream: copies tensors to a device other than the CPU
     """
 
     def __init__(self, directory: Path, stream: WeightStream | None = None) -> None:
@@ -69,10 +69,10 @@ class Checkpoint:
         return name in self._handles
 
     def check_header(self, target: Tensor, name: str) -> None:
-        """Raises ModelError if the tensor is missing, of another shape, or not of a type for weights. Only the file's
-        header is read, and only target's shape, so it may be on the meta device."""
+        """Raises ModelError if the tensor is missing, or if its shape or dtype is wrong. Reads only the file's header
+        and the shape of `target`, which may be on the meta device."""
         if name not in self._handles:
-            raise ModelError(f"{self.files[0].parent} lacks the tensor {name}")
+            raise ModelError(f"{self.files[0].parent} has no tensor {name}")
         piece = self._handles[name].get_slice(name)
         shape, stored = piece.get_shape(), piece.get_dtype()
         if shape != list(target.shape):
@@ -86,7 +86,7 @@ class Checkpoint:
             )
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """The type in which a tensor is stored; float32 if it is missing, or of no type for weights."""
+        """Returns the dtype in which a tensor is stored; float32 if it is missing or its dtype is not supported."""
         if name not in self:
             return torch.float32
         return STORED_DTYPES.get(self._handles[name].get_slice(name).get_dtype(), torch.float32)
@@ -103,10 +103,10 @@ class Checkpoint:
         self._unread.discard(name)
 
     def check_finite(self, dtype: torch.dtype) -> None:
-        """Raises ModelError naming the first tensor that was read and is not finite: with it logits are NaN, and no
-        request can be answered.
+        """Raises ModelError with the first tensor that has a non-finite value. It would make logits NaN, so that no
+        request could be answered.
 
-        dtype: into which the tensors were read
+        dtype: the one into which tensors were read
         """
         name = self._check.broken()
         if name is None:
@@ -118,14 +118,14 @@ class Checkpoint:
         else:
             reason = "has NaN or infinite values: the file is damaged"
         raise ModelError(
-            f"{self._file_of[name]}: tensor {name} {reason}; --allow-non-finite-weights serves it all the same"
+            f"{self._file_of[name]}: tensor {name} {reason}; to serve it anyway, use --allow-non-finite-weights"
         )
 
     def embedding_and_head(self, tied: bool) -> tuple[str, str | None]:
-        """The names of embedding and head; None: the head is the embedding.
+        """Returns the names of embedding and head; None: the head is the embedding.
 
         As in transformers 5: if the config ties the two, but the file has both and they differ, both are used. If the
-        file has only the head, that is the embedding too.
+        file has only the head, the head is the embedding too.
         """
         if not tied:
             return EMBEDDING, HEAD
@@ -139,7 +139,8 @@ class Checkpoint:
         return EMBEDDING, None
 
     def check_all_read(self, ignore: tuple[str, ...]) -> None:
-        """Raises ModelError for tensors that no part of the model asked for: the config describes another model."""
+        """Raises ModelError if a tensor was never read, except names that end with one of `ignore`: the files then
+        belong to a model that config.json does not describe."""
         left = sorted(name for name in self._unread if not name.endswith(ignore))
         if left:
             raise ModelError(
@@ -156,12 +157,12 @@ class Checkpoint:
 
 
 def _named(name: str) -> str:
-    """A tensor's name as it may stand in an error; quoted where it is not an ordinary one."""
+    """Returns a tensor's name for an error message; quoted if it is unusual."""
     return name if name.isascii() and name.isprintable() and len(name) < 100 else shown(name)
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files. Raises ModelError where there are none, or a shard is missing."""
+    """Returns the safetensors files. Raises ModelError if there are none, or if a shard is missing."""
     if os.path.lexists(directory / INDEX):
         files = _shards(directory / INDEX)
         if files:
@@ -177,7 +178,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[Path]:
-    """The files that an index names; none where it names none."""
+    """Returns the files that an index lists, which may be none. Raises ModelError if one is missing."""
     named = read_json(index).get("weight_map", {})
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise ModelError(f"{index}: weight_map is not an object of file names")
@@ -189,7 +190,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def fingerprint(directory: Path, weights: Sequence[bytes], *facts: str) -> str:
-    """A digest of everything that decides the logits: config, weights, and `facts` such as the dtype.
+    """Returns a digest of everything that determines the logits: config, weights, and `facts` such as the dtype.
 
     weights: digests of the weight files
     """

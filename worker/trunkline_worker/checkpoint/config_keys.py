@@ -1,7 +1,7 @@
-"""The keys of config.json: which ones are read, which have no effect, and which have none with certain values.
+"""The keys of config.json: keys that are read, keys without effect, and keys without effect for certain values.
 
-Every other key is refused by name. A key that is ignored silently may change what the model computes, and the only sign
-of it would be worse text.
+Every other key is refused by name. A key that is silently ignored might change what the model computes, and the only
+sign of it would be worse text.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from trunkline_worker.checkpoint.errors import ModelError, shown
 
 LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-# architecture → the model_type that goes with it
+# architecture → its model_type
 MODEL_TYPES = {LLAMA: "llama", MISTRAL: "mistral", QWEN2: "qwen2", QWEN3: "qwen3"}
 
 
@@ -36,7 +36,7 @@ _READ_BY = {
 }
 
 _WITHOUT_EFFECT = _words(
-    # Where the checkpoint comes from, and which software wrote it or is to load it. Remote code is never run.
+    # Origin of the checkpoint, and the software that wrote it or should load it. Remote code is never run.
     """
     _name_or_path name_or_path _commit_hash transformers_version transformers.js_config auto_map custom_pipelines
     model_name model_max_length tokenizer_class tokenizer_model_max_length unsloth_fixed unsloth_version is_llama_config
@@ -53,15 +53,15 @@ _WITHOUT_EFFECT = _words(
     _flash_attn_2_enabled _experts_implementation _experts_implementation_internal experts_implementation
     use_flash_attn use_flash_attention flash_attention pretraining_tp use_cache chunk_size_feed_forward
     """,
-    # What a call returns in transformers, and fields of every transformers configuration that no decoder reads.
+    # The return values of calls in transformers, and fields of every transformers config that no decoder reads.
     """
     output_attentions _output_attentions output_hidden_states return_dict use_return_dict tie_last_hidden_states
     torchscript use_bfloat16 tf_legacy_loss tie_encoder_decoder is_decoder cross_attention_hidden_size finetuning_task
     task_specific_params id2label label2id num_labels problem_type prefix
     """,
-    # Special tokens apart from the end of sequence: tokenizer.json has them.
+    # Special tokens other than the end of sequence: tokenizer.json has them.
     "bos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id",
-    # Lengths that older exporters wrote beside max_position_embeddings. transformers reads none of them.
+    # Lengths that older exporters wrote in addition to max_position_embeddings. transformers reads none of them.
     "max_sequence_length max_seq_len max_seq_length seq_length seq_len n_ctx n_positions",
     # Sampling. transformers 5 drops these when it reads a config.json, and vLLM takes its defaults from transformers:
     # only generation_config.json sets defaults.
@@ -80,7 +80,7 @@ _WITHOUT_EFFECT = _words(
 _WITHOUT_EFFECT_IN = {
     LLAMA: {"max_window_layers"},  # no layer has a window
     MISTRAL: set[str](),
-    QWEN2: {"attention_bias"},  # which biases there are is fixed; a file with others is refused for its tensors
+    QWEN2: {"attention_bias"},  # the biases are fixed; a file with others is refused because of its tensors
     QWEN3: set[str](),
 }
 
@@ -89,7 +89,7 @@ MOST_NAMED = 20  # unknown keys in one error
 _NONE: tuple[Any, ...] = (None,)
 _OFF: tuple[Any, ...] = (None, False)
 _ONE: tuple[Any, ...] = (None, 1)
-# Features of other decoders and formats, and the values with which they do nothing.
+# Features of other decoders and formats, with the values that disable them.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None, {}),
     "quantization": (None, {}),
@@ -130,8 +130,8 @@ _NEUTRAL_IN: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def check_keys(config: Mapping[str, Any], architecture: str) -> None:
-    """Raises ModelError for a key that this architecture does not know, or whose value would have an effect that this
-    decoder does not have."""
+    """Raises ModelError if the config has a key that is unknown for this architecture, or a value that asks for a
+    feature that this decoder lacks."""
     harmless = _READ | _READ_BY[architecture] | _WITHOUT_EFFECT | _WITHOUT_EFFECT_IN[architecture]
     neutral = _NEUTRAL | _NEUTRAL_IN[architecture]
     if unknown := sorted(config.keys() - harmless - neutral.keys()):
@@ -157,10 +157,10 @@ def _named(key: str) -> str:
 
 
 def _is_same(value: Any, choice: Any) -> bool:
-    """Equality of JSON values: 1 is 1.0, but not true."""
+    """Whether two JSON values are equal: 1 equals 1.0, but not true."""
     return bool(value == choice) and isinstance(value, bool) == isinstance(choice, bool)
 
 
 def without(config: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
-    """config.json without the keys that the operator knows to be harmless."""
+    """Returns config.json without the keys that the operator has declared harmless."""
     return {key: value for key, value in config.items() if key not in ignored}

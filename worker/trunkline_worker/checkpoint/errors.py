@@ -1,4 +1,4 @@
-"""What can be wrong with a model directory."""
+"""The error of a model directory that cannot be served."""
 
 import json
 from typing import Any
@@ -7,11 +7,11 @@ MOST_SHOWN = 80  # characters of a value in an error
 
 
 class ModelError(Exception):
-    """The model cannot be served. One line for a person, naming the file or setting."""
+    """The model cannot be served. The message is one line that names the file or setting."""
 
 
 def shown(value: Any) -> str:
-    """A value from a file as it may stand in an error: ASCII, on one line, at most MOST_SHOWN characters."""
+    """Returns a value from a file for an error message: ASCII, one line, at most MOST_SHOWN characters."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a model directory says about generating: where output ends, and how to sample unless a request says."""
+"""Reads a model directory's generation settings: end-of-sequence tokens, and sampling defaults for requests."""
 
 import os
 from pathlib import Path
@@ -19,16 +19,16 @@ SAMPLING_KEYS = ("temperature", "top_p", "min_p", "repetition_penalty")
 def read_generation_defaults(
     directory: Path, vocab_size: int, ignored_keys: tuple[str, ...] = ()
 ) -> tuple[frozenset[int], SamplingParams]:
-    """End-of-sequence ids, from generation_config.json, else config.json; and sampling defaults, from
-    generation_config.json alone. Raises ModelError naming file and key.
+    """Returns the end-of-sequence ids, from generation_config.json, else config.json, and the sampling defaults, from
+    generation_config.json only. Raises ModelError with file and key.
 
-    As in vLLM, whatever generation_config.json says of temperature, top_k, top_p, min_p and repetition_penalty is the
-    default, and do_sample is not read: a temperature beside `do_sample: false`, or beside none, counts. What the file
-    leaves out has its neutral value; so a file without a temperature means 1, not greedy decoding. A top_k of 0 or -1
-    keeps all tokens. Sampling parameters in config.json, where they stood before there was a generation_config.json,
-    have no effect; transformers 5 drops them, and vLLM takes them from there.
+    As in vLLM, the values of temperature, top_k, top_p, min_p and repetition_penalty in generation_config.json are the
+    defaults, and do_sample is not read: a temperature applies with `do_sample: false` too. Absent parameters have their
+    neutral values, so a file without a temperature means 1, not greedy decoding. A top_k of 0 or -1 keeps all tokens.
+    Sampling parameters in config.json, their place before generation_config.json existed, have no effect; transformers
+    5 drops them, and vLLM takes its defaults from transformers.
 
-    ignored_keys: keys of config.json that are taken for absent
+    ignored_keys: keys of config.json that are treated as absent
     """
     path = directory / "generation_config.json"
     has_file = os.path.lexists(path)
@@ -59,7 +59,7 @@ def _sampling(generation: Entries, vocab_size: int) -> SamplingParams:
 
 
 def _token_ids(config: Entries, vocab_size: int) -> frozenset[int] | None:
-    """The end-of-sequence ids; None where the file names none."""
+    """Returns the end-of-sequence ids, or None if the file has none."""
     if not config.has("eos_token_id"):
         return None
     value = config.values["eos_token_id"]

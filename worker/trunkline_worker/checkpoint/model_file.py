@@ -1,4 +1,4 @@
-"""Files of a model directory, where any may be damaged, or no file at all."""
+"""Reads files of a model directory, any of which may be missing, damaged or not a regular file."""
 
 import json
 import os
@@ -11,12 +11,12 @@ MOST_BYTES = 64 << 20  # the largest tokenizers take half of it, the indices of 
 
 
 def read_file(path: Path) -> bytes:
-    """A regular file's contents. Raises ModelError naming the file."""
+    """Returns a regular file's contents. Raises ModelError with the file's name if it cannot be read."""
     try:
         path.lstat()
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
-    except OSError as error:  # a folder on the way to it may be closed
+    except OSError as error:  # a parent directory may not be accessible
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     if not os.path.isfile(path):
         raise ModelError(f"{path} cannot be read: it is a directory, a link to nothing, or not a regular file")
@@ -31,7 +31,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ModelError naming the file."""
+    """Returns a file's JSON object. Raises ModelError with the file's name if it has none."""
     data = read_file(path)
     try:
         value = json.loads(data.decode())

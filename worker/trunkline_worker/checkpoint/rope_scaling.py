@@ -1,8 +1,8 @@
-"""What config.json says of rotary embedding: base, scaling, and the context lengths that go with them.
+"""Parses the rotary embedding of config.json: base, scaling, and the context lengths that follow from them.
 
-transformers' rules, as of 5.23: where both are there, `rope_scaling` replaces all of `rope_parameters`. A base that the
-remaining object does not give is taken from the top level. An `original_max_position_embeddings` at the top level wins
-over one in the object.
+The rules are those of transformers 5.23: if both are present, `rope_scaling` replaces all of `rope_parameters`. If the
+remaining object has no base, the top level's is used. An `original_max_position_embeddings` at the top level takes
+precedence over one in the object.
 """
 
 import math
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from trunkline_worker.checkpoint.entries import Entries
 from trunkline_worker.checkpoint.errors import ModelError, shown
 
-MOST_CONTEXT = 1 << 24  # tokens; as of --context-length
+MOST_CONTEXT = 1 << 24  # tokens; also the bound of --context-length
 MOST_THETA = 1e15
 MOST_FACTOR = 1e6
 DEFAULT_THETA = 10_000.0
 
-# kind → keys beside those of every kind. A key of another kind is refused: whoever wrote it meant something by it.
+# kind → keys in addition to _KEYS_OF_ALL. A key of another kind is refused, because its author expected an effect.
 _KEYS: dict[str, set[str]] = {
     "default": set(),
     "linear": {"factor"},
@@ -48,7 +48,7 @@ OLD_NAMES = {"su": "longrope"}
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding; the kinds are those of Hugging Face's `rope_scaling`. See rotary_tables() for what they do."""
+    """A rotary embedding, of one of the kinds of Hugging Face's `rope_scaling`. rotary_tables() implements them."""
 
     theta: float
     kind: str = "default"
@@ -56,20 +56,20 @@ class RopeSpec:
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     original_context: int = 8192  # llama3, yarn, longrope: tokens in training, before the context was extended
-    trained_context: int = 8192  # dynamic: tokens up to which there is no scaling
-    attention_factor: float = 1.0  # yarn, longrope: on every cosine and sine
+    trained_context: int = 8192  # dynamic: context length in tokens up to which nothing is scaled
+    attention_factor: float = 1.0  # yarn, longrope: multiplies every cosine and sine
     beta_fast: float = 32.0  # yarn: rotations within original_context above which a wave is kept
-    beta_slow: float = 1.0  # yarn: and below which it is stretched by the whole factor
+    beta_slow: float = 1.0  # yarn: rotations below which it is stretched by the whole factor
     truncate: bool = True  # yarn: round the bounds of the blend to whole dimensions
     short_factors: tuple[float, ...] = ()  # longrope: a divisor for each frequency
     long_factors: tuple[float, ...] = ()  # longrope
 
     def uses_long_factors(self, context_length: int) -> bool:
-        """Of longrope: which factors a worker with this context length uses, for every sequence."""
+        """Whether longrope uses the long factors, for every sequence, in a worker with this context length."""
         return context_length > self.original_context
 
     def depends_on(self, context_length: int) -> str:
-        """What of the served context length decides the logits: a part of the fingerprint; "" where nothing does."""
+        """Returns how logits depend on the served context length, for the fingerprint; "" if they do not."""
         if self.kind == "longrope":
             return "long factors" if self.uses_long_factors(context_length) else "short factors"
         if self.kind == "dynamic" and context_length > self.trained_context:
@@ -81,12 +81,12 @@ class RopeSpec:
 class ContextLengths:
     """Most tokens of prompt and output together."""
 
-    served: int  # unless --context-length says otherwise
-    most: int  # that --context-length may ask for
+    served: int  # default, without --context-length
+    most: int  # maximum of --context-length
 
 
 def parse_rope(config: Entries, head_dim: int) -> tuple[RopeSpec, ContextLengths]:
-    """The rotary embedding, and the context lengths that it allows. Raises ModelError naming the key.
+    """Returns the rotary embedding and the context lengths that it allows. Raises ModelError with the key.
 
     - yarn serves `factor` times the original context, as vLLM does: some checkpoints have max_position_embeddings
       extended already, others not.
@@ -114,7 +114,7 @@ def parse_rope(config: Entries, head_dim: int) -> tuple[RopeSpec, ContextLengths
             raise ModelError(f"RoPE scaling dynamic needs a head_dim of 4 or more, not {head_dim}")
         most = max(trained, min(int(trained * factor), MOST_CONTEXT))
         return RopeSpec(theta, kind, factor=factor, trained_context=trained), ContextLengths(trained, most)
-    # Where the top level names it, transformers and vLLM take that one.
+    # If the top level has it, transformers and vLLM use that value.
     where = config if "original_max_position_embeddings" in config.values else scaling
     original = where.integer("original_max_position_embeddings", 2, MOST_CONTEXT, default=trained)
     if kind == "llama3":
@@ -123,20 +123,22 @@ def parse_rope(config: Entries, head_dim: int) -> tuple[RopeSpec, ContextLengths
         rope = _yarn(theta, scaling, original, trained)
         length = int(original * rope.factor)
         if not 2 <= length <= MOST_CONTEXT:
-            raise scaling.refused("factor", rope.factor, f"what makes {original} tokens at most {MOST_CONTEXT}")
+            raise scaling.refused(
+                "factor", rope.factor, f"a value that extends {original} tokens to at most {MOST_CONTEXT}"
+            )
         return rope, ContextLengths(length, length)
     return _longrope(theta, scaling, original, trained, head_dim), ContextLengths(min(original, trained), trained)
 
 
 def _scaling(config: Entries) -> Entries:
-    """The object that counts, which may be empty."""
+    """Returns the object that applies, which may be empty."""
     given = {key: config.object(key) for key in ("rope_scaling", "rope_parameters") if config.has(key)}
     chosen = next((entries for entries in given.values() if entries.values), Entries({}, "rope_scaling."))
     other = given.get("rope_parameters", chosen)
     if chosen is not other and other.has("rope_theta") and other.values["rope_theta"] != _theta(config, chosen):
         raise ModelError(
-            "rope_scaling wins over rope_parameters, and lacks their rope_theta "
-            f"{shown(other.values['rope_theta'])}: put it into rope_scaling"
+            "rope_scaling takes precedence over rope_parameters, but lacks their rope_theta "
+            f"{shown(other.values['rope_theta'])}: add it to rope_scaling"
         )
     return chosen
 
@@ -188,9 +190,9 @@ def _yarn(theta: float, scaling: Entries, original: int, trained: int) -> RopeSp
         if mscale and mscale_all:
             attention_factor = _mscale(factor, mscale) / _mscale(factor, mscale_all)
     if scaling.has("attn_factor"):
-        # DeepSeek-R1-0528-Qwen3-8B has it, so that the product is 1. vLLM multiplies; transformers ignores the key.
+        # DeepSeek-R1-0528-Qwen3-8B has it, to make the product 1. vLLM multiplies; transformers ignores the key.
         attention_factor *= scaling.positive("attn_factor", MOST_FACTOR)
-    # 0 and null stand for the defaults, as in transformers.
+    # 0 and null mean the defaults, as in transformers.
     fast, slow = (
         (scaling.number(key, 0.0, MOST_FACTOR) if scaling.has(key) else 0.0) or default
         for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
@@ -228,7 +230,7 @@ def _longrope(theta: float, scaling: Entries, original: int, trained: int, head_
 
 
 def _factor(scaling: Entries, original: int, trained: int, *, required: bool) -> float:
-    """null stands for how much max_position_embeddings extends the original context, as in transformers."""
+    """Returns the factor. As in transformers, null means the ratio of max_position_embeddings to the original context."""
     if scaling.has("factor") or (required and "factor" not in scaling.values):
         return scaling.positive("factor", MOST_FACTOR)
     return trained / original

@@ -1,4 +1,4 @@
-"""What distinguishes one decoder from another: a small spec, read from config.json."""
+"""The spec of a decoder, read from config.json: everything in which supported models differ."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ ARCHITECTURES = tuple(MODEL_TYPES)
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "swish")  # two names of one function
 
-# Bounds far above any model, so that nothing is allocated, and no kernel is called, for a number that is a mistake.
+# Bounds far above any model, so that a mistaken number never allocates memory or reaches a kernel.
 MOST_VOCAB = 1 << 24
 MOST_HIDDEN = 1 << 17
 MOST_INTERMEDIATE = 1 << 20
@@ -23,14 +23,14 @@ MOST_HEADS = 1 << 12
 MOST_HEAD_DIM = 1 << 12
 MOST_WINDOW = (1 << 31) - 1
 
-# The defaults of transformers for keys that are absent.
+# The defaults of transformers for absent keys.
 DEFAULT_KV_HEADS = {MISTRAL: 8, QWEN2: 32, QWEN3: 32}
 DEFAULT_QWEN3_HEAD_DIM = 128
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-LAYER_TYPES = {FULL: FULL, SLIDING: SLIDING, "attention": FULL}  # the last one is an older name
+LAYER_TYPES = {FULL: FULL, SLIDING: SLIDING, "attention": FULL}  # "attention" is an older name
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +47,26 @@ class DecoderSpec:
     head_dim: int
     rms_norm_eps: float
     rope: RopeSpec
-    context_length: int  # unless --context-length says otherwise
-    most_context: int  # that --context-length may ask for
+    context_length: int  # default, without --context-length
+    most_context: int  # maximum of --context-length
     tie_word_embeddings: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    windows: tuple[int | None, ...]  # per layer: positions that a query sees, its own included; None: all
-    dtype: str | None  # as the checkpoint names it; None: it does not
+    windows: tuple[int | None, ...]  # by layer: positions that a query sees, including its own; None: all
+    dtype: str | None  # as the config names it; None: the config has none
 
 
 def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpec:
-    """The spec of a Hugging Face directory. Raises ModelError naming the file and what in it is not supported.
+    """Returns the spec of a Hugging Face directory. Raises ModelError with the file and the key that is not supported.
 
-    ignored_keys: keys of config.json that are taken for absent
+    ignored_keys: keys of config.json that are treated as absent
     """
     try:
         if not directory.is_dir():
             raise ModelError(f"{directory} is not a directory")
-    except OSError as error:  # a folder on the way to it may be closed
+    except OSError as error:  # a parent directory may not be accessible
         raise ModelError(f"{directory} cannot be read: {error.strerror}") from None
     path = directory / "config.json"
     config = read_json(path)
@@ -77,8 +77,8 @@ def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpe
 
 
 def parse_spec(config: dict[str, Any]) -> DecoderSpec:
-    """The spec that a config.json describes, as transformers 5 understands it. Raises ModelError naming the key that is
-    missing, unknown, out of range or not supported."""
+    """Returns the spec that a config.json describes, by the rules of transformers 5. Raises ModelError with the key
+    that is missing, unknown, out of range or not supported."""
     entries = Entries(config)
     architecture = _architecture(entries)
     check_keys(config, architecture)
@@ -115,7 +115,7 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
 
 
 def _architecture(config: Entries) -> str:
-    """The one that `architectures` names, else the one of `model_type`; where both are there, they must agree."""
+    """Returns the architecture of `architectures`, else of `model_type`. If both are present, they must agree."""
     model_type = config.text("model_type") if config.has("model_type") else None
     if config.has("architectures"):
         names = config.values["architectures"]
@@ -135,7 +135,8 @@ def _architecture(config: Entries) -> str:
 
 
 def _head_dim(config: Entries, architecture: str, hidden: int, heads: int) -> int:
-    """Absent or null: the hidden size shared among the heads. Qwen3 has a default instead, and no null."""
+    """Returns head_dim. If it is absent or null, it is hidden size / heads; for Qwen3, absent means a default and null
+    is refused."""
     if architecture == LLAMA and hidden % heads:
         raise ModelError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     if architecture == QWEN3:
@@ -150,7 +151,7 @@ def _even(head_dim: int) -> int:
 
 
 def _kv_heads(config: Entries, architecture: str, heads: int) -> int:
-    """null stands for as many as there are query heads; absent, for the architecture's default."""
+    """Returns the number of KV heads. null means the number of query heads; absent, the architecture's default."""
     default = DEFAULT_KV_HEADS.get(architecture, heads)
     has_null = "num_key_value_heads" in config.values and not config.has("num_key_value_heads")
     kv_heads = heads if has_null else config.integer("num_key_value_heads", 1, MOST_HEADS, default=default)
@@ -160,7 +161,7 @@ def _kv_heads(config: Entries, architecture: str, heads: int) -> int:
 
 
 def _dtype(config: Entries) -> str | None:
-    """`dtype` wins over its older name, as in transformers."""
+    """Returns the config's dtype. As in transformers, `dtype` takes precedence over its older name torch_dtype."""
     key = next((key for key in ("dtype", "torch_dtype") if config.has(key)), None)
     return None if key is None else config.one_of(key, config.text(key).removeprefix("torch."), DTYPES)
 
@@ -179,7 +180,7 @@ def _windows(config: Entries, architecture: str, num_layers: int) -> tuple[int |
 
 
 def _window(config: Entries, architecture: str) -> int | None:
-    """Positions that a query sees in layers that have a window; None: no layer has one."""
+    """Returns the number of positions that a query sees in layers with a window; None if no layer has one."""
     if architecture == LLAMA or (architecture != MISTRAL and not config.flag("use_sliding_window", False)):
         return None
     if "sliding_window" in config.values and not config.has("sliding_window"):

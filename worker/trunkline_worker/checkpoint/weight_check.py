@@ -1,26 +1,26 @@
-"""Finds NaN and infinity among weights while they are loaded."""
+"""Finds NaN and infinite values in weights while they are loaded."""
 
 import torch
 from torch import Tensor
 
 
 class WeightCheck:
-    """Looks at every tensor once, where it lies. On a GPU nothing waits for the answers until the end."""
+    """Checks each tensor once, on its device. On a GPU, nothing waits for the results until broken() is called."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._finite: list[Tensor] = []
 
     def see(self, target: Tensor, name: str) -> None:
-        """target: the tensor as it will be used"""
+        """Checks a tensor in its final form. target: on its device, in its final dtype"""
         if target.numel():
-            # One pass without a temporary, unlike isfinite(); a NaN among the values is the least and the greatest.
+            # One pass without a temporary tensor, unlike isfinite(); aminmax() returns NaN twice if a value is NaN.
             least, greatest = torch.aminmax(target)
             self._names.append(name)
             self._finite.append(least.isfinite() & greatest.isfinite())
 
     def broken(self) -> str | None:
-        """The first tensor that was seen with a value that is not finite. Waits for the device."""
+        """Returns the name of the first tensor with a non-finite value, or None. Waits for the device."""
         if not self._finite:
             return None
         answers = zip(self._names, torch.stack(self._finite).tolist(), strict=True)

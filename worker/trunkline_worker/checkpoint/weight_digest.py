@@ -1,4 +1,4 @@
-"""Digests of weight files, computed while the same files are loaded."""
+"""Computes digests of weight files while the same files are loaded."""
 
 import threading
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ import xxhash
 
 from trunkline_worker.checkpoint.errors import ModelError, shown
 
-THREADS = 4  # one thread copies 2 to 3 GB/s out of the page cache; NVMe drives deliver more
+THREADS = 4  # one thread copies 2 to 3 GB/s from the page cache; NVMe drives deliver more
 CHUNK_BYTES = 1 << 24
 
 
 class WeightDigests:
-    """A context manager: its threads read the files from its beginning, and have ended when it ends.
+    """Digests of files, computed on threads. As a context manager, it ends the threads on exit.
 
-    A file is read from the disk once if the page cache holds it until both the loader and the digest have seen it.
+    A file is read from the disk only once if the page cache holds it until both loader and digest have read it.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -29,11 +29,11 @@ class WeightDigests:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._given_up.set()  # after an error of the loader the digests are of no use
+        self._given_up.set()  # after an error of the loader, the digests are not needed
         self._threads.shutdown()
 
     def digests(self) -> list[bytes]:
-        """16 bytes for each file, in their order. Waits until all are read. Raises ModelError if one cannot be read."""
+        """Waits for all files and returns 16 bytes for each, in order. Raises ModelError if one cannot be read."""
         found = []
         for file, digest in zip(self._files, self._digests, strict=True):
             try:
@@ -46,5 +46,5 @@ class WeightDigests:
         digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
         with file.open("rb", buffering=0) as stream:
             while (count := stream.readinto(buffer)) and not self._given_up.is_set():
-                digest.update(buffer[:count])  # without the interpreter's lock, as the read
+                digest.update(buffer[:count])  # releases the interpreter's lock, as does the read
         return digest.digest()

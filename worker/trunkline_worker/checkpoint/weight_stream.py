@@ -1,15 +1,15 @@
-"""Weights from files to a device, piece by piece: while one piece is on its way, the next one is read."""
+"""Copies weights from files to a device in pieces. While one piece is being copied, the next one is read."""
 
 import torch
 from torch import Tensor
 
 PIECE_BYTES = 32 << 20
-NUM_PIECES = 3  # one being read, one on its way, one in between
+NUM_PIECES = 3  # one being read, one being copied, one in between
 
 
 class WeightStream:
-    """Copies host tensors, which may lie in a mapped file, through a few pinned buffers. Whole models therefore never
-    stand in the host's memory, and reading overlaps with copying.
+    """Copies host tensors, possibly of a mapped file, through a few pinned buffers. The host's memory therefore never
+    holds the whole model, and reading overlaps with copying.
     """
 
     def __init__(self, device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
@@ -20,9 +20,9 @@ class WeightStream:
         self._next = 0
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Puts a host tensor into one of the same shape on the device, in the target's dtype.
+        """Copies a host tensor into one of the same shape on the device, in the target's dtype.
 
-        target is contiguous; what it holds may be read by whatever comes after on its stream
+        target: contiguous; later work on its stream sees the copied values
         """
         flat, out = source.reshape(-1), target.view(-1)
         size = len(self._pieces[0]) // source.element_size()
@@ -38,7 +38,7 @@ class WeightStream:
             copied.synchronize()
         staged = self._pieces[at][: part.numel() * part.element_size()].view(part.dtype)
         staged.copy_(part)
-        # Converted on the device, where that costs nothing.
+        # The device converts the dtype, where the cost is negligible.
         out.copy_(staged.to(self._device, non_blocking=True))
         if self._device.type == "cuda":
             self._copied[at] = torch.cuda.Event()  # type: ignore[no-untyped-call]

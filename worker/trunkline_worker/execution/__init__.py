@@ -1,1 +1,1 @@
-"""A step on the CPU: forward pass and sampling."""
+"""Runs steps: forward pass and sampling with torch and the C kernels, and the threads that run any StepRunner."""

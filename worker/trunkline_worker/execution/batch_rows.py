@@ -1,4 +1,4 @@
-"""What an executor remembers of each sequence between steps."""
+"""The state of each sequence that a runner keeps between steps."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from trunkline_worker.step.plan import Sampling, SequenceStart, StepPlan
 
 
 class SampledRow(Protocol):
-    """What sampling's parameters apply to."""
+    """The properties of a row that its sampling parameters depend on."""
 
     @property
     def sampling(self) -> Sampling: ...
@@ -20,7 +20,7 @@ class SampledRow(Protocol):
 
 
 class Row:
-    """One sequence: its tokens and its block table, in buffers that grow by doubling."""
+    """One sequence's tokens and block table, in buffers that grow by doubling."""
 
     __slots__ = ("_blocks", "_tokens", "blocks_address", "num_blocks", "num_tokens", "prompt_len", "sampling")
 
@@ -33,7 +33,7 @@ class Row:
         self._tokens[: self.num_tokens] = start.token_ids
         self._blocks = np.empty(max(16, self.num_blocks * 2), np.int64)
         self._blocks[: self.num_blocks] = start.block_table
-        self.blocks_address: int = self._blocks.ctypes.data  # of the buffer, for C kernels
+        self.blocks_address: int = self._blocks.ctypes.data  # address of the buffer, for the C kernels
 
     @property
     def tokens(self) -> NDArray[np.int64]:
@@ -65,7 +65,7 @@ class Row:
 
 
 class BatchRows:
-    """Rows by sequence id, kept in step with the scheduler by the deltas of its plans."""
+    """Rows by sequence id. The deltas of the scheduler's plans keep them up to date."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
@@ -74,7 +74,7 @@ class BatchRows:
         return len(self._rows)
 
     def apply(self, plan: StepPlan) -> list[Row]:
-        """Takes a plan's changes in; returns the row of each of its steps. Asserts that both sides agree."""
+        """Applies a plan's changes, and returns the row of each of its steps. Asserts that plan and rows agree."""
         for sequence_id in plan.ended:
             del self._rows[sequence_id]
         for start in plan.starts:

@@ -1,10 +1,10 @@
-"""Which tokens of a row may be drawn: top_k, top_p over what top_k left, and min_p.
+"""Selects the tokens of a row that may be drawn: top_k, then top_p over the tokens that top_k keeps, and min_p.
 
 top_k keeps every token whose logit is at least the k-th largest one, so equal logits are treated equally. top_p keeps
 the smallest nucleus: of equal logits at its edge, those of the lowest token ids.
 
-Logits are shifted by the row's highest one before they are divided by the temperature. The highest is then 0 and the
-others are negative, so nothing overflows to a value that is compared or drawn: the likeliest token always stays.
+The row's highest logit is subtracted before the division by the temperature. The highest is then 0 and the others are
+negative, so an overflow never changes a value that is compared or drawn, and the most likely token always stays.
 """
 
 from math import log
@@ -18,25 +18,25 @@ from torch import Tensor
 from trunkline_worker.step.plan import Sampling
 from trunkline_worker.step.sampling_key import NOISE_SPREAD
 
-# The nucleus of top_p is looked for among this many likeliest tokens before the whole row is sorted.
+# The nucleus of top_p is searched in this many most likely tokens before the whole row is sorted.
 NUCLEUS_GUESS = 256
 
 
 class Candidates(NamedTuple):
-    """Tokens of one or several rows, row by row and in each by rising id."""
+    """Candidate tokens of one or several rows, ordered by row, then by token id."""
 
-    rows: NDArray[np.int64]  # the place of each one's row
-    ids: NDArray[np.int64]
-    scaled: NDArray[np.float64]  # (logit - highest logit) / temperature
+    rows: NDArray[np.int64]  # [num_candidates] index of the row
+    ids: NDArray[np.int64]  # [num_candidates] token id
+    scaled: NDArray[np.float64]  # [num_candidates] (logit - highest logit) / temperature
 
 
 def is_narrowed(s: Sampling, vocab: int) -> bool:
-    """Whether top_k or top_p leaves tokens out."""
+    """Whether top_k or top_p may exclude tokens."""
     return 0 < s.top_k < vocab or s.top_p < 1.0
 
 
 def likely(logits: Tensor, highest: Tensor, samplings: list[Sampling]) -> Candidates:
-    """The candidates of rows that are not narrowed.
+    """Returns the candidates of rows that are not narrowed.
 
     logits: [num_rows, vocab], overwritten; highest: [num_rows, 1] finite
     """
@@ -48,7 +48,7 @@ def likely(logits: Tensor, highest: Tensor, samplings: list[Sampling]) -> Candid
 
 
 def narrowed(logits: Tensor, highest: Tensor, s: Sampling, row: int) -> Candidates:
-    """The candidates of one row that is narrowed.  logits: [vocab]; highest: [1] finite; row: its place"""
+    """Returns the candidates of one row that is narrowed. logits: [vocab]; highest: [1] finite; row: its index"""
     ids: Tensor | None = None
     if 0 < s.top_k < len(logits):
         ids = (logits >= logits.topk(s.top_k).values[-1]).nonzero()[:, 0]
@@ -63,14 +63,14 @@ def narrowed(logits: Tensor, highest: Tensor, s: Sampling, row: int) -> Candidat
 
 
 def _least(s: Sampling) -> float:
-    """The least scaled logit that is drawn. Noise cannot lift what lies further below the peak than its spread."""
+    """Returns the smallest scaled logit that can be drawn. Noise cannot make up for more than its own spread."""
     return max(-NOISE_SPREAD, log(s.min_p)) if s.min_p else -NOISE_SPREAD
 
 
 def _nucleus(logits: Tensor, weights: Tensor, top_p: float) -> Tensor:
-    """The fewest tokens whose weights come to top_p of all of them: [num_tokens] bool, at least one of them true.
+    """Returns a mask of the fewest tokens whose weights sum to top_p of the total: [num_tokens] bool, not all false.
 
-    logits: [num_tokens], by which they are ordered: they tell more tokens apart than the weights do
+    logits: [num_tokens]; they define the order, because they distinguish more tokens than the weights do
     """
     target = top_p * float(weights.sum(dtype=torch.float64))
     size = min(NUCLEUS_GUESS, len(logits))

@@ -7,9 +7,9 @@ from trunkline_worker.step.plan import PositionLogprobs
 
 
 def position_logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) -> list[PositionLogprobs]:
-    """What is asked for at each position.
+    """Returns the log-probabilities of each position's token and of its top tokens.
 
-    logits: [num_rows, vocab] float32; token_ids: the token that stands at each; num_top: likeliest ones wanted
+    logits: [num_rows, vocab] float32; token_ids: the token at each position; num_top: number of top tokens of each
     """
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])

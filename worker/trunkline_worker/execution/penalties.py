@@ -10,7 +10,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def changes_logits(row: SampledRow) -> bool:
-    """Whether adjust_logits would do anything."""
+    """Whether adjust_logits() changes this row's logits."""
     s = row.sampling
     return bool(
         s.logit_bias
@@ -22,12 +22,12 @@ def changes_logits(row: SampledRow) -> bool:
 
 
 def adjust_logits(logits: Tensor, row: Row) -> None:
-    """In place, in this order: bias; repetition (over prompt and output, Keskar et al., 2019), frequency and presence
-    penalties (over the output, as OpenAI defines them); end tokens out while below min_tokens.
+    """Changes logits in place, in this order: bias; repetition (over prompt and output, Keskar et al., 2019), frequency
+    and presence penalties (over the output, as OpenAI defines them); end tokens to -inf while below min_tokens.
 
-    A finite logit stays finite: what would overflow becomes the largest number of its sign.
+    A finite logit stays finite: instead of overflowing, it becomes the largest number of its sign.
 
-    logits: [vocab] float32. All state is the row's tokens, so a resumed sequence gets what it would have got.
+    logits: [vocab] float32. The only state is the row's tokens, so a resumed sequence gets the same logits.
     """
     s = row.sampling
     if s.logit_bias:
@@ -49,5 +49,5 @@ def adjust_logits(logits: Tensor, row: Row) -> None:
 
 
 def _bounded(changed: Tensor, before: Tensor) -> Tensor:
-    """`changed`, finite wherever `before` was."""
+    """Returns `changed`, clamped to finite values where `before` was finite."""
     return torch.where(before.isfinite(), changed.clamp(-LARGEST, LARGEST), changed)

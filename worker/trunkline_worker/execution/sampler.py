@@ -1,7 +1,7 @@
-"""From logits to tokens.
+"""Chooses tokens from logits.
 
-Order: log-probabilities of the untouched distribution; bias, penalties and min_tokens (penalties.py); greedy where the
-temperature is 0; otherwise temperature, top_k, top_p and min_p (candidates.py), and a draw.
+Order: log-probabilities of the unchanged distribution; bias, penalties and min_tokens (penalties.py); the most likely
+token if the temperature is 0; otherwise temperature, top_k, top_p and min_p (candidates.py), and a draw.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ NOTHING_LEFT = RowError("min_tokens leaves no token that may be chosen")
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Per row."""
+    """The results of sampling. Dictionaries are by index of the row."""
 
-    token_ids: list[int | None]
+    token_ids: list[int | None]  # by row; None: see errors
     logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     errors: dict[int, RowError] = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: "list[Sampled]") -> "Sampled":
-        """Of rows that were sampled one by one."""
+        """Joins the results of rows that were sampled one by one."""
         return cls(
             [part.token_ids[0] for part in parts],
             {i: part.logprobs[0] for i, part in enumerate(parts) if part.logprobs},
@@ -41,7 +41,7 @@ class Sampled:
 
 
 def is_plain_greedy(row: Row) -> bool:
-    """Whether a row's next token is simply the likeliest one, and nothing is to be told about it."""
+    """Whether a row's next token is the one with the highest logit, and no log-probabilities are requested."""
     return row.sampling.temperature == 0 and row.sampling.logprobs is None and not changes_logits(row)
 
 
@@ -51,19 +51,18 @@ def sample_isolated(
     hidden: Tensor,
     rows: list[Row],
 ) -> Sampled:
-    """The next token of each row. An exception that one row's parameters raise is that row's error; the other rows get
-    their tokens. An exception of the model itself is raised.
+    """Samples the next token of each row. If one row's parameters raise an exception, it becomes that row's error, and
+    the other rows get their tokens. An exception of the model itself is raised.
 
-    logits_of: hidden states [num_rows, hidden] → logits [num_rows, vocab]; choose: samples from them, and may overwrite
-    them
+    logits_of: hidden states [num_rows, hidden] → logits [num_rows, vocab]; choose: samples, and may overwrite logits
     """
     logits = logits_of(hidden)
     try:
         return choose(logits, rows)
-    except Exception:  # whatever it was, it must not cost the other rows their tokens
+    except Exception:  # one row's error must not cost the other rows their tokens
         parts = []
         for i, row in enumerate(rows):
-            logits = logits_of(hidden[i : i + 1])  # again: choose() may have changed the first ones
+            logits = logits_of(hidden[i : i + 1])  # computed again, because choose() may have overwritten them
             try:
                 parts.append(choose(logits, [row]))
             except Exception as error:
@@ -72,15 +71,15 @@ def sample_isolated(
 
 
 def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool) -> Sampled:
-    """Chooses each row's next token. `logits` [num_rows, vocab] float32 is overwritten.
+    """Samples each row's next token. `logits` [num_rows, vocab] float32 is overwritten.
 
-    `row_by_row` makes a row's bits independent of the others (for --deterministic): reductions over several rows may
-    be split among threads in another way than over one.
+    `row_by_row` makes a row's bits independent of the others (for --deterministic): a reduction over several rows may
+    be split among threads differently from a reduction over one.
     """
     if row_by_row and len(rows) > 1:
         return Sampled.join([sample(logits[i : i + 1], [row], row_by_row=False) for i, row in enumerate(rows)])
     best = logits.argmax(dim=-1)
-    # argmax lands on a NaN if there is one, so a look at the best logit finds every unusable row.
+    # argmax returns a NaN if there is one, so checking the best logit finds every unusable row.
     errors = dict.fromkeys(_not_finite(logits, best), NOT_FINITE)
     raw = _raw_copy(logits, rows)
     changed = [i for i, row in enumerate(rows) if changes_logits(row) and i not in errors]
@@ -101,7 +100,7 @@ def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool) -> Sampled:
 
 
 def _not_finite(logits: Tensor, best: Tensor) -> list[int]:
-    """Rows whose best logit is not finite."""
+    """Returns the rows whose best logit is not finite."""
     unusable: list[int] = (~logits.gather(1, best[:, None]).isfinite()).nonzero()[:, 0].tolist()
     return unusable
 
@@ -123,7 +122,7 @@ def _logprobs(
 
 
 def _draw(logits: Tensor, highest: Tensor, rows: list[Row], drawn: list[int]) -> dict[int, int]:
-    """One token for each of the rows `drawn`.  highest: [num_rows, 1] finite"""
+    """Draws a token for each of the rows `drawn`, and returns them by row. highest: [num_rows, 1] finite"""
     wide = [i for i in drawn if not is_narrowed(rows[i].sampling, logits.shape[1])]
     order = wide + [i for i in drawn if is_narrowed(rows[i].sampling, logits.shape[1])]
     found = [likely(logits[wide], highest[wide], [rows[i].sampling for i in wide])] if wide else []

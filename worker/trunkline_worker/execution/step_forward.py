@@ -1,4 +1,4 @@
-"""A plan's new tokens through the model, for each kind of decoder."""
+"""Runs the model over a plan's new tokens, for each kind of decoder."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,17 +16,17 @@ from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.step.plan import SequenceStep, StepPlan
 
-# Of a plan and the rows of its steps: hidden states [num_tokens, hidden], and for each step the row after its last one.
+# Takes a plan and the rows of its steps. Returns hidden states [num_tokens, hidden], and the end of each step in them.
 StepForward = Callable[[StepPlan, list[Row]], tuple[Tensor, list[int]]]
 
 
 def step_forward(model: LoadedModel, kv: list[KVLayer], block_size: int) -> StepForward:
-    """The way that fits the model's decoder."""
+    """Returns the forward pass for the model's decoder."""
     decoder = model.decoder
     if isinstance(decoder, CpuDecoder):
         return partial(_with_c_kernels, decoder, kv, block_size)
     assert isinstance(decoder, Decoder), "the Triton kernels have a runner of their own"
-    return partial(_with_twins, decoder, kv, block_size, model.device)
+    return partial(_with_references, decoder, kv, block_size, model.device)
 
 
 def _with_c_kernels(
@@ -36,7 +36,7 @@ def _with_c_kernels(
     return decoder.forward(batch, kv, num_padding=plan.num_padding), _ends(plan)
 
 
-def _with_twins(
+def _with_references(
     decoder: Decoder,
     kv: list[KVLayer],
     block_size: int,
@@ -53,7 +53,7 @@ def _ends(plan: StepPlan) -> list[int]:
 
 
 def build_paged_batch(steps: list[SequenceStep], rows: list[Row], block_size: int) -> PagedBatch:
-    """The step as the C kernels read it. It points into the rows, which outlive the step."""
+    """Returns the step's batch for the C kernels. It points into the rows, which outlive the step."""
     counts = [step.num_new for step in steps]
     if len(steps) == sum(counts):
         token_ids = np.array([row.token(step.num_computed) for step, row in zip(steps, rows, strict=True)], np.int64)
@@ -73,7 +73,7 @@ def build_paged_batch(steps: list[SequenceStep], rows: list[Row], block_size: in
 def build_batch(
     steps: list[SequenceStep], rows: list[Row], block_size: int, device: torch.device
 ) -> tuple[Tensor, RaggedBatch]:
-    """The step's token ids [num_tokens] and where they go."""
+    """Returns the step's token ids [num_tokens] int64, and its batch for the reference kernels."""
     block_tables = np.zeros((len(rows), max(row.num_blocks for row in rows)), np.int64)
     token_ids, positions, sequences = [], [], []
     for index, (step, row) in enumerate(zip(steps, rows, strict=True)):

@@ -1,4 +1,4 @@
-"""From hidden states to next tokens, for each kind of decoder."""
+"""Samples next tokens from hidden states, for each kind of decoder."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,12 +11,12 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
 
-# Of hidden states [num_rows, hidden] and the rows that they belong to.
+# Takes hidden states [num_rows, hidden] and their rows.
 StepSample = Callable[[Tensor, list[Row]], Sampled]
 
 
 def step_sample(model: LoadedModel) -> StepSample:
-    """The way that fits the model's decoder."""
+    """Returns the sampling function for the model's decoder."""
     decoder = model.decoder
     if isinstance(decoder, CpuDecoder):
         return partial(sample_isolated, decoder.logits, partial(_with_c_kernels, decoder))

@@ -1,4 +1,4 @@
-"""Ways to run a model's steps so that the engine loop can plan and answer meanwhile."""
+"""Executors: they run a model's steps while the engine loop plans and answers."""
 
 import queue
 import socket
@@ -13,24 +13,24 @@ from trunkline_worker.step.plan import StepPlan, StepResult
 
 
 class StepRunner(Protocol):
-    """What computes a step: see torch_runner.TorchRunner and gpu.gpu_runner.GpuRunner."""
+    """Computes steps; implemented by torch_runner.TorchRunner and gpu.gpu_runner.GpuRunner."""
 
     @property
     def queues(self) -> bool:
-        """Whether begin() returns before the step is done."""
+        """Whether begin() returns before the step is computed."""
 
     @property
     def later_bytes(self) -> int:
-        """Device memory that is taken beside what the largest step of new sequences needs: by captured graphs, and by
-        pieces of long contexts."""
+        """Bytes of device memory for captured graphs and for pieces of long contexts, which come on top of what the
+        largest step of new sequences needs."""
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Runs the model over the plan's tokens, writes their KV, samples, and appends each sampled token to its row;
-        or puts all that on a device's queue. What is returned waits for the result."""
+        """Runs the model over the plan's tokens, writes their KV, samples, and appends each sampled token to its row,
+        or puts this work on a device's queue. Returns a function that waits for the result."""
 
 
 class InlineExecutor:
-    """Computes a step when its result is asked for. Nothing overlaps: for tests, and for devices that are the CPU."""
+    """Computes a step in collect(), so that nothing overlaps. For tests, and for models on the CPU."""
 
     def __init__(self, runner: StepRunner, run_ahead: int = 0) -> None:
         self._runner = runner
@@ -48,7 +48,7 @@ class InlineExecutor:
 
 
 class WaitingExecutor:
-    """A thread waits for results, in order. What goes wrong with a step is raised by its collect()."""
+    """Waits for results, in order, on a thread. An exception of a step is raised by its collect()."""
 
     def __init__(self, run_ahead: int) -> None:
         self.run_ahead = run_ahead
@@ -58,7 +58,7 @@ class WaitingExecutor:
         self._thread.start()
 
     def fileno(self) -> int:
-        """Readable while a result is there to be collected: for select()."""
+        """Returns a file descriptor for select(), readable while a result can be collected."""
         return self._woken.fileno()
 
     def is_done(self) -> bool:
@@ -72,7 +72,7 @@ class WaitingExecutor:
         return result
 
     def close(self) -> None:
-        """Ends the thread, which keeps the runner alive; nothing may be under way."""
+        """Ends the thread, which keeps the runner alive. No step may be in flight."""
         self._end()
         self._thread.join()
         self._woken.close()
@@ -85,21 +85,21 @@ class WaitingExecutor:
                 if result is None:
                     return
                 self._results.put(result)
-            except BaseException as error:  # the engine loop decides what becomes of it
+            except BaseException as error:  # the engine loop handles it
                 self._results.put(error)
             self._wake.send(b"\0")
 
     def _next(self) -> StepResult | None:
-        """The next result; waits for it. None after _end()."""
+        """Waits for the next result and returns it; None after _end()."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Has _next() return None, after all else."""
+        """Makes _next() return None after all results."""
         raise NotImplementedError
 
 
 class ThreadedExecutor(WaitingExecutor):
-    """Computes steps on the thread: for a CPU that is to plan meanwhile."""
+    """Computes steps on the thread, so that the engine loop can plan meanwhile. For models on the CPU."""
 
     def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
         self._runner = runner
@@ -118,7 +118,7 @@ class ThreadedExecutor(WaitingExecutor):
 
 
 class QueueingExecutor(WaitingExecutor):
-    """Puts steps on a device's queue as they are launched; the thread sleeps until the device is done with one."""
+    """Puts steps on a device's queue as they are launched; the thread sleeps until the device has finished one."""
 
     def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
         self._runner = runner
@@ -142,7 +142,7 @@ class QueueingExecutor(WaitingExecutor):
 
 
 def timed_step(runner: StepRunner, plan: StepPlan) -> StepResult:
-    """One step and the time it took."""
+    """Runs one step, and returns its result with the time that it took."""
     started_s = time.perf_counter()
     result = runner.begin(plan)()
     return replace(result, device_time_s=time.perf_counter() - started_s)

@@ -1,4 +1,4 @@
-"""The executor that computes: builds a step's ragged batch, runs the decoder over it, samples."""
+"""The StepRunner of the torch and C decoders: builds a step's batch, runs the decoder over it, samples."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from trunkline_worker.execution.step_sample import step_sample
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.step.plan import PositionLogprobs, RowError, SequenceStep, StepPlan, StepResult
 
-# Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
+# Prompt log-probabilities need logits at every position; computing this many rows at a time bounds their memory.
 LOGPROB_ROWS = 128
 
 
 class TorchRunner:
-    """Owns the KV pool and the rows; see step_thread.StepRunner."""
+    """Runs steps with torch or the C kernels, as a step_thread.StepRunner. Owns the KV pool and the rows."""
 
     queues = False
     later_bytes = 0
@@ -41,10 +41,10 @@ class TorchRunner:
         self._sample_rows = step_sample(model)
         self._hidden = torch.empty(0)  # [num_tokens, hidden] of the step in progress
         self._step_rows: list[Row] = []
-        self._ends: list[int] = []  # per entry of the plan's steps: the row after its last one in `_hidden`
+        self._ends: list[int] = []  # end of each of the plan's steps in `_hidden`
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Computes a step: see step_thread.StepRunner."""
+        """Computes a step, and returns a function that returns its result."""
         self.forward(plan)
         result = self.sample(plan)
         return lambda: result
@@ -74,7 +74,7 @@ class TorchRunner:
             sampled = self._sample([rows[i] for i in sampling], [ends[index] - 1 for index in sampling])
             for index, token_id in zip(sampling, sampled.token_ids, strict=True):
                 token_ids[index] = token_id
-                # Something must stand there: the next step may be planned before anybody hears of the failure.
+                # A token is appended even on failure: the next step may be planned before the failure is handled.
                 rows[index].append_token(token_id or 0)
         self._hidden = torch.empty(0)
         return StepResult(
@@ -86,12 +86,12 @@ class TorchRunner:
         )
 
     def _sample(self, rows: list[Row], at: list[int]) -> Sampled:
-        """The next token of each row, from the hidden states at these places."""
-        # Where every token is sampled after, all are decodes, and they are in the plan's order.
+        """Samples the next token of each row from the hidden states at the indices `at`."""
+        # If every token is sampled from, all steps are decodes, and the states are in the plan's order.
         return self._sample_rows(self._hidden if len(at) == len(self._hidden) else self._hidden[at], rows)
 
     def _prompt_logprobs(self, step: SequenceStep, row: Row, first_row: int) -> list[PositionLogprobs] | RowError:
-        """The state at position p predicts the prompt's token p + 1."""
+        """Returns the log-probabilities of prompt tokens. The state at position p predicts the prompt's token p + 1."""
         count = min(step.num_new, row.prompt_len - 1 - step.num_computed)
         found: list[PositionLogprobs] = []
         for start in range(0, count, LOGPROB_ROWS):
@@ -101,6 +101,6 @@ class TorchRunner:
             try:
                 targets: list[int] = row.tokens[after : after + size].tolist()
                 found += position_logprobs(logits.float().cpu(), targets, [row.sampling.prompt_logprobs or 0] * size)
-            except Exception as error:  # whatever it was, it must not cost the other rows their step
+            except Exception as error:  # one row's error must not fail the other rows' step
                 return RowError.of_bug(error)
         return found

@@ -1,4 +1,4 @@
-"""Running steps on a GPU: rows that stay there, inputs built there, captured graphs, results copied beside the work.
+"""Runs steps on a GPU: rows stay there, inputs are built there, graphs are captured, results are copied concurrently.
 
-Imported only where the Triton kernels are used: Triton is not there on every system.
+Imported only where the Triton kernels are used, because Triton is not installed on every system.
 """

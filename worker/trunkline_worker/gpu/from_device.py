@@ -1,29 +1,29 @@
-"""A step's results on their way to the host, copied on a stream of their own while the next step computes."""
+"""Copies a step's results to the host on a separate stream while the next step computes."""
 
 import torch
 from torch import Tensor
 
 
 class FromDevice:
-    """Copies tensors to the host, and measures a step's time. One for all steps of a device.
+    """Copies tensors to the host, and measures a step's time. One instance serves all steps of a device.
 
-    The copies wait for what was put on the current stream before them, and for nothing that comes after.
+    Copies wait for the work that the current stream had before them, and for no later work.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def event(self) -> "torch.cuda.Event | None":
-        """A mark on the current stream; None where there is no stream: a CPU."""
+        """Records an event on the current stream and returns it; None on a CPU."""
         if self._stream is None:
             return None
-        # Waiting for it sleeps: the thread that waits must not keep a core, or the interpreter, busy.
+        # blocking: the waiting thread sleeps, and keeps neither a core nor the interpreter busy.
         event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def send(self, tensors: list[Tensor]) -> "Arriving":
-        """The tensors, as they will be when the current stream has come to here."""
+        """Starts copying the tensors, with the values that they will have at this point of the current stream."""
         computed = self.event()
         if self._stream is None or computed is None:
             return Arriving(tensors, None, None)
@@ -38,7 +38,7 @@ class FromDevice:
 
 
 class Arriving:
-    """Tensors that will have arrived when wait() returns."""
+    """Tensors that are being copied to the host."""
 
     def __init__(
         self, tensors: list[Tensor], computed: "torch.cuda.Event | None", arrived: "torch.cuda.Event | None"
@@ -48,10 +48,11 @@ class Arriving:
         self._arrived = arrived
 
     def wait(self) -> list[Tensor]:
+        """Returns the tensors on the host, once they have arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensors
 
     def seconds_since(self, start: "torch.cuda.Event | None") -> float:
-        """From a mark until what was sent had been computed; after wait(). 0 on a CPU."""
+        """Returns the seconds from `start` until the tensors were computed; 0 on a CPU. Call it after wait()."""
         return start.elapsed_time(self._computed) / 1e3 if start is not None and self._computed is not None else 0.0

@@ -1,5 +1,5 @@
-"""Runs steps on a GPU: see step_thread.StepRunner. begin() returns while the step is still to be computed, and the next
-one may begin: what it needs of this one is on the device.
+"""The StepRunner of a GPU. begin() returns before the step is computed, and the next step may begin: all that it needs
+of this one is on the device.
 """
 
 import time
@@ -35,15 +35,15 @@ from trunkline_worker.step.plan import (
     StepResult,
 )
 
-# Prompt log-probabilities need logits at every position; this many rows at a time bounds their memory.
+# Prompt log-probabilities need logits at every position; computing this many rows at a time bounds their memory.
 LOGPROB_ROWS = 128
-GRAPH_BYTES = 12 << 20  # of each graph: an allowance
-GRAPH_POOL_BYTES = 512 << 20  # that they share
-REHEARSAL = -1  # id of no sequence
+GRAPH_BYTES = 12 << 20  # allowance for each graph
+GRAPH_POOL_BYTES = 512 << 20  # allowance for the memory that the graphs share
+REHEARSAL = -1  # sequence id of the rehearsal; no real sequence has it
 
 
 class GpuRunner:
-    """Owns the KV pool and the rows."""
+    """Runs steps with the Triton kernels, as a step_thread.StepRunner. Owns the KV pool and the rows."""
 
     def __init__(self, model: LoadedModel, settings: EngineSettings, *, num_blocks: int) -> None:
         decoder = model.decoder
@@ -59,10 +59,10 @@ class GpuRunner:
         self._table = RowTable(
             num_rows=max_seqs, max_tokens=max_tokens, max_blocks=-(-max_tokens // size), device=model.device
         )
-        # Programs that fill the device some times over: more would only be more to merge.
+        # Enough programs to fill the device several times. More would only add results to merge.
         programs = -(-4 * decoder.chip.num_multiprocessors // spec.num_kv_heads)
         prefix_tiles = programs + -(-max_seqs // decoder.tile_seqs)
-        # Contexts may share blocks, so together they may be longer than the pool.
+        # Contexts may share blocks, so their total length may exceed the pool.
         most_pieces = max_seqs * -(-model.context_length // decoder.split) if decoder.split else 0
         max_pieces = min(max_seqs + 4 * num_blocks * size // decoder.split, most_pieces) if decoder.split else 0
         captures = model.device.type == "cuda" and settings.graphs != "off"
@@ -70,12 +70,12 @@ class GpuRunner:
             decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles,
             most_graph_tokens=mixed_sizes(settings.max_step_tokens, capture=captures)[-1],
         )  # fmt: skip
-        # Rows of a padded batch that have ended are computed beside a whole step's tokens.
+        # Ended rows of a padded batch are computed in addition to a whole step's tokens.
         inputs = StepInputs(
             decoder, self._table, block_size=size, max_tokens=settings.max_step_tokens + max_seqs,
             max_seqs=max_seqs, max_pieces=max_pieces, max_prefix_tiles=prefix_tiles,
         )  # fmt: skip
-        # The largest step that there may be: whatever is not in the ladder is smaller.
+        # The largest possible step. Steps that no captured shape holds are at most this large.
         cut = max_seqs * -(-max_tokens // decoder.split) if decoder.split else 0
         tiles = 2 * max_seqs + -(-settings.max_step_tokens // decoder.tile_seqs) + cut
         inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles, max_seqs))
@@ -84,23 +84,24 @@ class GpuRunner:
             prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,
             capture=captures,
         )  # fmt: skip
-        self._home = FromDevice(model.device)
+        self._from_device = FromDevice(model.device)
         self.queues = model.device.type == "cuda"
-        # A step with more pieces than there is room for gets its own beside that.
+        # A step with more pieces than max_pieces gets additional room of its own.
         self.later_bytes = 2 * Pieces.num_bytes(most_pieces, spec.num_heads, spec.head_dim)
         if captures:
             self.later_bytes += len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES
 
     @torch.inference_mode()
     def warm_up(self, report: Callable[[str], None]) -> None:
-        """To be called once before the first step, or never: the first steps are slow then."""
+        """Compiles kernels and captures graphs. Call it once before the first step; without it the first steps are
+        slow."""
         self._programs.warm_up(report)
-        report("warming up, every kind of sampling")
+        report("warming up sampling")
         self._rehearse()
 
     def _rehearse(self) -> None:
-        """A sequence with all that can be asked for, so that its kernels are compiled before somebody waits for them.
-        What it leaves in the first block is nobody's."""
+        """Runs a sequence that uses every sampling parameter, so that no request waits for kernels to compile. It
+        writes to the first block, which no sequence uses yet."""
         everything = Sampling(
             max_tokens=2, temperature=1.0, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.5, presence_penalty=0.5,
             frequency_penalty=0.5, logit_bias=((0, 1.0),), logprobs=1, prompt_logprobs=1,
@@ -112,16 +113,16 @@ class GpuRunner:
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Puts a step on the device's queue. What is returned waits for its result."""
+        """Puts a step on the device's queue. Returns a function that waits for its result."""
         started_s = time.perf_counter()
         rows = self._table.apply(plan)
         layout = self._layouts.lay_out(plan.steps, rows)
         shape = self._programs.send(layout, plan.num_padding)
         num_padding = shape.num_tokens - layout.num_tokens - plan.num_padding  # what the shape adds
-        start = self._home.event()
+        start = self._from_device.event()
         last = layout.last_tokens()
         sampling = [index for index, step in enumerate(plan.steps) if step.samples]
-        # Prompt log-probabilities need the states of every token; else only those that are sampled from are computed.
+        # Prompt log-probabilities need the states of all tokens; other steps compute only the sampled tokens' states.
         whole = any(row.sampling.prompt_logprobs is not None and row.num_output == 0 for row in rows)
         hidden, sampled = self._hidden(layout, shape, last[sampling], whole)
         prompts = {
@@ -134,7 +135,7 @@ class GpuRunner:
             logits = self._decoder.logits(sampled)
             samples = sample_step(logits, [rows[index] for index in sampling], self._table.device_rows)
         tensors = [samples.tokens, *samples.logprobs] if samples else []
-        arriving = self._home.send([*tensors, *(column for columns in prompts.values() for column in columns)])
+        arriving = self._from_device.send([*tensors, *(column for columns in prompts.values() for column in columns)])
         asked = [rows[sampling[i]].sampling.logprobs or 0 for i in samples.asking] if samples else []
         wanted = {index: rows[index].sampling.prompt_logprobs or 0 for index in prompts}
         sizes = {index: len(columns) for index, columns in prompts.items()}
@@ -149,7 +150,8 @@ class GpuRunner:
     def _hidden(
         self, layout: StepLayout, shape: StepShape, wanted: NDArray[np.int32], whole: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of all tokens, if the whole step is asked for, and of those that are wanted."""
+        """Runs the model. Returns hidden states [num_tokens, hidden] and those of the `wanted` tokens [num_wanted,
+        hidden]; the first holds all tokens if `whole`, else it may hold the wanted ones only."""
         if np.array_equal(wanted, np.arange(len(wanted))) and (whole or layout.num_tokens == len(wanted)):
             hidden = self._programs.run(layout, shape)
             return hidden, hidden[: len(wanted)]
@@ -163,7 +165,8 @@ class GpuRunner:
     def _prompt_logprobs(
         self, hidden: torch.Tensor, step: SequenceStep, row: TableRow, first_row: int
     ) -> list[torch.Tensor]:
-        """The state at position p predicts the prompt's token p + 1. Five columns for each part of the positions."""
+        """Returns five columns for each part of LOGPROB_ROWS positions, on the device: token ids, then those of
+        logprobs(). The state at position p predicts the prompt's token p + 1."""
         count = min(step.num_new, row.prompt_len - 1 - step.num_computed)
         columns: list[torch.Tensor] = []
         for start in range(0, count, LOGPROB_ROWS):
@@ -189,7 +192,7 @@ def _result(
     device_time_s: float | None,
     start: "torch.cuda.Event | None" = None,
 ) -> StepResult:
-    """What has arrived, as a result."""
+    """Waits for the step's tensors, and returns them as a StepResult."""
     tensors = arriving.wait()
     token_ids: list[int | None] = [None] * len(plan.steps)
     logprobs: dict[int, PositionLogprobs] = {}

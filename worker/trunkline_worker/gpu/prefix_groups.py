@@ -1,4 +1,4 @@
-"""Which decodes of a step begin with the same blocks, for trunkline_kernels.gpu.shared_prefix."""
+"""Finds decodes of a step that begin with the same blocks, for trunkline_kernels.gpu.shared_prefix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,28 +10,28 @@ from trunkline_worker.gpu.row_table import TableRow
 
 FEWEST_SEQUENCES = 4
 SHORTEST_PREFIX = 256  # tokens
-LEAST_SAVED = 16_384  # tokens that need not be read, in a step: below, one kernel more costs what it saves
+LEAST_SAVED = 16_384  # tokens that a step need not read: below, an additional kernel costs as much as it saves
 SHORTEST_PIECE = 512  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Decodes with a common prefix, by their places in the step."""
+    """Decodes with a common prefix."""
 
-    members: NDArray[np.int64]
-    num_tokens: int
+    members: NDArray[np.int64]  # [num_members]: indices among the step's decodes
+    num_tokens: int  # of the prefix
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTiles:
-    """See SharedPrefixes."""
+    """The tiles of a step's shared prefixes on the host; the columns are those of SharedPrefixes."""
 
-    tiles: NDArray[np.int32]  # [num_tiles, 5]
-    of_sequence: NDArray[np.int32]  # [num_seqs, 3]
+    tiles: NDArray[np.int32]  # [num_prefix_tiles, 5]
+    of_sequence: NDArray[np.int32]  # [num_decodes, 3]
 
 
 class PrefixGroups:
-    """Finds groups, and remembers what it found: a common prefix is as it was as long as its members are the same."""
+    """Finds groups of decodes with a common prefix. It caches lengths: a prefix is unchanged while its members are."""
 
     def __init__(self, block_tables: NDArray[np.int32], block_size: int) -> None:
         self._tables = block_tables
@@ -39,7 +39,10 @@ class PrefixGroups:
         self._known: dict[int, tuple[tuple[int, ...], int]] = {}  # by first block: members' serials, tokens
 
     def find(self, rows: Sequence[TableRow], computed: NDArray[np.int32], tile_seqs: int) -> list[PrefixGroup]:
-        """Groups worth a kernel of their own.  computed: [num_seqs] tokens before the new one of each row"""
+        """Returns the groups if they save at least LEAST_SAVED tokens of reads, else none.
+
+        rows: the step's decodes; computed: [num_decodes] tokens before the new one of each
+        """
         if len(rows) < FEWEST_SEQUENCES:
             return []
         indices = np.array([row.index for row in rows])
@@ -61,7 +64,7 @@ class PrefixGroups:
         return groups if saved >= LEAST_SAVED else []
 
     def _common(self, indices: NDArray[np.int64], computed: NDArray[np.int32]) -> int:
-        """Tokens in full blocks that all these rows begin with."""
+        """Returns the number of tokens in the full blocks that all these rows begin with."""
         most = int(computed.min()) // self._block_size
         tables = self._tables[indices, :most]
         same = (tables == tables[0]).all(axis=0)
@@ -71,10 +74,10 @@ class PrefixGroups:
 def prefix_tiles(
     groups: Sequence[PrefixGroup], rows: Sequence[TableRow], *, tile_seqs: int, most: int, align: int
 ) -> PrefixTiles:
-    """Cuts prefixes into as many pieces as there may be tiles, of no less than SHORTEST_PIECE tokens each.
+    """Splits prefixes into at most `most` tiles, each with a piece of at least SHORTEST_PIECE tokens.
 
-    groups: members of each stand side by side in `rows`
-    most: tiles; groups that find no room are left out, the least worthwhile first
+    groups: the members of each are adjacent in `rows`; groups without room are left out, those that save least first
+    rows: the step's decodes
     align: pieces begin at multiples of this many tokens
     """
     of_sequence = np.zeros((len(rows), 3), np.int32)
@@ -87,7 +90,7 @@ def prefix_tiles(
             chosen.append((group, chunks))
             room -= chunks
     reads = sum(group.num_tokens * chunks for group, chunks in chosen)
-    # ceil(tokens / piece) summed over the chunks is at most their number and reads / piece.
+    # The sum of ceil(tokens / piece) over the chunks is at most their number plus reads / piece.
     piece = max(SHORTEST_PIECE, -(-reads // max(room, 1))) if room else reads
     piece = -(-piece // align) * align
     for group, _ in chosen:

@@ -1,4 +1,4 @@
-"""Which row of the device belongs to which sequence, and what the host must know of it to plan steps."""
+"""Maps sequences to rows of the device, and keeps what the host needs of each row to plan steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +15,16 @@ from trunkline_worker.step.plan import RowError, Sampling, SequenceStart, StepPl
 
 @dataclass(slots=True)
 class TableRow:
-    """One sequence. The host does not know the newest tokens: they are sampled on the device."""
+    """One sequence's row. The host does not know the newest tokens, which are sampled on the device."""
 
-    index: int  # of the row
-    serial: int  # another one each time that a row is taken
+    index: int  # of the row on the device
+    serial: int  # unique per use of a row
     sampling: Sampling
     prompt_len: int
-    prompt: list[int]  # where its log-probabilities are asked for; else empty
+    prompt: list[int]  # if its log-probabilities are requested; else empty
     num_tokens: int
     num_blocks: int
-    error: RowError | None = None  # what its parameters raised: it is computed, but gets no token
+    error: RowError | None = None  # raised by its parameters; the row is still computed, but gets no token
 
     @property
     def num_output(self) -> int:
@@ -32,7 +32,7 @@ class TableRow:
 
 
 class Segment(NamedTuple):
-    """Numbers that go into a row of one of the tables, from a column on."""
+    """Numbers to write into a row of one of the tables, starting at column `first`."""
 
     row: int
     first: int
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 
 class RowTable:
-    """Rows by sequence id, kept in step with the scheduler by the deltas of its plans, here and on the device."""
+    """Rows by sequence id, here and on the device. The deltas of the scheduler's plans keep them up to date."""
 
     def __init__(self, *, num_rows: int, max_tokens: int, max_blocks: int, device: torch.device) -> None:
         self.device_rows = DeviceRows.allocate(
@@ -53,7 +53,7 @@ class RowTable:
         self._serial = 0
 
     def apply(self, plan: StepPlan) -> list[TableRow]:
-        """Takes a plan's changes in; returns the row of each of its steps. Asserts that both sides agree."""
+        """Applies a plan's changes, and returns the row of each of its steps. Asserts that plan and rows agree."""
         for sequence_id in plan.ended:
             self._free.append(self._rows.pop(sequence_id).index)
         for start in plan.starts:
@@ -90,15 +90,16 @@ class RowTable:
         )
 
     def _columns(self, row: TableRow) -> NDArray[np.int32]:
-        """How a row is sampled; greedily where its parameters raise an exception, which is that row's error then."""
+        """Returns the row's sampling columns. If its parameters raise an exception, that becomes the row's error, and
+        the columns are greedy."""
         try:
             return sampling_columns(row)
-        except Exception as error:  # whatever it was, it must not cost the other rows their step
+        except Exception as error:  # one row's error must not fail the other rows' step
             row.error = RowError.of_bug(error)
             return sampling_columns(replace(row, sampling=Sampling(1, temperature=0.0)))
 
     def _send(self, plan: StepPlan, grown: list[Segment]) -> None:
-        """What has changed, to the device: in one copy, and a kernel for each table."""
+        """Sends the changes to the device in one copy, and writes them with one kernel per table."""
         starts = [(self._rows[start.sequence_id], start) for start in plan.starts]
         rows = self.device_rows
         changes = [
@@ -121,7 +122,7 @@ class RowTable:
 
 
 def sampling_columns(row: TableRow) -> NDArray[np.int32]:
-    """See trunkline_kernels.gpu.device_rows: the order there is the order here."""
+    """Returns the row's [SAMPLING_COLUMNS] int32 columns, in the order of trunkline_kernels.gpu.device_rows."""
     s = row.sampling
     floats = np.array(
         [s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.frequency_penalty, s.presence_penalty], np.float32

@@ -1,4 +1,4 @@
-"""A step's inputs on the device: what the host says about it in one copy, the rest built there from the rows."""
+"""A step's inputs on the device: the host sends its layout in one copy, and the rest is built there from the rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,41 +20,44 @@ from trunkline_worker.gpu.row_table import RowTable, TableRow
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.step.plan import SequenceStep
 
-ALIGNMENT = 4  # int32: 16 bytes, what kernels are specialised to
+ALIGNMENT = 4  # int32 values: 16 bytes, the alignment that kernels are specialised for
 PREFIX_ALIGNMENT = 128  # tokens: a multiple of every tile of keys
 
 
 class StepShape(NamedTuple):
-    """How large a step's inputs are, padding included."""
+    """The sizes of a step's inputs, including padding."""
 
     num_tokens: int
     num_seqs: int
-    num_decodes: int  # sequences that decode_attention looks at
-    num_tiles: int
-    num_cut: int
-    num_prefix_tiles: int
-    num_fresh: int = 0  # prompts that prompt_attention looks at: none in a captured graph
+    num_decodes: int  # sequences that decode_attention computes
+    num_tiles: int  # of ragged_attention
+    num_cut: int  # sequences whose contexts are split into pieces
+    num_prefix_tiles: int  # of shared_prefix
+    num_fresh: int = 0  # prompts that prompt_attention computes: none in a captured graph
 
 
 class FreshLens(NamedTuple):
-    """The last sequences of a step, which prompt_attention takes."""
+    """The prompts that prompt_attention computes: the last sequences of a step."""
 
-    lens: NDArray[np.int32]  # [num_prompts] tokens of each
-    first_row: int
+    lens: NDArray[np.int32]  # [num_fresh] tokens of each
+    first_row: int  # index of the first one's first token in the step
 
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """One step as the host describes it, decodes first."""
+    """The host's description of one step. Decodes come first, then chunks, then the prompts of `fresh`.
 
-    order: NDArray[np.int64]  # [num_seqs]: entry of the plan's steps
-    rows: NDArray[np.int32]  # [num_seqs]
-    query_lens: NDArray[np.int32]
-    context_lens: NDArray[np.int32]
-    num_decodes: int
-    tiles: NDArray[np.int32]
-    cut: NDArray[np.int32]
-    num_slots: int
+    num_seqs is the number of the plan's steps: a layout is not padded.
+    """
+
+    order: NDArray[np.int64]  # [num_seqs]: indices into the plan's steps
+    rows: NDArray[np.int32]  # [num_seqs]: row of DeviceRows of each sequence
+    query_lens: NDArray[np.int32]  # [num_seqs]: new tokens of each sequence
+    context_lens: NDArray[np.int32]  # [num_seqs]: tokens of each sequence, including new ones
+    num_decodes: int  # sequences that decode_attention computes
+    tiles: NDArray[np.int32]  # [num_tiles, 4]: see ragged_attention.Tiles
+    cut: NDArray[np.int32]  # [num_cut, 3]: see ragged_attention.Tiles
+    num_slots: int  # pieces of the contexts in `cut`
     prefixes: PrefixTiles
     fresh: FreshLens | None = None
 
@@ -64,38 +67,39 @@ class StepLayout:
 
     @property
     def exact(self) -> StepShape:
-        """Its own shape: nothing is padded."""
+        """The step's shape without padding."""
         return StepShape(
             self.num_tokens, len(self.rows), self.num_decodes, len(self.tiles), len(self.cut),
             len(self.prefixes.tiles), len(self.fresh.lens) if self.fresh else 0,
         )  # fmt: skip
 
     def last_tokens(self) -> NDArray[np.int32]:
-        """For each entry of the plan's steps, where its last token is."""
+        """Returns the index of each sequence's last token in the step, in the order of the plan: [num_seqs] int32."""
         last = np.empty(len(self.order), np.int32)
         last[self.order] = np.cumsum(self.query_lens) - 1
         return last
 
 
 class StepLayouts:
-    """Lays steps out for a decoder."""
+    """Turns plans into layouts for a decoder."""
 
     def __init__(
         self, decoder: GpuDecoder, groups: PrefixGroups, most_prefix_tiles: int, *, most_graph_tokens: int
     ) -> None:
-        """most_graph_tokens: of a step with chunks that is computed by a captured graph"""
+        """most_graph_tokens: most tokens of a step with chunks that a captured graph computes"""
         self._decoder = decoder
         self._most_graph_tokens = most_graph_tokens
         self._groups = groups
         self._most_prefix_tiles = most_prefix_tiles
-        # A window hides a prefix from some layers; and bits must not depend on who else runs.
+        # A window hides a prefix from some layers; with `split`, bits must not depend on the other sequences of a step.
         self.shares = not decoder.split and all(window is None for window in decoder.spec.windows)
 
     def lay_out(self, steps: Sequence[SequenceStep], rows: Sequence[TableRow]) -> StepLayout:
+        """Returns the layout of a plan's steps. rows: the row of each step"""
         num_new = np.array([step.num_new for step in steps], np.int32)
         computed = np.array([step.num_computed for step in steps], np.int32)
         is_chunk = num_new != 1
-        # A graph's launches do not depend on how long prompts are, so those of its steps are left to ragged_attention.
+        # The launches of a graph cannot depend on the length of prompts, so its prompts are left to ragged_attention.
         is_fresh = is_chunk & (computed == 0) & self._decoder.library_prompts
         if num_new.sum() <= self._most_graph_tokens:
             is_fresh[:] = False
@@ -133,7 +137,7 @@ class StepLayouts:
 
 
 class StepInputs:
-    """The tensors that a step reads, at the same addresses in every step of the same shape: a graph remembers them."""
+    """The tensors that a step reads. Their addresses are the same in all steps of a shape, because graphs keep them."""
 
     def __init__(
         self, decoder: GpuDecoder, table: RowTable, *, block_size: int, max_tokens: int, max_seqs: int,
@@ -158,13 +162,16 @@ class StepInputs:
         self.first_row = torch.zeros(1, dtype=torch.int32, device=device)
 
     def reserve(self, shape: StepShape) -> None:
-        """Makes room for what is said about steps of this shape. Before any batch(): it moves their tensors."""
+        """Makes room for the layouts of steps of this shape. Call it before any batch(), whose tensors it moves."""
         size = sum(_padded(size) for size in _sizes(shape).values())
         if size > len(self._buffer):
             self._buffer = torch.zeros(size, dtype=torch.int32, device=self._device)
 
     def batch(self, shape: StepShape, num_slots: int = 0, fresh: FreshLens | None = None) -> DeviceBatch:
-        """The tensors of a shape.  num_slots: pieces that the step is cut into; fresh: of the step"""
+        """Returns the tensors of a step of this shape.
+
+        num_slots, fresh: of the step's layout
+        """
         parts: dict[str, Tensor] = {}
         offset = 0
         for name, size in _sizes(shape).items():
@@ -176,7 +183,7 @@ class StepInputs:
         if self._split:
             cut = parts["cut"].view(-1, 3)
             room = self._pieces
-            if num_slots > len(room.partial_out):  # more than is kept: for this step alone
+            if num_slots > len(room.partial_out):  # allocated for this step only
                 room = Pieces.allocate(num_slots, self._spec.num_heads, self._spec.head_dim, cut)
             pieces = Pieces(cut, room.partial_out, room.partial_stats)
         return DeviceBatch(
@@ -197,13 +204,13 @@ class StepInputs:
         )
 
     def send(self, layout: StepLayout, shape: StepShape) -> None:
-        """What the host says about a step, padded to a shape, in one copy."""
+        """Sends a layout, padded to a shape, to the device in one copy."""
         count, decodes = len(layout.rows), layout.num_decodes
         sizes = _sizes(shape)
         host = torch.zeros(sum(map(_padded, sizes.values())), dtype=torch.int32, pin_memory=self._device.type == "cuda")
         array: NDArray[np.int32] = host.numpy()
         starts = np.cumsum(layout.query_lens)
-        values: dict[str, tuple[NDArray[Any], int]] = {  # what is said, and what stands after it
+        values: dict[str, tuple[NDArray[Any], int]] = {  # the values, and the padding after them
             "query_starts": (np.concatenate(([0], starts)), layout.num_tokens),
             "context_lens": (layout.context_lens, 0),
             "rows": (layout.rows, 0),
@@ -226,7 +233,10 @@ class StepInputs:
         self._buffer[: len(array)].copy_(host, non_blocking=True)
 
     def build(self, batch: DeviceBatch, longest: int) -> None:
-        """Token ids, positions and slots of the new tokens, on the device.  longest: as step_inputs wants it"""
+        """Writes token ids, positions and slots of the new tokens, on the device.
+
+        longest: most new tokens of one sequence, or the number of padding tokens if that is larger
+        """
         step_inputs(
             self._table.device_rows, query_starts=batch.query_starts, context_lens=batch.context_lens,
             rows=batch.rows, token_ids=batch.token_ids, positions=batch.positions, slots=batch.slots,
@@ -235,7 +245,7 @@ class StepInputs:
 
 
 def _sizes(shape: StepShape) -> dict[str, int]:
-    """Numbers that the host says about a step, in the order in which they lie."""
+    """Returns the number of int32 values of each part of a layout, in their order in the buffer."""
     return {
         "query_starts": shape.num_seqs + 1,
         "context_lens": shape.num_seqs,

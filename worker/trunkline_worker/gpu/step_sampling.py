@@ -1,4 +1,4 @@
-"""Sampling where the logits are: what the host adds goes there in one copy, and the tokens go into their rows."""
+"""Samples on the device: the host sends its inputs in few copies, and the tokens are written to their rows."""
 
 import math
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from trunkline_worker.step.plan import PositionLogprobs, RowError
 
 @dataclass(frozen=True, slots=True)
 class StepSamples:
-    """A step's new tokens, on the device, and what is to be told about them."""
+    """A step's new tokens and their log-probabilities, on the device."""
 
     tokens: Tensor  # [num_samples] int64; -1: the logits are not finite
-    asking: list[int]  # samples whose log-probabilities are asked for
-    logprobs: list[Tensor]  # of those: token ids and the columns of logprobs(); or nothing
+    asking: list[int]  # indices of the samples whose log-probabilities are requested
+    logprobs: list[Tensor]  # of these samples: [num_asking] token ids, then the columns of logprobs(); or empty
 
 
 def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> StepSamples:
-    """The next token of each row, as sampler.sample chooses it; it is in its row then, and the row is one longer.
+    """Samples the next token of each row, by the rules of sampler.sample, and appends it to the row.
 
     logits: [num_rows, vocab] float32, overwritten
     """
@@ -54,8 +54,8 @@ def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -
 
 
 def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> None:
-    """Bias, penalties and min_tokens, as penalties.adjust_logits has them. Tokens that are out go first: nothing brings
-    them back."""
+    """Applies bias, penalties and min_tokens by the rules of penalties.adjust_logits. Forbidden tokens are set to -inf
+    first; no later change makes them finite."""
     arrays: list[NDArray[np.int32 | np.float32]] = []
     penalised: list[tuple[int, int, int]] = []
     for i, row in enumerate(rows):
@@ -67,7 +67,7 @@ def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> No
                 arrays += _bias(i, row)
             if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
                 penalised.append((i, row.index, row.num_tokens))
-        except Exception as error:  # whatever it was, it must not cost the other rows their step
+        except Exception as error:  # one row's error must not fail the other rows' step
             row.error = RowError.of_bug(error)
     if arrays:
         columns = [np.concatenate(arrays[column::3]) for column in range(3)]
@@ -78,8 +78,8 @@ def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> No
 
 
 def _bias(at: int, row: TableRow) -> list[NDArray[np.int32 | np.float32]]:
-    """What is added to the logits of a row: its place among them, token ids and numbers, of which -inf rules a token
-    out."""
+    """Returns the biases of one row, each [num_biases]: the row's index in the logits, token ids, and values to add.
+    A value of -inf forbids a token."""
     s = row.sampling
     out = s.end_token_ids if row.num_output < s.min_tokens else frozenset()
     entries = [(token, bias) for token, bias in s.logit_bias if token not in out]
@@ -90,7 +90,7 @@ def _bias(at: int, row: TableRow) -> list[NDArray[np.int32 | np.float32]]:
 
 
 def told_logprobs(columns: list[Tensor], wanted: list[int]) -> list[PositionLogprobs]:
-    """Columns of StepSamples.logprobs, on the host, as entries.  wanted: likeliest tokens to tell, for each"""
+    """Returns the entries of the columns of StepSamples.logprobs, on the host. wanted: number of top tokens of each"""
     found: list[PositionLogprobs] = []
     for count, token_id, logprob, rank, ids, values in zip(
         wanted, *(column.tolist() for column in columns), strict=True

@@ -1,4 +1,4 @@
-"""Several host arrays to the device in one copy."""
+"""Copies several host arrays to the device in one copy."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-ALIGNMENT = 16  # bytes: what kernels are specialised to
+ALIGNMENT = 16  # bytes, the alignment that kernels are specialised for
 TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
 
 
 def to_device(arrays: list[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays (int64, int32, float32) on the device, in the same order: parts of one buffer."""
+    """Returns the arrays (int64, int32 or float32) on the device, in order, with their shapes. They share a buffer."""
     sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
-    # The buffer may be freed before the copy is done: torch's allocator of pinned memory waits for the stream.
+    # The buffer may be freed before the copy ends: torch's pinned-memory allocator waits for the stream.
     buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
     host = buffer.numpy()
     offset = 0
