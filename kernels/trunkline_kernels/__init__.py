@@ -1,1 +1,1 @@
-"""The device code of a Trunkline worker. Each operation has a plain PyTorch reference that is its truth."""
+"""The device code of a Trunkline worker. Each operation has a plain PyTorch reference that defines its results."""

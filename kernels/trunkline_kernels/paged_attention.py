@@ -1,10 +1,10 @@
-"""Attention of a ragged batch over paged keys and values, in plain PyTorch: the truth for the Triton kernels.
+"""Attention of a ragged batch over paged keys and values, in plain PyTorch: the reference of the Triton kernels.
 
 Source of the paging: vLLM (Kwon et al., SOSP 2023); of mixing chunks and decodes in one step: Sarathi-Serve (Agrawal
-et al., OSDI 2024). The CPU serves with this reference too, so it avoids one call per sequence where it can: decodes
-of similar context length form a group that is gathered once and attended to in one call.
+et al., OSDI 2024). CPU workers use this reference too, so it avoids one call per sequence where possible: decodes of
+similar context length form a group, whose keys are gathered once and which takes one call.
 
-What to gather is the same for all layers of one window, so it is planned once per step: `plan_attention`.
+All layers with the same window gather the same slots, so `plan_attention` plans them once per step.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
 
-# Decodes share a group while the padding to the longest context stays under this share of the group's positions.
+# Decodes share a group if padding to the longest context adds less than this share of the group's positions.
 MAX_GROUP_PADDING = 0.25
 
 
@@ -23,7 +23,7 @@ MAX_GROUP_PADDING = 0.25
 class DecodeGroup:
     """Sequences with one new token each, and contexts of similar length."""
 
-    rows: Tensor  # [group] int64: their rows among the batch's tokens
+    rows: Tensor  # [group] int64: rows among the batch's tokens
     slots: Tensor  # [group * padded_len] int64: the KV slots to read; the zero slot past each context
     mask: Tensor  # [group, 1, 1, padded_len] float: 0 where there is a key, -inf in the padding
     padded_len: int
@@ -41,7 +41,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How the batch is attended to, for layers of one window."""
+    """The groups and chunks of a batch, for layers with the same window."""
 
     decodes: list[DecodeGroup]
     chunks: list[PrefillChunk]
@@ -50,9 +50,10 @@ class AttentionPlan:
 def plan_attention(
     batch: RaggedBatch, *, window: int | None, zero_slot: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionPlan:
-    """Groups the batch, on the host, for layers whose pool is on `device`.
+    """Groups the batch on the host, and returns a plan for layers whose pool is on `device`.
 
-    window: a query sees this many last positions, its own included; None: all
+    window: a query sees this many last positions, including its own; None: all
+    zero_slot: see KVLayer; dtype: of the queries, and of masks
     """
     decodes: list[tuple[int, int, int]] = []  # (context length, sequence, row)
     chunks: list[PrefillChunk] = []
@@ -73,7 +74,7 @@ def plan_attention(
 
 
 def _group_size(decodes: list[tuple[int, int, int]], window: int | None, slack: int) -> int:
-    """How many of the shortest contexts go together before too much would be padding. At least one."""
+    """Returns how many of the shortest contexts form a group without too much padding. At least one."""
     total = 0
     for count, (context_len, _, _) in enumerate(decodes, start=1):
         visible = _visible(context_len, window)
@@ -128,7 +129,7 @@ def _plan_group(
 
 
 def paged_attention(q: Tensor, kv: KVLayer, plan: AttentionPlan, *, scale: float) -> Tensor:
-    """Causal attention of all new tokens. Their own keys and values must be in the pool already.
+    """Computes causal attention of all new tokens. The pool must already have their keys and values.
 
     q: [num_tokens, num_heads, head_dim] → [num_tokens, num_heads, head_dim]
     """

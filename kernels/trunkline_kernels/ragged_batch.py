@@ -1,4 +1,4 @@
-"""What a step's kernels need to know of its ragged batch, and where keys and values lie."""
+"""A step's ragged batch for the reference kernels, and the pool of keys and values."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """The new tokens of several sequences, laid end to end with no padding, and where each one's KV lies.
+    """The new tokens of several sequences, concatenated without padding, and the location of each sequence's KV.
 
-    Prefill chunks and decodes are the same thing here: a sequence with `query_len` new tokens whose KV, new tokens
-    included, is `context_len` tokens long. Every sequence has at least one new token.
+    Prefill chunks and decodes are not distinguished: a sequence has `query_len` new tokens, and its KV, including new
+    tokens, has `context_len` tokens. Every sequence has at least one new token.
     """
 
     positions: Tensor  # [num_tokens] int64: position of each new token in its sequence
-    slots: Tensor  # [num_tokens] int64: block * block_size + offset, where the token's KV is written
-    query_lens: list[int]  # [num_seqs]
-    context_lens: list[int]  # [num_seqs]
+    slots: Tensor  # [num_tokens] int64: block * block_size + offset, the slot of the token's KV
+    query_lens: list[int]  # [num_seqs]: new tokens of each sequence
+    context_lens: list[int]  # [num_seqs]: KV tokens of each sequence, including new ones
     block_tables: Tensor  # [num_seqs, max_blocks] int64, on the host; entries past a sequence's context are arbitrary
     block_size: int
 
@@ -26,24 +26,24 @@ class RaggedBatch:
 class KVLayer:
     """One layer's part of the KV pool.
 
-    One block more than the pool's blocks: the last one is never written and stays zero. Padding reads from it, so
-    whatever a freed block still holds (a NaN of a broken request, say) cannot reach another request.
+    It has one block more than the pool. That last block is never written and stays zero. Padding reads from it, so the
+    contents of a freed block (such as a NaN of a broken request) cannot reach another request.
     """
 
     keys: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
     values: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
-    # [1] float32 each, where the pool holds 8-bit numbers: what is stored is multiplied by them.
+    # [1] float32 each, if the pool holds 8-bit numbers: stored values are multiplied by them.
     key_scale: Tensor | None = None
     value_scale: Tensor | None = None
 
     @property
     def block_stride(self) -> int:
-        """Elements from one block of keys to the next, and likewise of values. A block's own elements lie together."""
+        """Elements from one block of keys, or of values, to the next. A block's own elements are contiguous."""
         return self.keys.stride(0)
 
     @property
     def zero_slot(self) -> int:
-        """A slot that reads as zero."""
+        """The slot for padding, which always contains zeros."""
         return (self.keys.shape[0] - 1) * self.keys.shape[1]
 
 
@@ -58,11 +58,12 @@ def allocate_kv(
     device: torch.device,
     whole_blocks: bool = False,
 ) -> list[KVLayer]:
-    """An empty pool. Only the zero block is written: memory that no sequence has used yet stays untouched.
+    """Allocates an empty pool, and returns its part of each layer. Only the zero block is written: unused memory stays
+    untouched.
 
-    Of 8-bit floats the scales are 1: normed keys, and values, lie well within their range.
-    whole_blocks: keys and values of a block lie together over all layers, so that one copy moves a block. The Triton
-    kernels take such a pool; the others need each layer's keys, and its values, in one piece.
+    The scales of 8-bit floats are 1, because normed keys, and values, are well within their range.
+    whole_blocks: keys and values of a block are contiguous over all layers, so that one copy moves a block. The Triton
+    kernels support such a pool; the others need contiguous keys, and contiguous values, of each layer.
     """
     shape = (num_blocks + 1, block_size, num_kv_heads, head_dim)
     scale = torch.ones(1, device=device) if dtype.itemsize == 1 else None

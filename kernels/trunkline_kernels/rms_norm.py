@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension, computed in float32.
+    """Computes x / rms(x) * weight over the last dimension, in float32.
 
     x: [..., dim], weight: [dim] → [..., dim] in x's dtype
     """
@@ -15,6 +15,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Adds to the residual stream and normalises it: (normalised, new residual), shapes as in rms_norm."""
+    """Adds x to the residual stream, and returns (normalised sum, sum). Shapes as in rms_norm."""
     residual = residual + x
     return rms_norm(residual, weight, eps), residual

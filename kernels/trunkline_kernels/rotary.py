@@ -4,7 +4,7 @@ from torch import Tensor, cat
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (x[..., i], x[..., i + rotary_dim / 2]).
+    """Rotates the pairs (x[..., i], x[..., i + head_dim / 2]) by the angles of cos and sin.
 
     x: [num_tokens, num_heads, head_dim], cos and sin: [num_tokens, head_dim / 2] float32 → like x
     """

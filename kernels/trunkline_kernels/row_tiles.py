@@ -1,7 +1,7 @@
-"""Running a token-wise function on tiles of one fixed number of rows, for --deterministic.
+"""Runs a token-wise function on tiles with a fixed number of rows, for --deterministic.
 
-Matrix products choose their blocking, and element-wise loops their vector tails and thread splits, by shape. With one
-shape there is one choice, so what a row becomes does not depend on how many others are there.
+Matrix products choose their blocking, and element-wise loops their vector tails and thread splits, by shape. A fixed
+shape means a fixed choice, so a row's result does not depend on the number of other rows.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ ROW_TILE = 16
 
 
 def map_row_tiles(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Applies `function` to tiles of ROW_TILE rows, the last one padded with zeros, and joins what it returns.
+    """Applies `function` to tiles of ROW_TILE rows, the last one padded with zeros, and joins the results.
 
     inputs: each [num_rows, ...] → each [num_rows, ...]
     """
@@ -27,7 +27,7 @@ def map_row_tiles(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) 
 
 
 def _padded(x: Tensor) -> Tensor:
-    """A tile of its own memory: alignment is part of what a loop's tail depends on."""
+    """Returns x padded to a full tile in new memory, because a loop's tail also depends on alignment."""
     tile = x.new_zeros(ROW_TILE, *x.shape[1:])
     tile[: x.shape[0]] = x
     return tile

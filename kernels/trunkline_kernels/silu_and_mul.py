@@ -5,6 +5,6 @@ from torch.nn.functional import silu
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up.  gate_up: [..., 2 * dim], gate first → [..., dim]"""
+    """Computes silu(gate) * up. gate_up: [..., 2 * dim], gate first → [..., dim]"""
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(gate) * up

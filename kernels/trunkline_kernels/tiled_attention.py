@@ -1,8 +1,8 @@
 """Paged attention whose bits do not depend on the batch, for --deterministic: the CPU's batch-invariant reference.
 
-Every product has one fixed shape: 16 query rows, anchored at multiples of 16 positions, against 64 keys, anchored at
-multiples of 64. A query at position p is always row p % 16 of its tile and meets the key tiles in the same order, so
-neither chunking nor neighbours can change how its sums are formed. Online softmax after Milakov and Gimelshein (2018).
+Every product has one fixed shape: 16 query rows, starting at multiples of 16 positions, and 64 keys, starting at
+multiples of 64. A query at position p is always row p % 16 of its tile, and processes the key tiles in the same order,
+so neither chunking nor other sequences change the order of its sums. Online softmax: Milakov and Gimelshein (2018).
 """
 
 import torch
@@ -15,7 +15,11 @@ KEY_TILE = 64
 
 
 def tiled_attention(q: Tensor, kv: KVLayer, batch: RaggedBatch, *, window: int | None, scale: float) -> Tensor:
-    """As paged_attention.  q: [num_tokens, num_heads, head_dim] → like q"""
+    """Computes causal attention of all new tokens. The pool must already have their keys and values.
+
+    q: [num_tokens, num_heads, head_dim] → like q
+    window: a query sees this many last positions, including its own; None: all
+    """
     out = torch.empty_like(q)
     row = 0
     for sequence, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
@@ -30,7 +34,7 @@ def tiled_attention(q: Tensor, kv: KVLayer, batch: RaggedBatch, *, window: int |
 
 
 def _slots(batch: RaggedBatch, sequence: int, context_len: int, zero_slot: int) -> Tensor:
-    """KV slots of all positions, up to a whole number of key tiles."""
+    """Returns the KV slots of all positions, padded to whole key tiles: [num_tiles * KEY_TILE] int64."""
     positions = torch.arange(-(-context_len // KEY_TILE) * KEY_TILE)
     padding = positions >= context_len
     blocks = batch.block_tables[sequence][(positions // batch.block_size).masked_fill_(padding, 0)]
@@ -40,14 +44,17 @@ def _slots(batch: RaggedBatch, sequence: int, context_len: int, zero_slot: int) 
 def _query_tile(
     q: Tensor, start: int, tile: int, kv: KVLayer, slots: Tensor, window: int | None, scale: float
 ) -> Tensor:
-    """Attention of the queries at positions start.., all within the tile that begins at position `tile`."""
+    """Computes attention of queries from position `start` on, all within the tile that begins at position `tile`.
+
+    q: [num_rows, num_heads, head_dim]; slots: of _slots → like q
+    """
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = kv.keys.shape[2]
     group = num_heads // num_kv_heads
     last = start + num_rows - 1
     queries = q.new_zeros(QUERY_TILE, num_heads, head_dim)
     queries[start - tile : start - tile + num_rows] = q
-    # [num_kv_heads, group * QUERY_TILE, head_dim], the heads of a group one after the other
+    # [num_kv_heads, group * QUERY_TILE, head_dim], by head of the group, then by position
     queries = queries.view(QUERY_TILE, num_kv_heads, group, head_dim).permute(1, 2, 0, 3).float().contiguous()
     queries = queries.view(num_kv_heads, group * QUERY_TILE, head_dim)
     positions = torch.arange(tile, tile + QUERY_TILE, device=q.device).repeat(group)[:, None]  # of each row
@@ -65,7 +72,7 @@ def _query_tile(
             hidden |= key_positions <= positions - window
         scores = torch.bmm(queries, k.transpose(1, 2)).mul_(scale).masked_fill_(hidden, float("-inf"))
         raised = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
-        # A row that has seen no key yet stays at -inf; subtracting 0 instead keeps NaN out.
+        # A row that has seen no key stays at -inf; subtracting 0 instead avoids NaN.
         anchor = raised.masked_fill(raised == float("-inf"), 0.0)
         weights = torch.exp(scores - anchor)
         decay = torch.exp(highest - anchor)

@@ -1,10 +1,10 @@
-/* Kernels for workers on a CPU: attention over paged keys and values, and the element-wise rest of a decoder layer.
+/* Kernels for workers on a CPU: attention over paged keys and values, and the element-wise operations of a decoder layer.
  *
- * Compiled once per type of element, -DBF16 or not (float32); see library.py. The PyTorch references beside this folder say
- * what each one computes, and the tests hold them against it. Sums are in float32 whatever the type.
+ * Compiled once per element type: bfloat16 with -DBF16, else float32; see library.py. The PyTorch references in the
+ * parent folder define the results, and tests compare them. Sums are in float32 for both types.
  *
- * Loops are plain C that a compiler turns into vector code for the machine it compiles for; the one exception is the dot
- * product of bfloat16, for which AVX-512 has an instruction that compilers do not find.
+ * Loops are plain C that the compiler vectorises for the machine. The one exception is the dot product of bfloat16, for
+ * which AVX-512 has an instruction that compilers do not generate.
  */
 #include <math.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@ static inline float load(elem x) {
     union { uint32_t u; float f; } bits = {.u = (uint32_t)x << 16};
     return bits.f;
 }
-static inline elem store(float x) { /* round to nearest, ties to even; a NaN stays one */
+static inline elem store(float x) { /* rounds to nearest, ties to even; a NaN stays NaN */
     union { float f; uint32_t u; } bits = {.f = x};
     uint32_t rounded = (bits.u + 0x7FFF + ((bits.u >> 16) & 1)) >> 16;
     return x == x ? (elem)rounded : (elem)0x7FC0;
@@ -32,11 +32,11 @@ static inline elem store(float x) { return x; }
 #endif
 
 #define MAX_HEAD_DIM 256
-#define SEGMENT 16     /* keys scored at once: never more than a block */
-#define ROWS_AT_ONCE 4 /* queries of one sequence that share the reading of keys and values */
+#define SEGMENT 16     /* most keys scored at once; a segment never crosses a block */
+#define ROWS_AT_ONCE 4 /* queries of one sequence that share each read of keys and values */
 #define MAX_GROUP 16   /* query heads of one KV head */
 
-/* exp(x) for x <= 0 or moderate, to about 2 ulp: Cephes' polynomial on [-ln2/2, ln2/2]. Below -87 it is 0. */
+/* exp(x) for x <= 88, to about 2 ulp: Cephes' polynomial on [-ln2/2, ln2/2]. Below -87 it is 0. */
 static inline float fast_exp(float x) {
     float bounded = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
     float n = nearbyintf(bounded * 1.44269504088896341f);
@@ -52,7 +52,7 @@ static inline float fast_exp(float x) {
     return x < -87.0f ? 0.0f : p * power.f;
 }
 
-/* One query row against one key. */
+/* The dot product of a query row and a key. */
 static inline float dot(const elem *restrict q, const elem *restrict k, int dim) {
     int i = 0;
     float sum = 0.0f;
@@ -84,7 +84,7 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
         total[h] = 0.0f;
         memset(acc[h], 0, dim * sizeof(float));
     }
-    int64_t end = first + rows; /* keys before this position are seen by somebody */
+    int64_t end = first + rows; /* keys before this position are visible to at least one query */
     int64_t begin = window > 0 && first - window + 1 > 0 ? first - window + 1 : 0;
     for (int64_t at = begin; at < end;) {
         int64_t offset = at % block_size;
@@ -119,7 +119,7 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
                     sum += e[t];
                 }
                 memcpy(s, e, sizeof(e));
-                if (best != best) s[low] = sum = best; /* a NaN shows */
+                if (best != best) s[low] = sum = best; /* propagates a NaN */
                 total[h] = total[h] * shrink + sum;
                 peak[h] = best;
                 if (shrink != 1.0f) {
@@ -135,7 +135,7 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
             for (int i = 0; i < dim; i++) row_v[i] = load(value[i]);
             for (int h = 0; h < heads; h++) {
                 float weight = p[h][t];
-                if (weight == 0.0f) continue; /* not visible, or of no weight: what is stored there does not matter */
+                if (weight == 0.0f) continue; /* not visible, or without weight: the stored value must not matter */
                 float *a = acc[h];
 #pragma omp simd
                 for (int i = 0; i < dim; i++) a[i] += weight * row_v[i];
@@ -153,9 +153,10 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
         }
 }
 
-/* q, out: [num_tokens, num_heads, dim]; keys, values: [blocks, block_size, num_kv_heads, dim]; tables: a pointer to each
- * sequence's block table; starts: [num_seqs + 1] first row of each sequence; contexts: [num_seqs] KV tokens, the new ones
- * included; window: 0 for none. Causal. */
+/* Causal attention of all new tokens; the reference is paged_attention.py.
+ * q, out: [num_tokens, num_heads, dim]; keys, values: [blocks, block_size, num_kv_heads, dim]; tables: [num_seqs] pointers
+ * to block tables; starts: [num_seqs + 1] first row of each sequence; contexts: [num_seqs] KV tokens, including new ones;
+ * window: last positions that a query sees, including its own; 0: all. */
 void attention(const elem *q, const elem *keys, const elem *values, const int64_t *const *tables, const int64_t *starts,
                const int64_t *contexts, elem *out, int64_t num_seqs, int num_heads, int num_kv_heads, int dim,
                int block_size, int64_t window, float scale) {
@@ -193,7 +194,8 @@ static inline float inverse_rms(const float *x, int dim, float eps) {
     return 1.0f / sqrtf(sum / dim + eps);
 }
 
-/* residual += x where x is given; out = rms_norm(residual) * weight.  x, residual, out: [num_rows, dim] */
+/* residual += x unless x is null; out = rms_norm(residual) * weight. The reference is rms_norm.py.
+ * x, residual, out: [num_rows, dim]; weight: [dim] */
 void add_rms_norm(const elem *x, elem *residual, const elem *weight, elem *out, int64_t num_rows, int dim, float eps) {
 #pragma omp parallel for schedule(static) if (num_rows > 8)
     for (int64_t row = 0; row < num_rows; row++) {
@@ -216,7 +218,7 @@ void add_rms_norm(const elem *x, elem *residual, const elem *weight, elem *out, 
     }
 }
 
-/* One head: normalised where there is a weight, then rotated (half-split layout). */
+/* Normalises one head unless `norm` is null, then rotates it (half-split layout). */
 static inline void rotate(const elem *restrict x, const elem *norm, const float *cos, const float *sin,
                           elem *restrict out, int dim, float eps) {
     float wide[MAX_HEAD_DIM];
@@ -236,8 +238,9 @@ static inline void rotate(const elem *restrict x, const elem *norm, const float 
     }
 }
 
-/* Queries rotated in place; keys rotated and values copied into the pool, where the tables say.
- * qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim]; q: [num_tokens, num_heads, dim]; cos, sin: [positions, dim / 2] */
+/* Writes rotated queries to q, and rotated keys, and values, to the pool, in the slots of the block tables. The references
+ * are rms_norm.py, rotary.py and kv_write.py. qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim];
+ * q: [num_tokens, num_heads, dim]; cos, sin: [positions, dim / 2]; query_norm, key_norm: [dim] or null */
 void rotate_and_write(const elem *qkv, elem *q, elem *keys, elem *values, const int64_t *const *tables,
                       const int64_t *starts, const int64_t *contexts, const float *cos, const float *sin,
                       const elem *query_norm, const elem *key_norm, int64_t num_seqs, int num_heads, int num_kv_heads,
@@ -259,7 +262,8 @@ void rotate_and_write(const elem *qkv, elem *q, elem *keys, elem *values, const 
         }
 }
 
-/* silu(gate) * up.  gate_up: [num_rows, 2 * dim], gate first; out: [num_rows, dim] */
+/* out = silu(gate) * up; the reference is silu_and_mul.py.
+ * gate_up: [num_rows, 2 * dim], gate first; out: [num_rows, dim] */
 void silu_and_mul(const elem *gate_up, elem *out, int64_t num_rows, int dim) {
 #pragma omp parallel for schedule(static) if (num_rows > 8)
     for (int64_t row = 0; row < num_rows; row++) {
@@ -273,7 +277,7 @@ void silu_and_mul(const elem *gate_up, elem *out, int64_t num_rows, int dim) {
     }
 }
 
-/* The greatest logit of each row: ids[row] is the first of them, or -1 where the row has a NaN or its best is infinite.
+/* ids[row] = the first token with the row's highest logit, or -1 if the row has a NaN or the highest logit is infinite.
  * logits: [num_rows, vocab] */
 void greedy(const elem *logits, int64_t *ids, int64_t num_rows, int64_t vocab) {
 #pragma omp parallel for schedule(static)

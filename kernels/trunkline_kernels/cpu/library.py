@@ -1,9 +1,9 @@
-"""The C kernels as a library: compiled for this machine at first use, and kept.
+"""The C kernels as a library, compiled for this machine at first use and cached.
 
-Compiled with the system's C compiler (CC, else cc) into a cache folder (TRUNKLINE_CACHE_DIR, else ~/.cache/trunkline),
-under a name that tells source, flags, compiler and CPU apart. Code that others could have put there is never loaded:
-where the folder is not this user's alone, or cannot be written, a new one serves for this process only. Where nothing
-can be compiled, one warning says so, and the PyTorch references serve.
+The system's C compiler (CC, else cc) writes it to a cache folder (TRUNKLINE_CACHE_DIR, else ~/.cache/trunkline), under
+a name derived from source, flags, compiler, CPU and torch version. Code that another user could have put there is never
+loaded: if other users can write to the folder, or this process cannot, it uses a temporary folder of its own. If the
+kernels cannot be compiled, it issues a warning, and the PyTorch references are used.
 """
 
 import ctypes
@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("kernels.c")
-# No -ffast-math: a NaN must be seen, and minus infinity be minus infinity. Sums may be reordered where a pragma says
-# so.
+# No -ffast-math, because NaN and infinity must be preserved. Pragmas allow reordering of certain sums.
 FLAGS = (
     "-O3",
     "-march=native",
@@ -46,7 +45,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 
 @cache
 def library(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The kernels for elements of this type; None where there are none."""
+    """Returns the kernels for elements of this dtype, or None if there are none on this machine."""
     if dtype not in DEFINES:
         return None
     try:
@@ -58,7 +57,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
                 loaded = _load(Path(scratch), DEFINES[dtype])
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
-        warnings.warn(f"no C kernels on this machine, PyTorch's operators serve: {detail.strip()[-300:]}", stacklevel=2)
+        warnings.warn(f"cannot compile the C kernels, using PyTorch instead: {detail.strip()[-300:]}", stacklevel=2)
         return None
     for name, arguments in SIGNATURES.items():
         function = getattr(loaded, name)
@@ -67,13 +66,13 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def _share_openmp() -> None:
-    """Makes torch's own OpenMP runtime the one that the library finds: two of them would fight over the cores."""
+    """Makes the library use torch's OpenMP runtime, because two runtimes would compete for the cores."""
     for path in sorted(Path(torch.__file__).with_name("lib").glob("libgomp*")):
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def _private_folder() -> Path | None:
-    """Where compiled code is kept; None where nothing can be, or where others might have put it."""
+    """Returns the cache folder, or None if it cannot be written or other users can write to it."""
     try:
         folder = Path(os.environ.get("TRUNKLINE_CACHE_DIR") or Path.home() / ".cache" / "trunkline")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,14 +90,14 @@ def _load(folder: Path, defines: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def _compiled(folder: Path, defines: tuple[str, ...]) -> Path:
-    """The path of the library, which is compiled if it is not there."""
+    """Returns the path of the library, and compiles it if it does not exist."""
     compiler = os.environ.get("CC", "cc")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     facts = "\0".join((SOURCE.read_text(), *FLAGS, *defines, version, _cpu_flags(), torch.__version__))
     target = folder / f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.so"
     if target.exists():
         return target
-    # Under another name first: two workers may start at once, and neither may load half a library.
+    # Compiled under a temporary name: two workers may start at once, and neither may load half a library.
     handle, made = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
@@ -111,7 +110,7 @@ def _compiled(folder: Path, defines: tuple[str, ...]) -> Path:
 
 
 def _cpu_flags() -> str:
-    """What -march=native depends on."""
+    """Returns the properties of the CPU that -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

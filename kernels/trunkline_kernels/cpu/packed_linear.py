@@ -1,19 +1,19 @@
-"""Matrix products with weights that were laid out for them once.
+"""Matrix products with weights that are rearranged once.
 
-torch's linear() has oneDNN or the BLAS rearrange the weights in every call. Here they are rearranged when the model is
-loaded, by the operators with which torch's own compiler freezes weights; on AVX-512 that makes small products two to
-three times as fast (bench/log.md).
+In torch's linear(), oneDNN or the BLAS rearranges the weights in every call. Here they are rearranged when the model is
+loaded, by the operators that torch's compiler uses to freeze weights. On AVX-512 this makes small products two to three
+times as fast (bench/log.md).
 """
 
 import torch
 from torch import Tensor
 
-# The rearrangement asks for a number of rows; one made for 64 was the fastest at every number of rows that was tried.
+# The rearrangement takes a number of rows. 64 was the fastest for products of every number of rows that was tried.
 TYPICAL_ROWS = 64
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build of torch has the operators for this type."""
+    """Whether this build of torch has the operators for this dtype."""
     return (
         dtype in (torch.float32, torch.bfloat16)
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -23,7 +23,10 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class PackedLinear:
-    """x @ weight.T + bias.  weight: [out, in]"""
+    """Computes x @ weight.T + bias with a rearranged copy of the weight. weight: [out, in]; bias: [out]
+
+    Reference: torch.nn.functional.linear.
+    """
 
     __slots__ = ("_bias", "_weight")
 
@@ -32,6 +35,6 @@ class PackedLinear:
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_rows, in] → [num_rows, out]"""
+        """x: [num_rows, in] → [num_rows, out] in x's dtype"""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return product

@@ -1,7 +1,8 @@
-"""What all attention kernels do with one tile of keys: scores, online softmax, weighted values.
+"""The computation of all attention kernels on one tile of keys: scores, online softmax, weighted values.
 
-Online softmax: Milakov and Gimelshein (2018); tiling: FlashAttention-2 (Dao, 2023). In base 2, so that the scale of the
-scores and the change of base are one multiplication. `peak` is -inf and `total` 0 while a row has seen no key.
+Online softmax: Milakov and Gimelshein (2018); tiling: FlashAttention-2 (Dao, 2023). Exponentials are in base 2, so that
+scaling the scores and changing the base are one multiplication. Until a row has seen a key, `peak` is -inf and `total`
+is 0.
 """
 
 import triton
@@ -12,10 +13,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def blocks_at(table, start, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
-    """Block numbers of the key positions start, start + 1, .. of a sequence; 0 for those from `end` on.
+    """Returns the block numbers of TILE_KEYS key positions from `start` on: [TILE_KEYS]; 0 for positions from `end` on.
 
-    Loops ask for the next tile's before they need them: the addresses of keys and values depend on them, and a load
-    that waits for another one cannot be put in flight ahead.
+    Loops load the next tile's numbers early: the addresses of keys and values depend on them, and a load that depends
+    on another load cannot be issued ahead.
     """
     position = start + tl.arange(0, TILE_KEYS)
     return tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0)
@@ -23,9 +24,9 @@ def blocks_at(table, start, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constex
 
 @triton.jit
 def capped(scores, scale, soft_cap, SOFT_CAP: tl.constexpr):
-    """→ products of queries and keys, capped where there is a cap, and what makes them scores in base 2, a factor"""
+    """→ products of queries and keys, capped if SOFT_CAP, and the factor that makes them scores in base 2"""
     if SOFT_CAP:
-        # tanh, without overflow: exp2 goes to 0 or inf and both are fine.
+        # tanh without harmful overflow: exp2 may become 0 or inf, and both give the right limit.
         squeezed = 1.0 - 2.0 / (tl.exp2(scores * (2.0 * scale / soft_cap)) + 1.0)
         return squeezed * (soft_cap * LOG2_E), 1.0
     else:
@@ -34,13 +35,13 @@ def capped(scores, scale, soft_cap, SOFT_CAP: tl.constexpr):
 
 @triton.jit
 def weighed(scores, scale, peak, total):
-    """Online softmax of one tile; scores are multiplied by `scale`, which is positive.
+    """Computes the online softmax of one tile. Scores are multiplied by `scale`, which is positive.
 
-    → weights [ROWS, TILE_KEYS], decay of what was summed before, peak, total
+    → weights [ROWS, TILE_KEYS], factor of earlier sums [ROWS], peak [ROWS], total [ROWS]
     """
-    # Scaled after the maximum: one product for each row there, and one with the difference for each score here.
+    # Scaling after the maximum takes one multiplication per row, and fuses with the subtraction for each score.
     raised = tl.maximum(peak, tl.max(scores, axis=1) * scale)
-    # A row that has seen nothing has no anchor of its own: -inf minus -inf is no number.
+    # A row that has seen no key has a peak of -inf; subtracting 0 instead avoids -inf minus -inf, which is NaN.
     anchor = tl.where(raised == float("-inf"), 0.0, raised)
     weights = tl.exp2(scores * scale - anchor[:, None])
     decay = tl.exp2(peak - anchor)
@@ -55,11 +56,11 @@ def attend_tile(
     total,  # [ROWS] float32: sum of 2 ** (score - peak)
     keys, values,  # the pool, at this KV head
     blocks,  # [TILE_KEYS]: of blocks_at, for these positions
-    start, end,  # key positions start, start + 1, .. of which those from `end` on do not exist
+    start, end,  # key positions from `start` on; keys from `end` on do not exist
     query_positions,  # [ROWS]; -1: no query
     scale,  # of the scores, times log2(e)
     soft_cap,  # scores are soft_cap * tanh(score / soft_cap), in base e; not read unless SOFT_CAP
-    window,  # a query sees this many last positions, its own included; not read unless WINDOW
+    window,  # a query sees this many last positions, including its own; not read unless WINDOW
     block_stride,  # elements from one block to the next
     slot_stride,  # elements from one position of a block to the next
     MASKED: tl.constexpr,  # some query may not see some key
@@ -70,7 +71,7 @@ def attend_tile(
     PADDED_DIM: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """→ acc, peak, total with these keys taken in."""
+    """→ acc [ROWS, PADDED_DIM], peak [ROWS], total [ROWS], including these keys"""
     position = start + tl.arange(0, TILE_KEYS)
     dim = tl.arange(0, PADDED_DIM)
     exists = position < end
@@ -103,9 +104,9 @@ def attend_tile(
 
 @triton.jit
 def merge(acc, peak, total, other_acc, other_peak, other_total):
-    """Two partial results of the same queries as one. Peaks and totals broadcast against the accumulators."""
+    """Merges two partial results of the same queries. Peaks and totals broadcast against the accumulators."""
     raised = tl.maximum(peak, other_peak)
-    # What lies before a window, or before anything was seen, has no anchor: -inf minus -inf is no number.
+    # A result without visible keys has a peak of -inf; subtracting 0 instead avoids -inf minus -inf, which is NaN.
     anchor = tl.where(raised == float("-inf"), 0.0, raised)
     decay = tl.exp2(peak - anchor)
     weight = tl.exp2(other_peak - anchor)

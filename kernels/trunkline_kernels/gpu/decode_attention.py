@@ -1,12 +1,11 @@
-"""Attention of sequences with one new token each: the tiles of all contexts are divided evenly among programs, and the
-results of contexts that are cut are merged by the program that is the last to finish a part of them.
+"""Attention of sequences with one new token each. The tiles of all contexts are divided evenly among programs. If a
+context is divided, the last program to finish a piece of it merges the results.
 
-One decode reads its whole context and computes little, so the device is only busy when many programs read at once: see
-decode_plan. A prefix that several sequences share is read for all of them by shared_prefix, and merged here.
+A decode reads its whole context and computes little, so the device is busy only if many programs read at once: see
+decode_plan. shared_prefix reads a prefix that several sequences share once for all, and its results are merged here.
 
-Reference: trunkline_kernels.paged_attention. Source: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023); the merge is
-that of online softmax (Milakov and Gimelshein, 2018); merging by the
-last to arrive is stream-K's fix-up (Osama et al., 2023).
+Reference: trunkline_kernels.paged_attention. Sources: Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023); online softmax
+(Milakov and Gimelshein, 2018), for the merge; stream-K's fix-up (Osama et al., 2023), for merging by the last arrival.
 """
 
 import triton
@@ -19,7 +18,7 @@ from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inpu
 from trunkline_kernels.gpu.shared_prefix import SharedPrefixes
 from trunkline_kernels.ragged_batch import KVLayer
 
-MERGED_AT_ONCE = 16  # pieces, times the heads of each, that a program merges at a time: more need too many registers
+MERGED_AT_ONCE = 16  # pieces times heads that a program merges at a time: more would need too many registers
 
 
 @triton.jit
@@ -34,7 +33,10 @@ def _taken_in(
     HEAD_DIM: tl.constexpr,
     TILE_PIECES: tl.constexpr,
 ):  # fmt: skip
-    """A running result with `count` others taken in, several of them at a time: none waits for the one before."""
+    """Merges `count` results into a running result, several at a time, so that none waits for the one before.
+
+    → acc, peak, total
+    """
     number = tl.arange(0, TILE_PIECES)
     for start in tl.range(0, count, TILE_PIECES):
         there = (start + number < count)[:, None] & known[None, :]
@@ -47,7 +49,7 @@ def _taken_in(
             other=0.0,
         )
         raised = tl.maximum(peak, tl.max(peaks, axis=0))
-        # What lies before a window, or before anything was seen, has no anchor: -inf minus -inf is no number.
+        # A result without visible keys has a peak of -inf; subtracting 0 instead avoids -inf minus -inf, which is NaN.
         anchor = tl.where(raised == float("-inf"), 0.0, raised)
         decay = tl.exp2(peak - anchor)
         weights = tl.exp2(peaks - anchor[None, :])
@@ -73,8 +75,8 @@ def _merge(
     SCALED: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Writes the result of one sequence and one KV head from all of its pieces, its shared prefix's first. The order of
-    the pieces is fixed: which program merges makes no difference."""
+    """Merges all pieces of one sequence and one KV head, those of its shared prefix first, and writes the result. The
+    order is fixed, so that the result does not depend on the program that merges."""
     dim = tl.arange(0, PADDED_DIM)
     head = tl.arange(0, HEADS)
     known = head < GROUP
@@ -108,14 +110,15 @@ def _merge(
 def _attend_ranges(
     q,  # [num_seqs, num_heads, HEAD_DIM]
     keys, values,  # the pool: [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM]
-    out,  # like q ← of sequences that are not cut
-    partial_out,  # [num_pieces, num_heads, HEAD_DIM] float32 ← of the others, not yet divided by the total
-    partial_stats,  # [num_pieces, num_heads, 2] float32 ← peak (base 2), total
-    arrivals,  # [num_seqs, num_kv_heads] int32: zero before and after; pieces that are done
+    out,  # like q ←
+    # Results of pieces, not yet divided by the total: see DecodePlan for the index of a piece.
+    partial_out,  # [max_seqs + num_ranges, num_heads, HEAD_DIM] float32 ←
+    partial_stats,  # [max_seqs + num_ranges, num_heads, 2] float32 ← peak (base 2), total
+    arrivals,  # [num_seqs, num_kv_heads] int32: finished pieces; zero before and after
     context_lens,  # [num_seqs] int32
     rows_of,  # [num_seqs] int32: each sequence's row of block_tables
     block_tables,  # [.., max_blocks] int32
-    prefixes,  # [num_seqs, 3] int32: tokens that shared_prefix has seen to, their first slot, their number of pieces
+    prefixes,  # [num_seqs, 3] int32: tokens of the shared prefix, its first tile, its number of tiles
     prefix_tiles, prefix_out, prefix_stats,  # of SharedPrefixes; not read unless SHARED
     tile_starts, pieces, ranges,  # of DecodePlan, for this window
     key_scale, value_scale,  # [1] float32; not read unless SCALED
@@ -130,9 +133,9 @@ def _attend_ranges(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    TILE_ROWS: tl.constexpr,  # GROUP, up to what a matrix product needs
+    TILE_ROWS: tl.constexpr,  # GROUP, padded to what a matrix product needs
     TILE_KEYS: tl.constexpr,
-    HEADS: tl.constexpr,  # GROUP, up to a power of two
+    HEADS: tl.constexpr,  # GROUP, padded to a power of two
     TILE_PIECES: tl.constexpr,  # pieces merged at a time
     PREFIX_ROWS: tl.constexpr,  # sequences of a tile of a shared prefix
     WINDOW: tl.constexpr,
@@ -141,7 +144,7 @@ def _attend_ranges(
     SHARED: tl.constexpr,  # there may be shared prefixes
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_kv_heads, num_ranges). Programs of neighbouring heads read neighbouring memory at the same time."""
+    """Grid: (num_kv_heads, num_ranges). Programs of adjacent heads read adjacent memory at the same time."""
     wait_for_inputs(DEPENDENT)
     kv_head = tl.program_id(0)
     number = tl.program_id(1)
@@ -159,7 +162,7 @@ def _attend_ranges(
         scale = scale * tl.load(key_scale)
     keys += kv_head * HEAD_DIM
     values += kv_head * HEAD_DIM
-    nothing = tl.full([], 0, tl.int64)  # so that places of sequences are counted in 64 bits
+    nothing = tl.full([], 0, tl.int64)  # makes the sequence's offsets 64-bit numbers
     for sequence_number in tl.range(first_sequence, last_sequence + 1):
         sequence = nothing + sequence_number
         context_len = tl.load(context_lens + sequence)
@@ -207,9 +210,9 @@ def _attend_ranges(
                 result = result * tl.load(value_scale)
             tl.store(out + place[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
 
-    # All threads have stored before one of them counts the pieces: the last program sees every piece. Without prefixes
-    # only the first and the last sequence of a range go on in other ranges. The merge stands here, and reads the range
-    # again, so that it takes no registers from the loop above.
+    # All threads store before one of them counts the pieces, so that the last program sees every piece. Without
+    # prefixes, only the first and the last sequence of a range have pieces in other ranges. The merge is separate and
+    # reads the range again, so that it takes no registers from the loop above.
     tl.debug_barrier()
     first_sequence = tl.load(ranges + number * 4)
     last_sequence = tl.load(ranges + number * 4 + 1)
@@ -246,11 +249,12 @@ def decode_attention(
     soft_cap: float | None = None,
     dependent: bool = False,
 ) -> None:
-    """Attention of one new token of each sequence. Its key and value must be in the pool already, and `plan` updated.
+    """Computes attention of one new token of each sequence, and writes it to `out`. The pool must already have the new
+    tokens' keys and values, and `plan` must be updated for these contexts.
 
-    q, out: [num_seqs, num_heads, head_dim]; rows of sequences without a context are left as they are
-    context_lens: [num_seqs] int32; rows: [num_seqs] int32, of block_tables: [.., max_blocks] int32
-    prefixes: what shared_prefix has seen to; with a window, nothing
+    q, out: [num_seqs, num_heads, head_dim]; rows of sequences without a context are not written
+    context_lens: [num_seqs] int32; rows: [num_seqs] int32, rows of block_tables: [.., max_blocks] int32
+    prefixes: those that shared_prefix has computed; none with a window
     window, soft_cap: as in ragged_attention
     dependent: see dependent_launch
     """

@@ -1,8 +1,8 @@
-"""How the work of decode_attention is divided: decided on the device, from the contexts of the step.
+"""Divides the work of decode_attention on the device, from the contexts of the step.
 
-The tiles of keys of all contexts stand in one row, and each of a fixed number of ranges takes an equal part of it. Each
-program reads as much as any other, and all of them run at once, whatever the contexts are: a captured graph serves any
-of them. A context that the end of a range cuts is merged by whichever of its programs is done last.
+The tiles of keys of all contexts form one list, and each of a fixed number of ranges takes an equal part of it. All
+programs read the same amount and run at once for any contexts, so one captured graph serves all contexts. If a context
+crosses the end of a range, the last of its programs to finish merges its results.
 
 Sources of the even division: stream-K (Osama et al., 2023); FlashInfer's plan for decodes (Ye et al., 2024).
 """
@@ -23,19 +23,19 @@ SEQUENCES_OF_WARP = 256
 
 @triton.jit(do_not_specialize=["num_seqs", "most_ranges", "window"])
 def _plan_ranges(
-    context_lens,  # [num_seqs] int32; 0: none of decode_attention's
-    prefixes,  # [num_seqs, 3] int32: the first of each are the tokens that shared_prefix has seen to
-    tile_starts,  # [num_seqs] int32 ← tiles of all sequences before each one
+    context_lens,  # [num_seqs] int32; 0: not computed by decode_attention
+    prefixes,  # [num_seqs, 3] int32: column 0 is the number of tokens that shared_prefix has computed
+    tile_starts,  # [num_seqs] int32 ← number of tiles of all sequences before each one
     pieces,  # [num_seqs, 2] int32 ← first range, number of ranges of each sequence
-    ranges,  # [most_ranges, 4] int32 ← first and last sequence, first tile, end; the last before the first: no range
+    ranges,  # [most_ranges, 4] int32 ← first sequence, last sequence, first tile, end; last < first: empty range
     num_seqs,
     most_ranges,
-    window,  # only the tiles that hold some of this many last positions count; 0: all
+    window,  # only tiles with some of this many last positions count; 0: all
     TILE_KEYS: tl.constexpr,
-    FEWEST_TILES: tl.constexpr,  # of a range, as long as there are so many
+    FEWEST_TILES: tl.constexpr,  # of a range, unless all tiles are fewer
     PADDED_SEQS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (1 + most_ranges). The first program writes what is known of sequences, each other one its range."""
+    """Grid: (1 + most_ranges). The first program writes tile_starts and pieces, each other one its range."""
     number = tl.program_id(0) - 1
     index = tl.arange(0, PADDED_SEQS)
     known = index < num_seqs
@@ -47,7 +47,7 @@ def _plan_ranges(
     num_ranges = tl.minimum(tl.maximum(total // FEWEST_TILES, 1), most_ranges)
     if number < 0:
         tl.store(tile_starts + index, ends - counts, mask=known)
-        # Range r holds the tiles from r * total // num_ranges on, so this is the range of a tile.
+        # Range r begins at tile r * total // num_ranges, which gives the range of a tile.
         some = tl.maximum(total, 1).to(tl.int64)
         first = ((ends - counts + 1).to(tl.int64) * num_ranges - 1) // some
         last = (ends.to(tl.int64) * num_ranges - 1) // some
@@ -70,16 +70,16 @@ def _plan_ranges(
 class Division:
     """How a step's contexts are divided, for all layers with the same window."""
 
-    tile_starts: Tensor  # [max_seqs] int32
-    pieces: Tensor  # [max_seqs, 2] int32
-    ranges: Tensor  # [num_ranges, 4] int32
+    tile_starts: Tensor  # [max_seqs] int32: number of tiles of all sequences before each one
+    pieces: Tensor  # [max_seqs, 2] int32: first range, number of ranges of each sequence
+    ranges: Tensor  # [num_ranges, 4] int32: first sequence, last sequence, first tile, end; last < first: empty range
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How a step's contexts are divided, and room for the results of those that are cut.
+    """How a step's contexts are divided among ranges, and room for the results of contexts in several ranges.
 
-    The piece of sequence s in range r is number s + r: from a piece to the next, one of the two grows.
+    The piece of sequence s in range r has the index s + r, which is unique: s or r grows from one piece to the next.
     """
 
     tiling: DecodeTiling
@@ -102,10 +102,10 @@ class DecodePlan:
         device: torch.device,
         windows: Iterable[int | None] = (None,),
     ) -> "DecodePlan":
-        """Room for steps of up to `max_seqs` sequences. A range has a program for each KV head: there are as many
-        ranges as make the number of programs that the tiling asks for.
+        """Allocates a plan for steps of up to `max_seqs` sequences. A range has a program for each KV head, so the
+        number of ranges is the tiling's number of programs divided by the number of KV heads.
 
-        windows: those of the layers
+        windows: of the layers
         """
         num_ranges = max(1, tiling.programs * num_multiprocessors // num_kv_heads)
 
@@ -125,7 +125,7 @@ class DecodePlan:
     def update(self, context_lens: Tensor, prefixes: Tensor) -> None:
         """Divides the contexts of a step, on the device.
 
-        context_lens: [num_seqs] int32; 0: none of decode_attention's
+        context_lens: [num_seqs] int32; 0: not computed by decode_attention
         prefixes: [num_seqs, 3] int32, of SharedPrefixes
         """
         fewest_tiles = max(1, self.tiling.shortest // self.tiling.keys)

@@ -7,36 +7,36 @@ import torch
 from trunkline_kernels.gpu.tuned_tilings import TilingKey, tuned
 
 MOST_HEAD_DIM = 256
-# Reading two tiles of 64 keys takes a program about as long as starting does, and merging eight pieces more takes about
-# as long as reading one tile more: cutting further would gain nothing.
+# Reading two tiles of 64 keys takes a program about as long as starting, and merging eight more pieces takes about as
+# long as reading one more tile: smaller pieces would gain nothing.
 SHORTEST_PIECE = 128
-MOST_PROGRAMS = 3  # of a multiprocessor: the registers of each suffice for no more
+MOST_PROGRAMS = 3  # per multiprocessor, limited by its registers
 OWN_SHARED = (
     7 << 10
-)  # bytes of shared memory of a program beside its tiles of keys and values; compiled programs need 6
-HOPPER_SHARED_MEMORY = 227 << 10  # bytes that one program may use
+)  # bytes of shared memory of a program besides tiles of keys and values; compiled programs need 6 KiB
+HOPPER_SHARED_MEMORY = 227 << 10  # bytes per program
 REGISTERS = 65_536  # of an NVIDIA multiprocessor
 MOST_REGISTERS = 255  # of a thread
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
-    """Keys that a program handles at once, warps, and stages of its pipeline of loads."""
+    """The tile of keys of decode_attention, and the resources of its programs."""
 
-    keys: int
+    keys: int  # that a program computes at once
     warps: int
-    stages: int
-    # Of each multiprocessor. If more are launched than run at once on one, the others begin when the first ones end:
-    # since all take equally long, most of the device may then wait for few programs.
+    stages: int  # of the pipeline of loads
+    # Per multiprocessor. If more are launched than run at once, the others start when the first ones end. As all take
+    # equally long, most of the device may then wait for a few programs.
     programs: int = 3
     shortest: int = SHORTEST_PIECE  # tokens of a piece, unless its context has fewer
 
     def options(self, *, narrow: bool) -> dict[str, int]:
-        """What a launch says to Triton.
+        """Returns Triton's options for a launch.
 
-        narrow: keys and values have 8 bits. The compiler is told then how many registers there are for a thread: left
-        alone, it spills some to make room for a program more. With 16 bits it finds the number by itself; told, it
-        takes all of them, and spills with Triton 3.6.
+        narrow: keys and values have 8 bits. The options then limit the registers of a thread, because the compiler
+        would otherwise spill some to make room for one more program. With 16 bits it finds the number by itself; given
+        a limit, it uses all of it, and spills with Triton 3.6.
         """
         options = {"num_warps": self.warps, "num_stages": self.stages}
         if narrow and torch.version.hip is None and self.programs <= MOST_PROGRAMS:
@@ -53,9 +53,10 @@ def decode_tiling_for(
     kv_dtype: torch.dtype,
     device: str = "",
 ) -> DecodeTiling:
-    """The tiling that was measured to be the fastest on this device, else one that keeps enough loads in flight.
+    """Returns the tiling measured to be the fastest on this device, else one that keeps enough loads in flight.
 
-    group: query heads of a KV head; shared_memory: bytes that one program may use; device: its name
+    group: query heads of a KV head; shared_memory: bytes per program; device: its name
+    Raises ValueError if head_dim is more than MOST_HEAD_DIM, or the table of tilings is damaged.
     """
     if head_dim > MOST_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim} is more than the {MOST_HEAD_DIM} that the attention kernels support")
@@ -67,7 +68,7 @@ def decode_tiling_for(
     if dtype == torch.float32:
         return DecodeTiling(32, 4, 1, programs=2)
     stages = 3 if shared_memory >= HOPPER_SHARED_MEMORY else 2
-    # Converting 8-bit keys takes registers: with more keys only two programs would run at once.
+    # Converting 8-bit keys needs registers: with more keys, only two programs would run at once.
     keys = 32 if head_dim > 128 or kv_dtype != dtype else 64
     padded_dim = 1 << (head_dim - 1).bit_length()
     tiles = 2 * (stages - 1) * keys * padded_dim * kv_dtype.itemsize

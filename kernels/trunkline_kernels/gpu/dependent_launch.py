@@ -1,11 +1,11 @@
-"""Programmatic dependent launch: the programs of a kernel start while the kernel before it on the stream ends.
+"""Programmatic dependent launch: the programs of a kernel start while the previous kernel on the stream ends.
 
-Without it, the device starts a kernel once the one before has ended and its results are in memory. With it, the
-programs are there by then and wait. NVIDIA's devices can do this from compute capability 9.0 on, also in captured
+Without it, the device starts a kernel when the previous one has ended and its results are in memory. With it, the
+programs have started by then and wait. NVIDIA's devices support this from compute capability 9.0 on, also in captured
 graphs. TRUNKLINE_DEPENDENT_LAUNCHES=off turns it off.
 
-A kernel that is launched so waits in each of its programs before it touches memory, programs without work included: a
-later kernel takes the end of this one for the end of all before it.
+Each program of such a kernel waits before it touches memory, even a program without work, because a later kernel relies
+on the end of this one to mean that all kernels before it have ended.
 
 Source: CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization".
 """
@@ -22,8 +22,8 @@ OLDEST_CAPABILITY = (9, 0)
 
 @triton.jit
 def wait_for_inputs(DEPENDENT: tl.constexpr):
-    """The first thing that a kernel does: returns when the kernels before it have ended. The next kernel's programs may
-    start from then on."""
+    """Waits until the kernels before this one have ended. The next kernel's programs may start from then on. A kernel
+    must call it before it reads or writes memory that other kernels use."""
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()
@@ -31,7 +31,7 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def ask_for(place):
-    """Has lines of memory brought into the device's cache, and waits for none."""
+    """Prefetches cache lines of memory into the L2 cache, without waiting for them."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64, bitcast=True)], dtype=tl.int32,
         is_pure=False, pack=1,
@@ -39,12 +39,14 @@ def ask_for(place):
 
 
 def launch_options(dependent: bool) -> dict[str, bool]:
-    """What a launch of a kernel with DEPENDENT says to Triton: other backends do not know the option."""
+    """Returns Triton's options for a launch of a kernel with DEPENDENT. Other backends do not know the option, so it is
+    absent for plain launches."""
     return {"launch_pdl": True} if dependent else {}
 
 
 def is_offered(capability: tuple[int, int], *, is_nvidia: bool) -> bool:
-    """Whether kernels are launched so on a device. Raises ValueError where the environment says something unknown."""
+    """Whether to use dependent launches on a device. Raises ValueError if the environment variable has an unknown
+    value."""
     asked = os.environ.get(VARIABLE, "auto")
     if asked not in ("auto", "off"):
         raise ValueError(f"{VARIABLE} is {asked!r}: it may be auto or off")

@@ -1,4 +1,4 @@
-"""A step's ragged batch as the Triton kernels read it."""
+"""A step's ragged batch in the form that the Triton kernels read."""
 
 from dataclasses import dataclass
 
@@ -12,24 +12,23 @@ from trunkline_kernels.gpu.shared_prefix import SharedPrefixes
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """The new tokens of several sequences, laid end to end. Sequences with one new token come first.
+    """The new tokens of several sequences, concatenated. Sequences with one new token come first.
 
-    All tensors are on the device. Both kinds of padding compute something for nobody: tokens after the last sequence's,
-    and sequences without new tokens.
+    All tensors are on the device. There may be two kinds of padding, whose results are not used: tokens after the last
+    sequence's, and sequences without new tokens. Counts in shapes include padding.
     """
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
-    slots: Tensor  # [num_tokens] int64: where a token's KV is written; negative: nowhere, a token of padding
-    query_starts: Tensor  # [num_seqs + 1] int32
-    context_lens: Tensor  # [num_seqs] int32: new tokens included
-    rows: Tensor  # [num_seqs] int32: of block_tables
+    slots: Tensor  # [num_tokens] int64: the KV slot that a token writes; negative: none, the token is padding
+    query_starts: Tensor  # [num_seqs + 1] int32: index of each sequence's first token; the last is the end
+    context_lens: Tensor  # [num_seqs] int32: tokens of each sequence, including new ones
+    rows: Tensor  # [num_seqs] int32: row of block_tables of each sequence
     block_tables: Tensor  # [num_rows, max_blocks] int32
-    # [num_tiles, 4] int32, of those that neither decode_attention nor prompt_attention takes: see
-    # ragged_attention.tiles_of
-    tiles: Tensor
-    pieces: Pieces | None  # of tiles that are pieces of a context
-    decode_lens: Tensor  # [num_decodes] int32: contexts of those that decode_attention takes, the first ones; or 0
-    decode_plan: DecodePlan  # room for cutting those
-    prefixes: SharedPrefixes  # of those
-    fresh: FreshPrompts | None = None  # those that prompt_attention takes, the last ones
+    tiles: Tensor  # [num_tiles, 4] int32: of sequences that ragged_attention computes, see ragged_attention.Tiles
+    pieces: Pieces | None  # results of tiles that are pieces of a context; None: contexts are not split
+    # [num_decodes] int32: context lengths of the first sequences, which decode_attention computes; 0: padding
+    decode_lens: Tensor
+    decode_plan: DecodePlan  # how decode_attention divides these contexts
+    prefixes: SharedPrefixes  # common prefixes of these sequences
+    fresh: FreshPrompts | None = None  # the last sequences, if prompt_attention computes them

@@ -1,7 +1,7 @@
-"""What stays on the device of every running sequence: its tokens, its block table, how it is sampled.
+"""Rows on the device with the state of every running sequence: tokens, block table, sampling parameters.
 
-A step's inputs are read from these rows, and the token that a step samples is written into its row: it need not visit
-the host before the next step begins.
+A step reads its inputs from these rows and writes each sampled token to its row. The token need not pass through the
+host before the next step begins.
 """
 
 from dataclasses import dataclass
@@ -19,24 +19,24 @@ TEMPERATURE = tl.constexpr(0)  # float32; 0: greedy
 TOP_K = tl.constexpr(1)  # int32; 0: all
 TOP_P = tl.constexpr(2)  # float32
 MIN_P = tl.constexpr(3)  # float32
-SEED_LOW = tl.constexpr(4)  # halves of the choice's seed
+SEED_LOW = tl.constexpr(4)  # int32: halves of the choice's seed
 SEED_HIGH = tl.constexpr(5)
 REPETITION = tl.constexpr(6)  # float32
 FREQUENCY = tl.constexpr(7)  # float32
 PRESENCE = tl.constexpr(8)  # float32
-PROMPT_LEN = tl.constexpr(9)  # int32: tokens that penalties count as the prompt's
+PROMPT_LEN = tl.constexpr(9)  # int32: tokens that penalties count as the prompt
 SAMPLING_COLUMNS = tl.constexpr(10)
 
 
 @triton.jit
 def _write_segments(
     target,  # [.., width] int32
-    segments,  # [num_segments, 4] int32: row, first column, how many, first of them in data
-    data,  # int32
+    segments,  # [num_segments, 4] int32: row, first column, number of values, index of the first in data
+    data,  # [num_values] int32
     width,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_segments, blocks of the longest)."""
+    """Grid: (num_segments, blocks of the longest segment)."""
     segment = segments + tl.program_id(0) * 4
     row = tl.load(segment).to(tl.int64)
     first = tl.load(segment + 1)
@@ -62,7 +62,7 @@ def _step_inputs(
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_seqs + 1, blocks of the most new tokens of one). The last program fills what is padding."""
+    """Grid: (num_seqs + 1, blocks of the longest sequence's new tokens). The last programs fill the padding."""
     sequence = tl.program_id(0)
     start = tl.load(query_starts + sequence)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -103,7 +103,7 @@ def _gather_rows(
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """One row for each sequence that may run at once. Floats lie in int32 columns as their bits."""
+    """The state of every running sequence, one row each. Floats are stored in int32 columns as their bits."""
 
     tokens: Tensor  # [num_rows, max_tokens] int32: prompt, then output
     block_tables: Tensor  # [num_rows, max_blocks] int32
@@ -118,10 +118,10 @@ class DeviceRows:
 
 
 def write_segments(target: Tensor, segments: Tensor, data: Tensor, longest: int) -> None:
-    """target[row, first : first + count] = data[source : source + count] for every segment.
+    """Sets target[row, first : first + count] = data[source : source + count] for every segment.
 
-    target: [num_rows, width] int32; segments: [num_segments, 4] int32, (row, first, count, source); data: int32
-    longest: the most that one segment holds
+    target: [num_rows, width] int32; segments: [num_segments, 4] int32, (row, first, count, source)
+    data: [num_values] int32; longest: values of the longest segment
     """
     if len(segments) and longest:
         _write_segments[(len(segments), triton.cdiv(longest, SEGMENT_BLOCK))](
@@ -141,11 +141,11 @@ def step_inputs(
     block_size: int,
     longest: int,
 ) -> None:
-    """Token ids, positions and KV slots of a step's new tokens, and of the padding after them.
+    """Writes token ids, positions and KV slots of a step's new tokens, and of the padding after them.
 
-    query_starts: [num_seqs + 1], context_lens, rows: [num_seqs] int32; a sequence of padding has no new tokens
-    token_ids, positions, slots: [num_tokens] int64, all overwritten; padding is token 0 with slot -1
-    longest: the most new tokens of one sequence, or tokens of padding, if they are more
+    query_starts: [num_seqs + 1], context_lens, rows: [num_seqs] int32; a padding sequence has no new tokens
+    token_ids, positions, slots: [num_tokens] int64, all overwritten; a padding token is 0 with slot -1
+    longest: most new tokens of one sequence, or the number of padding tokens if that is larger
     """
     num_seqs = len(context_lens)
     _step_inputs[(num_seqs + 1, max(1, triton.cdiv(longest, INPUT_BLOCK)))](
@@ -156,7 +156,7 @@ def step_inputs(
 
 
 def gather_rows(source: Tensor, index: Tensor) -> Tensor:
-    """source[index]: embeddings of tokens, or the last states of sequences.
+    """Returns source[index], such as embeddings of tokens or last states of sequences.
 
     source: [num_sources, dim] contiguous, index: [num_rows] int32 or int64 → [num_rows, dim]
     """

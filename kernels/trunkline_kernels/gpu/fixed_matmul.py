@@ -1,8 +1,8 @@
-"""A matrix product whose bits do not depend on how many rows it has, for --deterministic.
+"""A matrix product whose bits do not depend on the number of rows, for --deterministic.
 
-Libraries choose tiles, and whether to split the inner dimension, by shape; here every product of a row with a weight
-goes over the inner dimension in one order, in tiles of one size. Idea: He et al., "Defeating Nondeterminism in LLM
-Inference" (Thinking Machines, 2025).  Reference: torch.nn.functional.linear.
+Libraries choose the tile size, and whether to split the inner dimension, by shape. Here every product of a row and a
+weight sums over the inner dimension in one order, in tiles of one size. Source: He et al., "Defeating Nondeterminism in
+LLM Inference" (Thinking Machines, 2025). Reference: torch.nn.functional.linear.
 """
 
 import torch
@@ -58,10 +58,10 @@ def _fixed_matmul(
 
 
 def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Tensor:
-    """x @ weight.T + bias, accumulated in float32.
+    """Computes x @ weight.T + bias, accumulated in float32.
 
     x: [num_rows, inner] contiguous, weight: [num_columns, inner] contiguous, bias: [num_columns]
-    → [num_rows, num_columns] in `dtype`, x's where it is None
+    → [num_rows, num_columns] in `dtype`; None: x's
     """
     rows, inner = x.shape
     columns = weight.shape[0]

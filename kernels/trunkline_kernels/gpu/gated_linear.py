@@ -1,8 +1,8 @@
 """The first half of a SwiGLU feed-forward layer as one kernel: both products and the gate.
 
-Against a library's product and silu_and_mul, the products' results are neither written nor read again, and a launch is
-saved; and the first weights are on their way before the activations are there. But the library's product may be the
-faster one: product_choice says which is taken for how many rows.
+Compared with a library's product followed by silu_and_mul, the products' results are not written and read again, there
+is one launch less, and the first weights are prefetched before the activations are ready. The library's product may
+still be faster: product_choice decides by the number of rows.
 
 Reference: silu_and_mul(linear(x, weight)) of trunkline_kernels and torch. Source: Shazeer (2020).
 """
@@ -14,22 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from trunkline_kernels.gpu.dependent_launch import ask_for, launch_options, wait_for_inputs
+from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 
-AHEAD = 8  # cache lines of each row of the weight that are asked for before the activations are there
+AHEAD = 8  # cache lines of each row of the weight that are prefetched before the activations are ready
 LINE = 128  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class GatedTiling:
-    """A tile of rows and columns (of gate and of up, each), how much of the inner dimension at a time, warps, and
-    stages of the pipeline of loads."""
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
+class GatedTiling(MatmulTiling):
+    """The tiling of gated_linear. A tile has this many columns of gate, and as many of up."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -50,18 +44,18 @@ def _gated_matmul(
 ):  # fmt: skip
     """Grid: (row tiles * column tiles), in the order of tile_at().
 
-    Columns of gate and up take turns in the tile that is multiplied: both of a pair are in the same thread afterwards.
+    Columns of gate and up alternate in the tile that is multiplied, so that one thread has both results of a pair.
     """
     row_tiles = tl.cdiv(num_rows, TILE_ROWS)
     column_tiles = tl.cdiv(num_columns, TILE_COLUMNS)
     row_tile, column_tile = tile_at(tl.program_id(0), row_tiles, column_tiles, GROUP_ROWS)
     first_row, first_column = row_tile * TILE_ROWS, column_tile * TILE_COLUMNS
     turn = tl.arange(0, 2 * TILE_COLUMNS)
-    # Past the edge, the last row or column is computed again, and not stored: loads need no mask.
+    # Past the edge, the last row or column is computed again and not stored, so that loads need no mask.
     of_gate = tl.minimum(first_column + turn // 2, num_columns - 1).to(tl.int64)
     right_row = weight + (of_gate + (turn % 2).to(tl.int64) * num_columns) * INNER
     if DEPENDENT:
-        # Nothing before this kernel writes weights.
+        # No earlier kernel writes weights, so they can be prefetched before the wait.
         for line in tl.static_range(AHEAD):
             if line * LINE < INNER:
                 ask_for(right_row + line * LINE)
@@ -82,7 +76,7 @@ def _gated_matmul(
             right = tl.load(right_place + start, mask=known[:, None], other=0.0)
         acc = tl.dot(left, right, acc, input_precision="ieee")
     gate, up = tl.split(tl.reshape(acc, [TILE_ROWS, TILE_COLUMNS, 2]))
-    # Rounded where two kernels would round.
+    # Rounded where two separate kernels would round.
     dtype: tl.constexpr = out.dtype.element_ty
     gate = gate.to(dtype).to(tl.float32)
     activated = (gate / (1 + tl.exp(-gate))).to(dtype)
@@ -92,7 +86,7 @@ def _gated_matmul(
 
 
 def gated_linear(x: Tensor, weight: Tensor, tiling: GatedTiling, *, dependent: bool = False) -> Tensor:
-    """silu(x @ gate.T) * (x @ up.T), accumulated in float32.
+    """Computes silu(x @ gate.T) * (x @ up.T), accumulated in float32.
 
     x: [num_rows, inner] contiguous, weight: [2 * num_columns, inner] contiguous, gate first
     dependent: see dependent_launch

@@ -1,4 +1,4 @@
-"""Noise of a draw: a function of (key of seed and position, token id) alone, so there is no generator state.
+"""The noise of a draw: a function of the key of seed and position, and the token id, without generator state.
 
 Reference: trunkline_worker.step.sampling_key.
 """
@@ -19,12 +19,12 @@ def _mixed(x):
 
 @triton.jit
 def gumbel_noise(low, high, token):
-    """Gumbel noise of tokens, float32.  low, high: halves of the position's key, uint32"""
+    """Returns Gumbel noise of tokens, float32. low, high: uint32 halves of the position's key"""
     x = _mixed(token.to(tl.uint32) * 0x9E3779B1 + low)
     x = _mixed(x ^ high)
-    # At most 1 - 2 ** -24: the logarithm of nothing is no number.
+    # At most 1 - 2 ** -24, so that the logarithm of 1 - uniform is finite.
     uniform = tl.minimum((x.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    # log(1 - v) by its series where 1 - v would round v's lower bits away.
+    # Below 1e-2, log(1 - v) is computed by its series, because 1 - v would lose v's lower bits.
     series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
     exponential = tl.where(uniform < 1e-2, series, -tl.log(1.0 - uniform))
     return -tl.log(exponential)
@@ -32,7 +32,7 @@ def gumbel_noise(low, high, token):
 
 @triton.jit
 def position_key(low, high, position):
-    """Key of one position, halves of 64 bits: MurmurHash3's finaliser over seed and position."""
+    """Returns the key of a position as uint32 halves, low and high: MurmurHash3's finaliser of seed and position."""
     seed = (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low.to(tl.uint32, bitcast=True).to(tl.uint64)
     x = seed + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD

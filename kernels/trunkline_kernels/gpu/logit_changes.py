@@ -1,4 +1,4 @@
-"""Bias and penalties on the device, as trunkline_worker.execution.penalties has them."""
+"""Bias and penalties on the device. Reference: trunkline_worker.execution.penalties."""
 
 import torch
 import triton
@@ -23,7 +23,7 @@ LARGEST = tl.constexpr(3.4028234e38)
 def _add_bias(
     logits,  # [num_rows, vocab]
     rows, ids,  # [num_entries] int32
-    bias,  # [num_entries] float32; -inf: the token is out
+    bias,  # [num_entries] float32; -inf: the token is forbidden
     num_entries,
     vocab,
     BLOCK: tl.constexpr,
@@ -33,14 +33,14 @@ def _add_bias(
     place = (
         logits + tl.load(rows + at, mask=known, other=0).to(tl.int64) * vocab + tl.load(ids + at, mask=known, other=0)
     )
-    # Not clamped: at most 100 is added, which rounds away long before a sum could overflow.
+    # Not clamped: at most 100 is added, which is lost in rounding long before a sum could overflow.
     tl.store(place, tl.load(place, mask=known, other=0.0) + tl.load(bias + at, mask=known, other=0.0), mask=known)
 
 
 @triton.jit
 def _count_tokens(
-    counts,  # [num_penalised, vocab] int32, zeros ← appearances in the output, and a mark if it is in the prompt
-    penalised,  # [num_penalised, 3] int32: row of the logits, row, number of tokens
+    counts,  # [num_penalised, vocab] int32, zeros ← occurrences in the output, and a mark if it is in the prompt
+    penalised,  # [num_penalised, 3] int32: row of the logits, row of the tables, number of tokens
     sampling,  # [num_rows, COLUMNS] int32
     tokens,  # [num_rows, token_width] int32
     token_width,
@@ -48,7 +48,7 @@ def _count_tokens(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_penalised, blocks of the longest history). The prompt's mark is bit 30: no output is as long."""
+    """Grid: (num_penalised, blocks of the longest history). The prompt's mark is bit 30, which no count reaches."""
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(penalised + index * 3 + 1).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -79,7 +79,7 @@ def _penalise(
     place = logits + tl.load(penalised + index * 3).to(tl.int64) * vocab + at
     x = tl.load(place, mask=inside, other=0.0)
     factor = tl.load(columns + REPETITION).to(tl.float32, bitcast=True)
-    # What was finite stays so; a token that is out stays out, and what is broken is still seen to be.
+    # Finite logits stay finite; -inf (a forbidden token), infinity and NaN stay as they are.
     finite = tl.abs(x) <= LARGEST
     changed = tl.where(x > 0, x / factor, x * factor)
     changed = tl.where(finite, tl.minimum(tl.maximum(changed, -LARGEST), LARGEST), changed)
@@ -92,16 +92,19 @@ def _penalise(
 
 
 def add_bias(logits: Tensor, rows: Tensor, ids: Tensor, bias: Tensor) -> None:
-    """logits[rows, ids] += bias, in place; no pair twice.  rows, ids: [num_entries] int32, bias: float32"""
+    """Adds biases in place: logits[rows, ids] += bias.
+
+    logits: [num_rows, vocab]; rows, ids: [num_entries] int32, no pair twice; bias: [num_entries] float32
+    """
     if len(rows):
         _add_bias[(triton.cdiv(len(rows), 256),)](logits, rows, ids, bias, len(rows), logits.shape[1], 256)
 
 
 def penalise(logits: Tensor, penalised: Tensor, rows: DeviceRows, longest: int) -> None:
-    """Repetition, frequency and presence penalties, in place.
+    """Applies repetition, frequency and presence penalties in place.
 
-    logits: [num_samples, vocab] float32; penalised: [num_penalised, 3] int32, (row of logits, row, number of tokens)
-    longest: the most tokens of one of them
+    logits: [num_samples, vocab] float32
+    penalised: [num_penalised, 3] int32, (row of logits, row of `rows`, number of tokens); longest: most tokens of one
     """
     vocab, count = logits.shape[1], len(penalised)
     if not count:

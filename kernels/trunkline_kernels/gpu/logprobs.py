@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens, and of the likeliest ones, on the device.
+"""Log-probabilities of chosen tokens, and of the most likely ones, on the device.
 
-All logits are read once, by many programs per row, for what each tile of them contributes. A program per row then adds
-that up. It finds the likeliest tokens in the tiles with the highest logits, and reads no other tile again.
+All logits are read once, by many programs per row, for each tile's contribution. One program per row then adds up the
+contributions. It finds the most likely tokens in the tiles with the highest logits, and reads no other tile again.
 
 Reference: trunkline_worker.execution.logprobs.
 """
@@ -21,9 +21,9 @@ def _tile_logprobs(
     logits,  # [num_rows, vocab] float32
     chosen,  # [num_rows] int64
     peaks,  # [num_rows, num_tiles] float32 ← the highest logit
-    ids,  # [num_rows, num_tiles] int32 ← its token, the lowest of equal ones
+    ids,  # [num_rows, num_tiles] int32 ← its token, the lowest of equals
     masses,  # [num_rows, num_tiles] float32 ← sum of exp(x - peak)
-    above,  # [num_rows, num_tiles] int32 ← tokens that are likelier than the chosen one
+    above,  # [num_rows, num_tiles] int32 ← number of tokens more likely than the chosen one
     vocab,
     num_tiles,
     TILE: tl.constexpr,
@@ -53,8 +53,8 @@ def _row_logprobs(
     chosen,  # [num_rows] int64
     peaks, ids, masses, above,  # [num_rows, num_tiles], of _tile_logprobs
     logprob,  # [num_rows] float32 ←
-    rank,  # [num_rows] int32 ← 1: the likeliest
-    top_ids,  # [num_rows, num_top] int32 ← likeliest first
+    rank,  # [num_rows] int32 ← 1: the most likely
+    top_ids,  # [num_rows, num_top] int32 ← most likely first
     top_logprobs,  # [num_rows, num_top] float32 ←
     vocab,
     num_tiles,
@@ -62,7 +62,7 @@ def _row_logprobs(
     TILE: tl.constexpr,
     PADDED_TILES: tl.constexpr,
 ):  # fmt: skip
-    """One program per row."""
+    """Grid: (num_rows)."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * vocab
     number = tl.arange(0, PADDED_TILES)
@@ -76,8 +76,8 @@ def _row_logprobs(
     base = highest + tl.log(tl.sum(mass * tl.exp(peak - anchor)))
     tl.store(logprob + index, tl.load(row + tl.maximum(tl.load(chosen + index), 0)) - base)
     tl.store(rank + index, tl.sum(tl.load(above + place, mask=there, other=0)) + 1)
-    # The likeliest token of each tile stands in `token`. One that was told gives way to what comes next in its tile, in
-    # the order of (logit falling, id rising).
+    # `token` has the most likely remaining token of each tile. After one is reported, the next of its tile replaces it,
+    # by descending logit, then by ascending id.
     for at_top in tl.range(0, num_top):
         best = tl.max(peak)
         best_id = tl.min(tl.where(peak == best, token, NO_TOKEN))
@@ -95,10 +95,10 @@ def _row_logprobs(
 
 
 def logprobs(logits: Tensor, chosen: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities of the chosen tokens, their ranks, and the likeliest tokens with theirs.
+    """Returns log-probabilities and ranks of the chosen tokens, and ids and log-probabilities of the `top` most likely.
 
     logits: [num_rows, vocab] float32, chosen: [num_rows] int64
-    → [num_rows] float32, [num_rows] int32, [num_rows, top] int32, [num_rows, top] float32
+    → [num_rows] float32, [num_rows] int32 from 1, [num_rows, top] int32, [num_rows, top] float32
     """
     num_rows, vocab = logits.shape
 

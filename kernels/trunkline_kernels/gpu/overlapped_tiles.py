@@ -1,8 +1,8 @@
-"""A loop over tiles of keys in which the products of one tile and the softmax of another run at the same time.
+"""A loop over tiles of keys that overlaps the matrix products of one tile with the softmax of another.
 
 Tensor cores compute products while other units compute exponentials, but within a tile the softmax needs the scores,
-and the weighted values need the softmax. So the scores of the next tile are asked for before the softmax of this one.
-On chips whose products are asynchronous (compute capability 9.0 and later), the compiler waits for them after it.
+and the weighted values need the softmax. The loop therefore issues the scores of the next tile before the softmax of
+this one. On chips with asynchronous products (compute capability 9.0 and later), the compiler waits for them after it.
 
 Source: FlashAttention-3, overlap within a warpgroup (Shah et al., 2024).
 """
@@ -18,7 +18,7 @@ def attend_overlapped(
     q,  # [ROWS, PADDED_DIM]
     keys, values,  # the pool, at this KV head
     table,  # block numbers of the sequence
-    seen, end,  # key positions: every query sees all of those before `seen`, and those from `end` on do not exist
+    seen, end,  # key positions: every query sees all keys before `seen`; keys from `end` on do not exist
     query_positions,  # [ROWS]; -1: no query
     scale, soft_cap, block_stride, slot_stride,  # as in attend_tile
     SOFT_CAP: tl.constexpr,
@@ -28,11 +28,11 @@ def attend_overlapped(
     ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """→ acc [ROWS, PADDED_DIM], peak [ROWS], total [ROWS] of all keys, as attend_tile would leave them.
+    """→ acc [ROWS, PADDED_DIM], peak [ROWS], total [ROWS] of all keys, as attend_tile computes them.
 
-    There is one pass more than there are tiles: the first one looks at a tile before position 0, which no query sees,
-    and the last one asks for scores of a tile from `end` on. Neither reads memory for that. With no load outside the
-    loop, the first loads are in flight together.
+    There is one more iteration than tiles: the first processes a tile before position 0, which no query sees, and the
+    last computes scores of a tile from `end` on. Neither reads memory for them. With no load outside the loop, the
+    first loads are in flight together.
     """
     dim = tl.arange(0, PADDED_DIM)
     acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
@@ -60,8 +60,8 @@ def attend_overlapped(
         v = tl.load(values + place[:, None] + dim[None, :], mask=known, other=0.0)
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision="ieee")
         scores = next_scores
-        # Both tiles' block numbers are loaded, though the next tile is this one in the next pass: the compiler puts no
-        # load in flight in a loop that carries something over two passes.
+        # Block numbers of both tiles are loaded, although the next tile becomes this one in the next iteration: the
+        # compiler does not pipeline loads in a loop that carries values over two iterations.
         blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
         next_blocks = blocks_at(table, start + 2 * TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     return acc, peak, total

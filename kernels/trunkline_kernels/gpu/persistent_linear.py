@@ -1,15 +1,15 @@
-"""Products of a step whose programs stay on their multiprocessors and divide all the work evenly.
+"""Matrix products with persistent programs: the programs stay on their multiprocessors and divide the work evenly.
 
-A product of few rows has few tiles: 192 of them are 1.45 waves on 132 multiprocessors, and take as long as 2. Here each
-program computes as many whole tiles as all others; the tiles that remain are cut along the inner dimension, so that
-every program gets an equal share of them. The program that is the last to finish its share of a tile adds up the
-shares, always in the same order: results do not depend on which one that is.
+A product of few rows has few tiles: 192 tiles are 1.45 waves on 132 multiprocessors, and take as long as 2. Here each
+program computes the same number of whole tiles. The remaining tiles are split along the inner dimension, so that every
+program gets an equal share of them. The last program to finish its share of a tile adds up the shares, always in the
+same order, so that results do not depend on which program is last.
 
-Tiles come through tensor descriptors: the device's copy engine fetches them without the threads' help (TMA), from
-compute capability 9.0 on. The launcher makes the descriptors and hands them over by value, so a launch needs no memory
-of its own for them, and a captured graph keeps them.
+Tiles are loaded through tensor descriptors: the device's copy engine fetches them without the threads' help (TMA), from
+compute capability 9.0 on. The launcher passes the descriptors by value, so a launch needs no memory for them, and a
+captured graph keeps them.
 
-Twins: torch's linear(), addmm(), and silu_and_mul(linear(x, weight)). Source: Osama et al., "Stream-K: Work-centric
+Reference: torch's linear(), addmm(), and silu_and_mul(linear(x, weight)). Source: Osama et al., "Stream-K: Work-centric
 Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU" (2023), the variant with whole tiles first.
 """
 
@@ -23,39 +23,36 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trunkline_kernels.gpu.dependent_launch import ask_for, launch_options, wait_for_inputs
+from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 
 OLDEST_CAPABILITY = (9, 0)
-AHEAD = 4  # cache lines of each row of the weight that are asked for before the activations are there
+AHEAD = 4  # cache lines of each row of the weight that are prefetched before the activations are ready
 LINE = 128  # bytes
-# Tiles are cut only if that saves this many steps of the inner loop: meeting costs some microseconds, a step half one.
+# Tiles are split only if that saves this many steps of the inner loop: adding up costs some microseconds, a step 0.5.
 LEAST_SAVED = 8
 NEVER = 1 << 16  # steps that no product has
 FEWEST_STEPS = 4  # of a program's share
-MERGED_COLUMNS = 32  # that are added up at a time
+MERGED_COLUMNS = 32  # columns that are added up at a time
 
 
 @dataclass(frozen=True, slots=True)
-class PersistentTiling:
-    """A tile of rows and columns (of gate and of up, each), how much of the inner dimension at a time, warps, stages of
-    the pipeline of loads, programs at once on a multiprocessor, and steps of the inner loop that must be saved for
-    tiles to be cut: where memory is what limits, fewer programs with whole tiles may be as fast."""
+class PersistentTiling(MatmulTiling):
+    """The tiling of a persistent product. If it is gated, a tile has this many columns of gate, and as many of up.
 
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
-    programs: int
-    least_saved: int = LEAST_SAVED
+    If memory bandwidth is the limit, fewer programs with whole tiles may be as fast as split tiles.
+    """
+
+    programs: int  # at once on a multiprocessor
+    least_saved: int = LEAST_SAVED  # tiles are split only if that saves this many steps of the inner loop
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What rows of 8-bit floats are to be multiplied by."""
+    """The scales of activations and weight if both are 8-bit floats."""
 
-    rows: Tensor  # float32 [num_rows], of the activations
-    columns: Tensor  # float32, of the weight's rows
+    rows: Tensor  # [num_rows] float32, of the activations
+    columns: Tensor  # [num_columns] float32, of the weight's rows; twice as many if gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +61,19 @@ class Division:
 
     programs: int
     waves: int  # whole tiles of each program
-    sharing: int  # programs that divide the tiles that remain; 0: none remain
+    sharing: int  # programs that divide the remaining tiles; 0: none remain
 
 
 def is_offered(capability: tuple[int, int], *, is_nvidia: bool) -> bool:
-    """Whether a device fetches tiles by itself. Elsewhere the kernel computes the same, and is slow."""
+    """Whether the device has the copy engine. Without it, the kernels compute the same results slowly."""
     return is_nvidia and capability >= OLDEST_CAPABILITY
 
 
 def division_of(*, tiles: int, steps: int, programs: int, least_saved: int = LEAST_SAVED) -> Division:
-    """steps: of a tile's inner loop; programs: that run at once; least_saved: of PersistentTiling"""
+    """Divides the tiles of a product among programs.
+
+    steps: of a tile's inner loop; programs: most that run at once; least_saved: see PersistentTiling
+    """
     waves, rest = divmod(tiles, programs)
     if not rest:
         return Division(programs, waves, 0)
@@ -85,17 +85,17 @@ def division_of(*, tiles: int, steps: int, programs: int, least_saved: int = LEA
 
 @dataclass(frozen=True, slots=True)
 class ProductRoom:
-    """Where programs meet that share a tile. One is enough for products that run one after another."""
+    """Memory for the programs that share a tile. Products that run one after another can use the same."""
 
-    shares: Tensor  # float32: what each program has computed of its first and of its second cut tile
-    arrivals: Tensor  # [num_programs] int32, of each cut tile: zero before and after; shares that are done
+    shares: Tensor  # [num_values] float32: each program's sums for its first and its second split tile
+    arrivals: Tensor  # [num_programs] int32: finished shares of each split tile; zero before and after a product
     multiprocessors: int
 
     @classmethod
     def allocate(
         cls, tilings: Iterable[PersistentTiling], *, multiprocessors: int, device: torch.device
     ) -> "ProductRoom":
-        """Room for any product with these tilings."""
+        """Allocates room for any product with these tilings."""
         known = list(tilings)
         sizes = [2 * multiprocessors * each.programs * 2 * each.rows * each.columns for each in known]
         return cls(
@@ -112,7 +112,7 @@ def _finish(
     acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED: tl.constexpr,
     ADDED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Stores a part of the result. acc, up: [rows, columns] float32, up is not read unless GATED"""
+    """Stores a part of the result. acc, up: [rows, columns] float32; up is not read unless GATED"""
     if SCALED:
         of_rows = tl.load(row_factors + row, mask=row < num_rows, other=0.0)[:, None]
         acc = acc * of_rows * tl.load(column_factors + column, mask=column < num_columns, other=0.0)[None, :]
@@ -123,7 +123,7 @@ def _finish(
     place = out + row.to(tl.int64)[:, None] * num_columns + column[None, :]
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     if GATED:
-        # Rounded where two kernels would round.
+        # Rounded where two separate kernels would round.
         gate = acc.to(dtype).to(tl.float32)
         tl.store(place, (gate / (1 + tl.exp(-gate))).to(dtype) * up.to(dtype), mask=inside)
     elif ADDED:
@@ -134,13 +134,13 @@ def _finish(
 
 @triton.jit
 def _first_step(program, cut_steps, sharing):
-    """Of a program's share of the cut tiles, whose steps are counted through."""
+    """Returns the first step of a program's share. The steps of all split tiles are numbered consecutively."""
     return cut_steps * tl.minimum(program, sharing) // sharing
 
 
 @triton.jit
 def _program_of(step, cut_steps, sharing):
-    """The program whose share a step is in."""
+    """Returns the program whose share contains a step."""
     return ((step + 1) * sharing - 1) // cut_steps
 
 
@@ -148,9 +148,9 @@ def _program_of(step, cut_steps, sharing):
 def _persistent_matmul(
     x,  # descriptor of [num_rows, inner], by [TILE_ROWS, TILE_INNER]
     weight,  # descriptor of [num_columns, inner], twice as many columns if GATED, by [TILE_COLUMNS, TILE_INNER]
-    weight_rows,  # the same weight
+    weight_rows,  # the same weight as a pointer
     row_factors, column_factors,  # of Factors; not read unless SCALED
-    out,  # [num_rows, num_columns] ←; what is there already is added if ADDED
+    out,  # [num_rows, num_columns] ←; the product is added to it if ADDED
     shares, arrivals,  # of ProductRoom
     num_rows,
     num_columns,
@@ -168,7 +168,7 @@ def _persistent_matmul(
     LINE: tl.constexpr,  # elements
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs of Division). Tiles are counted in the order of tile_at()."""
+    """Grid: (programs of Division). Tiles are numbered in the order of tile_at()."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     row_tiles, column_tiles = tl.cdiv(num_rows, TILE_ROWS), tl.cdiv(num_columns, TILE_COLUMNS)
     steps = tl.cdiv(inner, TILE_INNER)
@@ -176,10 +176,10 @@ def _persistent_matmul(
     cut_steps = (row_tiles * column_tiles - first_cut) * steps
     divisor = tl.maximum(sharing, 1)
     begin, end = _first_step(program, cut_steps, divisor), _first_step(program + 1, cut_steps, divisor)
-    # A share is at most as long as a tile: it is of one cut tile, or of two.
+    # A share is at most as long as a tile, so it belongs to one split tile, or to two.
     items = waves + (end > begin).to(tl.int32) + (begin // steps < (end - 1) // steps).to(tl.int32)
     if DEPENDENT:
-        # Nothing before this kernel writes weights.
+        # No earlier kernel writes weights, so they can be prefetched before the wait.
         tile = tl.where(waves > 0, program, first_cut + begin // steps)
         _, column_tile = tile_at(tile, row_tiles, column_tiles, GROUP_ROWS)
         ahead = tl.minimum(column_tile * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS), num_columns - 1).to(tl.int64)
@@ -190,11 +190,11 @@ def _persistent_matmul(
                 ask_for(place + num_columns.to(tl.int64) * inner + line * LINE)
     wait_for_inputs(DEPENDENT)
 
-    # Hopper's 8-bit products keep 14 bits of their sums: they are added up in full precision, tile by tile.
+    # Hopper's 8-bit products keep 14 bits of their sums, so each tile's sum is added in full precision.
     PRECISE_AFTER: tl.constexpr = TILE_INNER if SCALED else 0
     row_of_tile, column_of_tile = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
     for item in tl.range(0, items):
-        at = tl.where(item == waves, begin, (begin // steps + 1) * steps)  # of a cut tile: where the share begins
+        at = tl.where(item == waves, begin, (begin // steps + 1) * steps)  # of a split tile: where the share begins
         tile = tl.where(item < waves, item * programs + program, first_cut + at // steps)
         first = tl.where(item < waves, 0, at % steps)
         last = tl.where(item < waves, steps, tl.minimum(end - at + first, steps))
@@ -225,7 +225,7 @@ def _persistent_matmul(
             tl.store(slot + in_tile + column_of_tile[None, :], acc, mask=some_rows)
             if GATED:
                 tl.store(slot + UP + in_tile + column_of_tile[None, :], up, mask=some_rows)
-            # All threads have stored before one of them counts the shares: the last program sees every share.
+            # All threads store before one of them counts the share, so that the last program sees every share.
             tl.debug_barrier()
             first_program = _program_of(cut * steps, cut_steps, sharing)
             last_program = _program_of(cut * steps + steps - 1, cut_steps, sharing)
@@ -257,10 +257,10 @@ def persistent_linear(
     dtype: torch.dtype | None = None,
     dependent: bool = False,
 ) -> Tensor:
-    """x @ weight.T, accumulated in float32.
+    """Computes x @ weight.T, accumulated in float32.
 
     x: [num_rows, inner] contiguous, weight: [num_columns, inner] contiguous; rows of both are multiples of 16 bytes
-    factors: of 8-bit floats; None: x and weight are what they stand for
+    factors: the scales of 8-bit x and weight; None: not scaled
     dependent: see dependent_launch
     → [num_rows, num_columns] in `dtype`, x's where it is None
     """
@@ -279,7 +279,10 @@ def add_persistent_linear(
     factors: Factors | None = None,
     dependent: bool = False,
 ) -> None:
-    """out += x @ weight.T, rounded once. out: [num_rows, num_columns] contiguous; the others as in persistent_linear"""
+    """Computes out += x @ weight.T, rounded once.
+
+    out: [num_rows, num_columns] contiguous; for the others see persistent_linear
+    """
     _launch(x, weight, out, tiling, room, factors, added=True, dependent=dependent)
 
 
@@ -293,9 +296,9 @@ def persistent_gated_linear(
     dtype: torch.dtype | None = None,
     dependent: bool = False,
 ) -> Tensor:
-    """silu(x @ gate.T) * (x @ up.T).
+    """Computes silu(x @ gate.T) * (x @ up.T), accumulated in float32.
 
-    weight: [2 * num_columns, inner] contiguous, gate first; the others as in persistent_linear
+    weight: [2 * num_columns, inner] contiguous, gate first; for the others see persistent_linear
     → [num_rows, num_columns] in `dtype`, x's where it is None
     """
     out = x.new_empty(len(x), len(weight) // 2, dtype=dtype or x.dtype)

@@ -1,6 +1,8 @@
-"""Which kernel computes a product of a layer: the library's, or one of our own with some tiling. The product sweeps of
-`make bench-gpu` time them on a device, by the number of rows, and write down the winner: see tuned_tilings. What has
-not been timed goes the library's way, whose products are fast everywhere; with 8-bit floats it goes our own way.
+"""Chooses the kernel of a layer's matrix product: the library's, or one of this package with a tiling.
+
+The product sweeps of `make bench-gpu` time them on a device by the number of rows, and record the fastest: see
+tuned_tilings. A product that was not timed uses the library, whose products are fast everywhere; with 8-bit floats it
+uses this package's kernel.
 """
 
 from bisect import bisect_left
@@ -14,7 +16,7 @@ from trunkline_kernels.gpu.persistent_linear import PersistentTiling
 from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling
 from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey, chosen_table, name_of
 
-# An own kernel that wins by less than this may as well have been lucky.
+# If a kernel of this package is faster by a smaller factor, the difference may be noise.
 LEAST_GAIN = 1.03
 
 ProductTiling = GatedTiling | PersistentTiling | Fp8Tiling
@@ -22,26 +24,26 @@ ProductTiling = GatedTiling | PersistentTiling | Fp8Tiling
 
 @dataclass(frozen=True, slots=True)
 class ProductChoice:
-    """For each number of rows that was timed, in order, the tiling that won; None: the library won."""
+    """The fastest tiling for each number of rows that was timed."""
 
-    rows: tuple[int, ...] = ()
-    tilings: tuple[ProductTiling | None, ...] = ()
+    rows: tuple[int, ...] = ()  # ascending
+    tilings: tuple[ProductTiling | None, ...] = ()  # None: the library was faster
 
     def tiling(self, rows: int) -> ProductTiling | None:
-        """For so many rows: that of the next number of rows that was timed. None: the library won, or nothing was
+        """Returns the tiling of the next larger timed number of rows. None: the library was faster, or nothing was
         timed."""
         at = bisect_left(self.rows, rows)
         return self.tilings[at] if at < len(self.rows) else None
 
     def library_won(self, rows: int) -> bool:
-        """Whether the library was timed for so many rows, and was the fastest."""
+        """Whether products of this number of rows were timed, and the library was the fastest."""
         return rows <= max(self.rows, default=-1) and self.tiling(rows) is None
 
 
 def product_choice(kernel: str, *, device: str, columns: int, inner: int, dtype: torch.dtype) -> ProductChoice:
-    """What the table says of a product on a device. Raises ValueError where it holds something else than tilings.
+    """Returns the table's choices for a product on a device. Raises ValueError if an entry is not a tiling.
 
-    kernel: one of tuned_tilings.PRODUCTS; device: as torch names it; columns: of the result; dtype: of the weight
+    kernel: one of tuned_tilings.PRODUCTS; device: as torch reports it; columns: of the result; dtype: of the weight
     """
     found = {
         key.rows: product_tiling(kernel, name_of(dtype), fields) if fields else None
@@ -53,9 +55,10 @@ def product_choice(kernel: str, *, device: str, columns: int, inner: int, dtype:
 
 
 def product_tiling(kernel: str, dtype: str, fields: Mapping[str, int]) -> ProductTiling:
-    """An entry's tiling: `programs` are what a persistent kernel alone has. Raises ValueError where it is none.
+    """Returns the tiling of an entry; only that of a persistent kernel has `programs`. Raises ValueError if the fields
+    are not those of a tiling.
 
-    dtype: of the weight, as the table has it
+    dtype: the name of the weight's dtype in the table
     """
     try:
         if "programs" not in fields and dtype == name_of(FP8):

@@ -1,9 +1,9 @@
-"""Products with quantised weights: int8 and int4 weights alone, and 8-bit floats on both sides.
+"""Matrix products with quantised weights: int8 and int4 weights with unquantised activations, and fp8 for both.
 
-A decode step reads every weight once, so halving or quartering them is what such a step gains; prompts gain from 8-bit
-tensor cores. An int8 or fp8 weight is its value times a scale, one per column of the product. An int4 weight is its
-value from 0 to 15, less a zero point, times a scale; both are those of a column and a group of the inner dimension.
-Weights that are quantised here have the zero point 8; checkpoints that were quantised elsewhere may bring others.
+A decode step reads every weight once, so it gains from weights of half or a quarter of the size. Prompts gain from
+8-bit tensor cores. An int8 or fp8 weight is the stored value times a scale, one per column of the product. An int4
+weight is the stored value from 0 to 15, minus a zero point, times a scale; zero point and scale are per column and
+group of the inner dimension. quantize() uses the zero point 8; checkpoints quantised elsewhere may have others.
 
 Reference: torch's linear() with dequantize(weight). Sources: scales per token and column: Dettmers et al. (2022); 8-bit
 floats: Micikevicius et al. (2022); groups of 128 for 4 bits: Frantar et al. (2023).
@@ -17,44 +17,41 @@ import triton.language as tl
 from torch import Tensor
 
 from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
+from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 
 GROUP = 128  # inner elements that share a scale in the int4 weights of quantize()
-ZERO = tl.constexpr(8)  # their zero point
-HALF = 32  # of 64 inner elements: byte i of 32 holds element i in its low and element 32 + i in its high four bits
+ZERO = tl.constexpr(8)  # the zero point of these weights
+HALF = 32  # 64 inner elements take 32 bytes: byte i has element i in its low and element 32 + i in its high four bits
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
 TILE_COLUMNS = 64
 KINDS = ("int8", "int4", "fp8")
-LIBRARY_ALIGNMENT = 16  # of both dimensions of a weight that the library takes in 8 bits
+LIBRARY_ALIGNMENT = 16  # the library needs both dimensions of an 8-bit weight to be multiples of it
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Tiling:
-    """A tile of rows and columns of a product of 8-bit floats, how much of the inner dimension at a time, warps, and
-    stages of the pipeline of loads."""
-
-    rows: int
-    columns: int
-    inner: int
-    warps: int
-    stages: int
+class Fp8Tiling(MatmulTiling):
+    """The tiling of a product of 8-bit floats."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A [num_columns, inner] weight."""
+    """A quantised weight of shape [num_columns, inner]."""
 
-    kind: str
-    data: Tensor  # int8 or fp8 [num_columns, inner], or uint8 [num_columns, inner / 2] of int4
-    scale: Tensor  # float32 [num_columns], or [num_columns, inner / group] of int4
+    kind: str  # one of KINDS
+    data: Tensor  # int8 or fp8 [num_columns, inner]; for int4, uint8 [num_columns, inner / 2]
+    scale: Tensor  # float32 [num_columns]; for int4, [num_columns, inner / group]
     inner: int
-    group: int = GROUP  # inner elements that share a scale; only of int4
-    zero: Tensor | None = None  # uint8 [num_columns, inner / group], only of int4; None: ZERO everywhere
+    group: int = GROUP  # inner elements that share a scale; int4 only
+    zero: Tensor | None = None  # uint8 [num_columns, inner / group], int4 only; None: ZERO everywhere
 
 
 def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
-    """weight: [num_columns, inner].  Raises ValueError where its shape does not allow it."""
+    """Returns the weight [num_columns, inner] quantised as `kind`, one of KINDS.
+
+    Raises ValueError if the kind is unknown or the shape does not allow it.
+    """
     columns, inner = weight.shape
     wide = weight.float()
     if kind == "int8":
@@ -74,11 +71,11 @@ def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
 
 
 def packed_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> QuantizedWeight:
-    """A weight of 4-bit values, as checkpoints hold them once they are unpacked.
+    """Returns an int4 weight of unpacked 4-bit values, as a checkpoint may have them.
 
     values: uint8 [num_columns, inner], 0 to 15; scale: float32 [num_columns, num_groups], groups of at least 32
     zero: uint8 [num_columns, num_groups]; None: 8 everywhere
-    Raises ValueError where the kernel cannot take their shapes.
+    Raises ValueError if the kernel does not support the shapes.
     """
     columns, inner = values.shape
     group = inner // scale.shape[1]
@@ -93,7 +90,7 @@ def packed_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> Qu
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
-    """→ [num_columns, inner] float32: what the quantised weight stands for."""
+    """Returns the values of a quantised weight: [num_columns, inner] float32."""
     if weight.kind != "int4":
         return weight.data.float() * weight.scale[:, None]
     columns = len(weight.data)
@@ -107,7 +104,7 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
 def _weight_only(
     x,  # [num_rows, INNER]
     weight,  # [num_columns, INNER] int8, or [num_columns, INNER / 2] uint8
-    scale,  # [num_columns], or [num_columns, INNER / GROUP]
+    scale,  # [num_columns] float32, or [num_columns, INNER / GROUP]
     zero,  # [num_columns, INNER / GROUP] uint8; not read unless ZEROS
     bias,  # [num_columns]; not read unless BIAS
     out,  # [num_rows, num_columns]
@@ -123,7 +120,10 @@ def _weight_only(
     TILE_COLUMNS: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (row tiles * column tiles), in the order of tile_at(). 2 * HALF of the inner dimension at a time."""
+    """Multiplies by an int8 or int4 weight, 2 * HALF elements of the inner dimension at a time.
+
+    Grid: (row tiles * column tiles), in the order of tile_at().
+    """
     row_tiles, column_tiles = tl.cdiv(num_rows, TILE_ROWS), tl.cdiv(num_columns, TILE_COLUMNS)
     row_tile, column_tile = tile_at(tl.program_id(0), row_tiles, column_tiles, GROUP_ROWS)
     row = (row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
@@ -186,7 +186,7 @@ def _quantize_rows(
     PADDED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program per row."""
+    """Rounds each row to fp8 with a scale of its own. Grid: (num_rows)."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
@@ -198,8 +198,8 @@ def _quantize_rows(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _fp8_product(
-    x, x_scale,  # [num_rows, INNER] fp8, [num_rows]
-    weight, scale,  # [num_columns, INNER] fp8, [num_columns]
+    x, x_scale,  # [num_rows, INNER] fp8, [num_rows] float32
+    weight, scale,  # [num_columns, INNER] fp8, [num_columns] float32
     bias,  # [num_columns]; not read unless BIAS
     out,  # [num_rows, num_columns]
     num_rows,
@@ -211,7 +211,7 @@ def _fp8_product(
     TILE_INNER: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (row tiles * column tiles), in the order of tile_at()."""
+    """Multiplies fp8 rows by an fp8 weight. Grid: (row tiles * column tiles), in the order of tile_at()."""
     row_tiles, column_tiles = tl.cdiv(num_rows, TILE_ROWS), tl.cdiv(num_columns, TILE_COLUMNS)
     row_tile, column_tile = tile_at(tl.program_id(0), row_tiles, column_tiles, GROUP_ROWS)
     row = (row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
@@ -229,7 +229,7 @@ def _fp8_product(
             mask=some_columns[None, :] & known[:, None],
             other=0.0,
         )
-        # Hopper's 8-bit products keep 14 bits of their sums: they are added up in full precision, tile by tile.
+        # Hopper's 8-bit products keep 14 bits of their sums, so each tile's sum is added in full precision.
         acc = tl.dot(left, right, acc, max_num_imprecise_acc=TILE_INNER)
     acc *= tl.load(x_scale + row, mask=some_rows, other=0.0)[:, None]
     acc *= tl.load(scale + column, mask=some_columns, other=0.0)[None, :]
@@ -240,9 +240,9 @@ def _fp8_product(
 
 
 def quantize_rows(x: Tensor, *, dependent: bool = False) -> tuple[Tensor, Tensor]:
-    """x: [num_rows, inner] → fp8 like it, and [num_rows] float32 that its rows are to be multiplied by
+    """Returns x rounded to fp8 [num_rows, inner], and the scale of each row [num_rows] float32.
 
-    dependent: see dependent_launch
+    x: [num_rows, inner] contiguous; dependent: see dependent_launch
     """
     rows, inner = x.shape
     out, scale = torch.empty_like(x, dtype=FP8), torch.empty(rows, dtype=torch.float32, device=x.device)
@@ -254,7 +254,7 @@ def quantize_rows(x: Tensor, *, dependent: bool = False) -> tuple[Tensor, Tensor
 
 
 def fp8_tiling(rows: int) -> Fp8Tiling:
-    """For a product of so many rows that was not timed."""
+    """Returns the tiling of a product of `rows` rows that was not timed."""
     return Fp8Tiling(_tile_rows(rows), TILE_COLUMNS, 128, 4, 3)
 
 
@@ -263,10 +263,12 @@ def _tile_rows(rows: int) -> int:
 
 
 def library_fp8_linear(x: Tensor, weight: QuantizedWeight, *, dependent: bool = False) -> Tensor:
-    """x @ dequantize(weight).T through the library, with x rounded to 8 bits as quantized_linear does it. Sums are kept
-    in full precision.
+    """Computes x @ dequantize(weight).T with the library. Rounds x to 8 bits as quantized_linear does; sums are kept in
+    full precision.
 
-    x: [num_rows, inner] contiguous; dependent: see dependent_launch → [num_rows, num_columns] in x's dtype
+    x: [num_rows, inner] contiguous; weight: of kind fp8, for which library_takes() is true
+    dependent: see dependent_launch
+    → [num_rows, num_columns] in x's dtype
     """
     if not len(x):
         return x.new_empty(0, len(weight.data))
@@ -277,7 +279,7 @@ def library_fp8_linear(x: Tensor, weight: QuantizedWeight, *, dependent: bool = 
 
 
 def library_takes(weight: QuantizedWeight) -> bool:
-    """Whether library_fp8_linear can multiply with it."""
+    """Whether library_fp8_linear supports this weight."""
     columns, inner = weight.data.shape
     return weight.kind == "fp8" and columns % LIBRARY_ALIGNMENT == inner % LIBRARY_ALIGNMENT == 0
 
@@ -290,11 +292,12 @@ def quantized_linear(
     *,
     dependent: bool = False,
 ) -> Tensor:
-    """x @ dequantize(weight).T + bias; of fp8 with x rounded to 8 bits, row by row.
+    """Computes x @ dequantize(weight).T + bias. With an fp8 weight, rounds each row of x to 8 bits first.
 
-    x: [num_rows, inner] contiguous, bias: [num_columns] → [num_rows, num_columns] in x's dtype
-    tiling: of fp8; None: by the number of rows
-    dependent: see dependent_launch; of the rounding of x
+    x: [num_rows, inner] contiguous; weight: [num_columns, inner]; bias: [num_columns]
+    tiling: for fp8; None: chosen by the number of rows
+    dependent: of the kernel that rounds x, see dependent_launch
+    → [num_rows, num_columns] in x's dtype
     """
     rows = len(x)
     columns = len(weight.data)

@@ -1,12 +1,12 @@
-"""Attention of prefill chunks (and of anything else with new tokens) over paged keys and values.
+"""Attention of prefill chunks, or of any sequences with new tokens, over paged keys and values.
 
 A program computes one tile: TILE_ROWS query rows of one sequence and one KV head. The query heads that share a KV head
-are rows of the same tile, so keys are read once for all of them. The grid holds exactly the tiles that exist: a ragged
-batch wastes no program.
+are rows of the same tile, so keys are read once for all of them. The grid has exactly the tiles that exist, so that no
+program of a ragged batch is wasted.
 
-Where bits may not depend on the batch, a context is cut at multiples of a fixed length from position 0, and the
-pieces' results are merged in order: by the one program that walks them all, or, for a sequence with one new token, by
-merge_split after as many programs. Both do the same arithmetic, so a token has the same bits either way.
+If bits must not depend on the batch, a context is split at multiples of a fixed length from position 0, and the pieces'
+results are merged in order: by one program that computes all of them, or, for a sequence with one new token, by
+_merge_split after one program per piece. Both do the same arithmetic, so a token has the same bits either way.
 
 Reference: trunkline_kernels.paged_attention. Source of the paging: vLLM (Kwon et al., SOSP 2023); of packing the heads
 of grouped-query attention: FlashAttention-2 (Dao, 2023).
@@ -29,7 +29,7 @@ from trunkline_kernels.ragged_batch import KVLayer
 
 MAX_HEAD_DIM = 256
 HOPPER_SHARED_MEMORY = 227 << 10  # bytes that one program may use
-SPLIT = 512  # tokens of a piece: long enough that merging costs little, short enough that few decodes fill a device
+SPLIT = 512  # tokens of a piece: long enough for merging to cost little, short enough for few decodes to fill a device
 
 
 @triton.jit
@@ -37,14 +37,14 @@ def _ragged_attention(
     q,  # [num_tokens, num_heads, HEAD_DIM]
     keys, values,  # the pool: [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM]
     out,  # like q
-    tiles,  # [num_tiles, 4] int32: see tiles_of
+    tiles,  # [num_tiles, 4] int32: see Tiles
     query_starts,  # [num_seqs + 1] int32: rows of q
     context_lens,  # [num_seqs] int32: new tokens included
     rows_of,  # [num_seqs] int32: each sequence's row of block_tables
     block_tables,  # [.., max_blocks] int32
-    partial_out,  # [num_pieces, num_heads, HEAD_DIM] float32 ← of tiles that are one piece; not read unless SPLIT
-    partial_stats,  # [num_pieces, num_heads, 2] float32 ← peak (base 2), total
-    key_scale, value_scale,  # [1] float32: what is stored is multiplied by them; not read unless SCALED
+    partial_out,  # [num_slots, num_heads, HEAD_DIM] float32 ← of tiles that are one piece; not used unless SPLIT
+    partial_stats,  # [num_slots, num_heads, 2] float32 ← peak (base 2), total
+    key_scale, value_scale,  # [1] float32: stored values are multiplied by them; not read unless SCALED
     scale,
     soft_cap,
     window,
@@ -62,9 +62,9 @@ def _ragged_attention(
     SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
     SPLIT: tl.constexpr,  # tokens of a piece; 0: bits may depend on where a tile begins
-    OVERLAP: tl.constexpr,  # see overlapped_tiles; neither with SPLIT nor with WINDOW
+    OVERLAP: tl.constexpr,  # see overlapped_tiles; cannot be combined with SPLIT or WINDOW
 ):  # fmt: skip
-    """Grid: (num_tiles * num_kv_heads), the heads of a tile together."""
+    """Grid: (num_tiles * num_kv_heads); the heads of a tile are adjacent."""
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     num_kv_heads = num_heads // GROUP
     kv_head = tl.program_id(0) % num_kv_heads
@@ -82,7 +82,7 @@ def _ragged_attention(
     rows = tl.arange(0, TILE_ROWS)
     dim = tl.arange(0, PADDED_DIM)
     token = first + rows // GROUP
-    # GROUP need not divide TILE_ROWS: the rows that are left over are nobody's.
+    # GROUP need not divide TILE_ROWS: the remaining rows are not used.
     known = (token >= 0) & (token < last) & (rows < TILE_TOKENS * GROUP)
     head = kv_head * GROUP + rows % GROUP
     place = ((query_start + token).to(tl.int64) * num_heads + head) * HEAD_DIM
@@ -113,7 +113,7 @@ def _ragged_attention(
             piece_acc = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
             piece_peak = tl.full([TILE_ROWS], float("-inf"), tl.float32)
             piece_total = tl.zeros([TILE_ROWS], tl.float32)
-            # All keys are looked at one way, masked: where a tile of queries begins makes no difference then.
+            # All tiles of keys are masked, so that the start of a tile of queries makes no difference.
             blocks = blocks_at(table, tl.maximum(begin, number * SPLIT), end, BLOCK_SIZE, TILE_KEYS)
             for start in tl.range(tl.maximum(begin, number * SPLIT), tl.minimum(end, (number + 1) * SPLIT), TILE_KEYS):
                 piece_acc, piece_peak, piece_total = attend_tile(
@@ -134,7 +134,7 @@ def _ragged_attention(
         )  # fmt: skip
     else:
         if not WINDOW:
-            # Tiles of keys that every query sees all of.
+            # Tiles of keys that every query sees completely need no mask.
             seen = (computed + first + 1) // TILE_KEYS * TILE_KEYS
             blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
             for start in tl.range(begin, seen, TILE_KEYS):
@@ -167,8 +167,8 @@ def _ragged_attention(
 
 @triton.jit
 def _merge_split(
-    out,  # [num_tokens, num_heads, HEAD_DIM] ← rows of sequences that were cut into pieces
-    cut,  # [num_cut, 3] int32: row of out, slot of its first piece, number of pieces; 0 pieces: there is no such entry
+    out,  # [num_tokens, num_heads, HEAD_DIM] ← rows of sequences whose contexts were split into pieces
+    cut,  # [num_cut, 3] int32: row of out, slot of its first piece, number of pieces; 0 pieces: padding
     partial_out, partial_stats,  # as above
     value_scale,  # [1] float32; not read unless SCALED
     num_heads,
@@ -176,7 +176,7 @@ def _merge_split(
     PADDED_DIM: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (num_heads, num_cut)."""
+    """Merges the pieces of each context in order. Grid: (num_heads, num_cut)."""
     head = tl.program_id(0)
     entry = cut + tl.program_id(1) * 3
     count = tl.load(entry + 2)
@@ -203,23 +203,23 @@ def _merge_split(
 
 @dataclass(frozen=True, slots=True)
 class RaggedTiling:
-    """How large tiles are, and how many warps and pipeline stages work on one."""
+    """The sizes of tiles, and the resources of a program that computes one."""
 
-    rows: int
+    rows: int  # of queries
     keys: int
     warps: int
-    stages: int
-    tiles_at_once: int = 1  # of keys: 2: scores of the next one are computed beside the softmax of this one
+    stages: int  # of the pipeline of loads
+    tiles_at_once: int = 1  # tiles of keys; 2: the scores of the next one are computed during the softmax of this one
 
     def tokens(self, group: int) -> int:
-        """New tokens of a tile, for this many query heads per KV head."""
+        """Returns the number of new tokens of a tile, for this many query heads per KV head."""
         return self.rows // group
 
     def overlaps(self, *, split: int, window: int | None) -> bool:
-        """Whether a launch computes two tiles at once.
+        """Whether a launch computes two tiles of keys at once.
 
-        With a window the kernel would take every register that a thread has. Where bits may not depend on the batch,
-        all keys are looked at one way.
+        With a window, the kernel would need every register of a thread. With `split`, all keys are computed in one
+        way, so that bits do not depend on the batch.
         """
         return self.tiles_at_once == 2 and not split and window is None
 
@@ -234,12 +234,13 @@ def tiling_for(
     split: bool = False,
     device: str = "",
 ) -> RaggedTiling:
-    """The tiling that was measured to be the fastest on this device, else tiles that fill a chip's tensor cores and fit
-    the shared memory of a program (227 KiB on H100 and B200, 163 on A100, 99 on L4, 64 on MI300X).
+    """Returns the tiling that was measured to be the fastest on this device, else tiles that fill a chip's tensor cores
+    and fit the shared memory of a program (227 KiB on H100 and B200, 163 on A100, 99 on L4, 64 on MI300X).
 
-    split: for ragged_attention(split=…), which holds two results at once, and computes decodes with the same tiles;
-    nothing is measured for it
-    device: its name
+    group: query heads of a KV head; shared_memory: bytes per program; device: its name
+    split: for ragged_attention(split=…), which holds two results at once and computes decodes with the same tiles;
+    measured tilings are not used for it
+    Raises ValueError if head_dim is more than MAX_HEAD_DIM, or the table of tilings is damaged.
     """
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim {head_dim} is more than the {MAX_HEAD_DIM} that the attention kernels support")
@@ -251,34 +252,35 @@ def tiling_for(
         return RaggedTiling(**found)
     if dtype == torch.float32:
         return RaggedTiling(max(32, triton.next_power_of_2(group)), 32, 4, 1)
-    # Before Hopper, whose tensor cores are the first to read operands from shared memory, registers are what is short;
-    # and where two results are held at once.
+    # Registers are scarce before Hopper, whose tensor cores are the first to read operands from shared memory, and
+    # where two results are held at once.
     hopper = shared_memory >= HOPPER_SHARED_MEMORY
     rows = max(128 if hopper and padded <= 128 and not split else 64, triton.next_power_of_2(group))
-    # Queries, and keys and values of each stage of the pipeline, lie in shared memory. With three stages the next
-    # tile is on its way while one is computed.
+    # Shared memory holds the queries, and keys and values of each stage of the pipeline. With three stages, the next
+    # tile is loaded while one is computed.
     for keys, stages in ((64, 3), (32, 3), (32, 2), (32, 1)):
         if keys > 32 and (padded > 128 or not hopper):
             continue
         if (rows + 2 * keys * stages) * padded * dtype.itemsize <= shared_memory:
-            # Products are asynchronous on Hopper and later; 8-bit keys leave no registers for a second tile.
+            # Products are asynchronous from Hopper on. 8-bit keys leave no registers for a second tile.
             overlaps = hopper and keys == 64 and kv_dtype == dtype and not split
             return RaggedTiling(rows, keys, 8 if rows * padded >= 128 * 64 else 4, stages, 2 if overlaps else 1)
     return RaggedTiling(max(16, triton.next_power_of_2(group)), 16, 4, 1)
 
 
 class Tiles(NamedTuple):
-    """What programs of ragged_attention compute."""
+    """The tiles that programs of ragged_attention compute."""
 
-    tiles: NDArray[np.int32]  # [num_tiles, 4]: sequence (-1: nothing to do), first new token, piece, slot; or -1, -1
-    cut: NDArray[np.int32]  # [num_cut, 3]: row of q, first slot, number of pieces
-    num_slots: int
+    # [num_tiles, 4]: sequence (-1: padding), first new token, piece, slot; piece and slot are -1 for a whole context
+    tiles: NDArray[np.int32]
+    cut: NDArray[np.int32]  # [num_cut, 3], of contexts split into pieces: row of q, first slot, number of pieces
+    num_slots: int  # pieces in all
 
 
 def tiles_of(query_lens: NDArray[np.int32], tile_tokens: int) -> Tiles:
-    """Tiles of sequences with these numbers of new tokens.
+    """Returns the tiles of sequences. query_lens: [num_seqs], new tokens of each; tile_tokens: new tokens of a tile
 
-    Tiles of the end of a sequence come first: they attend to the most keys, and what takes longest should start first.
+    Tiles at the end of a sequence come first: they attend to the most keys, and the longest work should start first.
     """
     return Tiles(_tiles(query_lens, tile_tokens, np.zeros_like(query_lens)), np.zeros((0, 3), np.int32), 0)
 
@@ -286,9 +288,11 @@ def tiles_of(query_lens: NDArray[np.int32], tile_tokens: int) -> Tiles:
 def split_tiles_of(
     query_lens: NDArray[np.int32], context_lens: NDArray[np.int32], tile_tokens: int, split: int
 ) -> Tiles:
-    """Tiles for ragged_attention(split=…): they begin at multiples of `tile_tokens` positions, the first one of a
-    sequence perhaps before its first new token, so that a token stands in the same row of its tile however its prompt
-    is cut. A sequence with one new token has a tile for each piece of its context, if there are several.
+    """Returns tiles for ragged_attention(split=…). Tiles begin at positions that are multiples of `tile_tokens`, so a
+    sequence's first tile may begin before its first new token. A token is thus in the same row of its tile for any
+    chunking of its prompt. A sequence with one new token has a tile for each piece of its context, if it has several.
+
+    query_lens, context_lens: [num_seqs]; split: tokens of a piece
     """
     tiles = _tiles(query_lens, tile_tokens, (context_lens - query_lens) % tile_tokens)
     counts = np.where(query_lens == 1, -(-context_lens // split), 1)
@@ -311,7 +315,7 @@ def split_tiles_of(
 
 
 def _tiles(query_lens: NDArray[np.int32], tile_tokens: int, before: NDArray[np.int32]) -> NDArray[np.int32]:
-    """before: rows of each sequence's first tile that stand before its first new token"""
+    """before: [num_seqs], tokens of each sequence's first tile that precede its first new token"""
     counts = np.where(query_lens > 0, -(-(query_lens + before) // tile_tokens), 0)
     sequences = np.repeat(np.arange(len(query_lens), dtype=np.int32), counts)
     within = np.arange(len(sequences), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -322,7 +326,7 @@ def _tiles(query_lens: NDArray[np.int32], tile_tokens: int, before: NDArray[np.i
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Room for the results of contexts cut into pieces, and which they are."""
+    """The contexts that are split into pieces, and room for the pieces' results."""
 
     cut: Tensor  # [num_cut, 3] int32: see Tiles
     partial_out: Tensor  # [num_slots, num_heads, head_dim] float32
@@ -337,7 +341,7 @@ class Pieces:
 
     @staticmethod
     def num_bytes(num_slots: int, num_heads: int, head_dim: int) -> int:
-        """What allocate() takes."""
+        """Returns the bytes that allocate() takes."""
         return num_slots * num_heads * (head_dim + 2) * torch.float32.itemsize
 
 
@@ -358,27 +362,29 @@ def ragged_attention(
     split: int = 0,
     pieces: Pieces | None = None,
 ) -> None:
-    """Causal attention of the new tokens in `tiles`. Their own keys and values must be in the pool already.
+    """Computes causal attention of the new tokens in `tiles`, and writes it to `out`. The pool must already have the
+    new tokens' keys and values.
 
     q, out: [num_tokens, num_heads, head_dim]
-    tiles: [num_tiles, 4] int32, of tiles_of; query_starts: [num_seqs + 1] int32; context_lens: [num_seqs] int32
-    rows: [num_seqs] int32, of block_tables: [.., max_blocks] int32
-    window: a query sees this many last positions, its own included; None: all
-    soft_cap: scores are soft_cap * tanh(score / soft_cap); None: as they are
-    split: a token's bits are the same whatever else is computed with it; contexts are then cut into pieces of this many
-    tokens, and tiles must be those of split_tiles_of. pieces: for those it cuts, may be None if it cuts none
+    tiles: [num_tiles, 4] int32, see Tiles; query_starts: [num_seqs + 1] int32; context_lens: [num_seqs] int32
+    rows: [num_seqs] int32, rows of block_tables: [.., max_blocks] int32
+    window: a query sees this many last positions, including its own; None: all
+    soft_cap: scores are soft_cap * tanh(score / soft_cap); None: not capped
+    split: tokens of a piece: contexts are split, and a token's bits do not depend on the rest of the batch; tiles must
+    come from split_tiles_of. 0: contexts are not split
+    pieces: of contexts with several pieces; may be None if there are none
     """
     _, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = kv.keys.shape
     if not len(tiles):
         return
-    assert split % tiling.keys == 0, f"pieces of {split} tokens are no multiple of a tile's {tiling.keys}"
+    assert split % tiling.keys == 0, f"pieces of {split} tokens are not a multiple of a tile's {tiling.keys}"
     scaled = kv.key_scale is not None
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     value_scale = kv.value_scale if scaled else q
-    # A product and a sum in one rounding, or in two: the compiler's choice must not differ between the two kernels.
+    # The two kernels must round alike, so the compiler must not fuse products and sums in one of them only.
     fused = {"enable_fp_fusion": False} if split else {}
-    # One dimension: many long contexts that share blocks have more pieces than a grid's second dimension may have.
+    # The grid has one dimension, because many long contexts can have more pieces than a second dimension allows.
     _ragged_attention[(len(tiles) * num_kv_heads,)](
         q, kv.keys, kv.values, out, tiles, query_starts, context_lens, rows, block_tables,
         pieces.partial_out if pieces else q, pieces.partial_stats if pieces else q,

@@ -19,18 +19,18 @@ def _rms_norm(
     out,  # [num_rows, dim]
     eps,
     DIM: tl.constexpr,
-    PADDED: tl.constexpr,  # DIM, up to a power of two
+    PADDED: tl.constexpr,  # DIM, padded to a power of two
     ADD: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program per row."""
+    """Grid: (num_rows)."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * DIM
     at = tl.arange(0, PADDED)
     inside = at < DIM
     values = tl.load(x + row + at, mask=inside, other=0.0)
     if ADD:
-        # Rounded to the stream's own type first, as two separate operations would.
+        # Rounded to the residual stream's dtype first, as two separate operations would do.
         values = (values.to(tl.float32) + tl.load(residual + row + at, mask=inside, other=0.0).to(tl.float32)).to(
             x.dtype.element_ty
         )
@@ -42,7 +42,7 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) -> Tensor:
-    """x / rms(x) * weight over the last dimension, computed in float32.
+    """Computes x / rms(x) * weight over the last dimension, in float32.
 
     x: [num_rows, dim] contiguous, weight: [dim] → [num_rows, dim] in x's dtype
     dependent: see dependent_launch
@@ -53,9 +53,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) 
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) -> Tensor:
-    """Adds x to the residual stream, in place, and normalises the sum.
+    """Adds x to the residual stream in place, and returns the normalised sum.
 
-    x, residual: [num_rows, dim] contiguous, weight: [dim] → [num_rows, dim]
+    x, residual: [num_rows, dim] contiguous, weight: [dim] → [num_rows, dim] in x's dtype
+    dependent: see dependent_launch
     """
     out = torch.empty_like(x)
     _launch(x, residual, weight, out, eps, add=True, dependent=dependent)
@@ -75,5 +76,5 @@ def _launch(
 
 
 def warps_for(elements: int) -> int:
-    """Warps for a program that handles this many elements at once: 8 to 16 of them for each thread."""
+    """Returns the number of warps of a program that processes this many elements at once: 8 to 16 per thread."""
     return min(max(elements // 512, 1), 16)

@@ -1,7 +1,7 @@
-"""Query and key norms, rotary embedding, and writing keys and values into the paged pool, in one pass.
+"""Query and key norms, rotary embedding, and writes of keys and values to the paged pool, in one pass.
 
-Reference: rms_norm, apply_rotary and write_kv of trunkline_kernels, one after the other. Rotary: Su et al., 2021, in
-the half-split layout of Hugging Face checkpoints.
+Reference: rms_norm, apply_rotary and write_kv of trunkline_kernels, in this order. Source of rotary embedding: Su et
+al., 2021, in the half-split layout of Hugging Face checkpoints.
 """
 
 import triton
@@ -16,7 +16,8 @@ HEADS_PER_PROGRAM = 8
 
 @triton.jit
 def _normed(first, second, norm, at, inside, eps, HEAD_DIM: tl.constexpr, dtype: tl.constexpr):
-    """Both halves of each head, divided by the head's root mean square, times `norm`; rounded as the reference does."""
+    """Returns both halves of each head, divided by the head's root mean square, times `norm`; rounded like the
+    reference."""
     scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / HEAD_DIM + eps)[:, None]
     first_weight = tl.load(norm + at, mask=inside, other=0.0)[None, :]
     second_weight = tl.load(norm + HEAD_DIM // 2 + at, mask=inside, other=0.0)[None, :]
@@ -31,24 +32,24 @@ def _rotary_kv(
     q_out,  # [num_tokens, NUM_HEADS, HEAD_DIM]
     keys, values,  # the pool: [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM]
     positions,  # [num_tokens] int64
-    slots,  # [num_tokens] int64; negative: a row of padding, nothing is written
+    slots,  # [num_tokens] int64; negative: the token is padding, nothing is written
     cos, sin,  # [context_length, HEAD_DIM / 2] float32
     query_norm, key_norm,  # [HEAD_DIM]; not read unless NORM
     eps,
-    key_scale, value_scale,  # float32 scalars: what is stored is divided by them; not read unless SCALED
+    key_scale, value_scale,  # [1] float32: keys and values are divided by them; not read unless SCALED
     block_stride,
     BLOCK_SIZE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PADDED_HALF: tl.constexpr,  # HEAD_DIM / 2, up to a power of two
+    PADDED_HALF: tl.constexpr,  # HEAD_DIM / 2, padded to a power of two
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
     KEEP: tl.constexpr,
     HEADS: tl.constexpr,  # of a program
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program per token and HEADS heads of the query or key part, then of the value part."""
+    """Grid: (num_tokens, groups of HEADS heads: of the queries, then of the keys, then of the values)."""
     wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -93,7 +94,7 @@ def _rotary_kv(
         place = place + within[:, None] * HEAD_DIM + at[None, :]
         stored: tl.constexpr = keys.dtype.element_ty
         if SCALED:
-            # Past the largest number of an 8-bit type lies nothing but NaN.
+            # Clamped, because an 8-bit type has no numbers above its largest one, only NaN.
             scale = 1.0 / tl.where(is_key, tl.load(key_scale), tl.load(value_scale))
             first = tl.clamp(first.to(dtype).to(tl.float32) * scale, -448.0, 448.0)
             second = tl.clamp(second.to(dtype).to(tl.float32) * scale, -448.0, 448.0)
@@ -120,15 +121,15 @@ def rotary_kv(
     keep_keys: bool = False,
     dependent: bool = False,
 ) -> Tensor:
-    """Rotated queries; rotated keys, and values, are in the pool afterwards.
+    """Returns rotated queries, and writes rotated keys, and values, to the pool.
 
-    qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] contiguous
-    positions, slots: [num_tokens] int64; a negative slot is one of padding and not written
+    qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] contiguous: queries, keys, values
+    positions, slots: [num_tokens] int64; a token with a negative slot is padding and not written
     cos, sin: [context_length, head_dim / 2] float32
     query_norm, key_norm: [head_dim], both or neither
-    keep_keys: rotated keys take the place of the others in `qkv` too, but for those of padding
+    keep_keys: also writes the rotated keys to `qkv`, except those of padding
     dependent: see dependent_launch
-    → [num_tokens, num_heads, head_dim]
+    → [num_tokens, num_heads, head_dim] in qkv's dtype
     """
     num_tokens = qkv.shape[0]
     _, block_size, num_kv_heads, head_dim = kv.keys.shape

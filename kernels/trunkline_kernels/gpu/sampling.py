@@ -1,20 +1,19 @@
-"""From logits to tokens on the device: top-k, top-p, min-p, a draw.
+"""Samples tokens from logits on the device: top-k, top-p, min-p, a draw.
 
-Nothing visits the host: parameters and history lie in the rows that stay on the device. A draw is the Gumbel-max trick
-with noise that is a function of the position and the token alone (gumbel_noise.py). top_k and top_p become a threshold
-on the logits, found by bisection over the bits of the numbers instead of a sort. At the edge of top_k equal logits all
-stay; at that of top_p those of the lowest token ids do, as many as reach p.
+Nothing passes through the host: parameters and history are in the rows on the device. A draw is the Gumbel-max trick
+with noise that depends only on seed, position and token (gumbel_noise.py). top_k and top_p become a threshold on the
+logits, found by bisection over the bits of the numbers instead of a sort. Of logits equal to top_k's threshold, all are
+kept; of logits equal to top_p's, those of the lowest token ids, as many as reach p.
 
-All logits are read once, by many programs per row, for the highest one of each tile and the mass of each
-(sampling_tiles.py). The k-th highest of these peaks is a lower bound for the k-th highest logit, so that what top_k
-keeps lies in the few tiles whose peaks reach it. What top_p keeps is looked for in the tiles with the highest peaks,
-in more of them until their mass suffices. Rows without either are drawn by many programs, from all tiles.
+All logits are read once, by many programs per row, for the peak (highest logit) and the mass of each tile
+(sampling_tiles.py). The k-th highest peak is a lower bound for the k-th highest logit, so the tokens that top_k keeps
+are in the few tiles whose peaks reach it. The nucleus of top_p is searched in the tiles with the highest peaks, in more
+of them until their mass suffices. For rows without top_k and top_p, many programs draw from all tiles.
 
-Logits are shifted by the row's highest one before they are scaled. The highest is then 0 and the others are negative,
-so nothing overflows to a value that is compared or drawn: the likeliest token always stays.
+The row's highest logit is subtracted before scaling. The highest is then 0 and the others are negative, so an overflow
+never changes a value that is compared or drawn, and the most likely token always stays.
 
-Reference: trunkline_worker.execution.sampler and trunkline_worker.step.sampling_key, which define the
-parameters.
+Reference: trunkline_worker.execution.sampler and trunkline_worker.step.sampling_key, which define the parameters.
 """
 
 import torch
@@ -44,20 +43,20 @@ from trunkline_kernels.gpu.sampling_tiles import (
     tiled_load,
 )
 
-# Listed tiles that a program of four warps looks at at once: with sixteen cuts each, or with none. For more of them the
-# registers of some chips do not suffice.
+# Listed tiles that a program of four warps processes at once: with sixteen cuts each, or with none. More of them would
+# need more registers than some chips have.
 CUT_TILES, DRAW_TILES = 1, 8
-RUN = 16  # tiles of a program that draws from all of them
-NUCLEUS_TILES = 16  # in which a nucleus is looked for first; then in eight times as many, and so on
+RUN = 16  # tiles per program if a row is drawn from all tiles
+NUCLEUS_TILES = 16  # tiles in which a nucleus is searched first; then in eight times as many, and so on
 NUCLEUS_FACTOR = 8
-# No noise lifts a token over another that is likelier by more than this: see sampling_key.NOISE_SPREAD.
+# Noise cannot make up for a larger difference of shifted and scaled logits: see sampling_key.NOISE_SPREAD.
 NOISE_SPREAD = tl.constexpr(26.1)
 LARGEST = tl.constexpr(3.4028234e38)
 
 
 @triton.jit
 def _least(share):
-    """The lowest shifted and scaled logit that can be drawn, by min_p and by what noise can lift."""
+    """Returns the lowest shifted and scaled logit that can be drawn, by min_p and by the spread of the noise."""
     return tl.maximum(-NOISE_SPREAD, tl.log(tl.maximum(share, 1e-30)))
 
 
@@ -65,12 +64,12 @@ def _least(share):
 def _choose(
     logits,  # [num_samples, vocab] float32
     peaks, masses,  # [num_samples, num_tiles] float32, of tile_peaks
-    listed,  # [num_samples, num_tiles] int32: room
-    highest_of,  # [num_samples] float32 ← the row's highest logit where all of its tokens are drawn from; else NaN
-    chosen,  # [num_samples] int64 ← -1 where the logits are not finite
+    listed,  # [num_samples, num_tiles] int32: scratch memory
+    highest_of,  # [num_samples] float32 ← the row's highest logit if _draw draws from all its tokens; else NaN
+    chosen,  # [num_samples] int64 ← -1 if the logits are not finite
     samples,  # [num_samples, 2] int32: row, position of the new token
     sampling,  # [num_rows, COLUMNS] int32: see device_rows
-    tokens,  # [num_rows, token_width] int32 ← at the position; 0 where the logits are not finite
+    tokens,  # [num_rows, token_width] int32 ← at the position; 0 if the logits are not finite
     vocab,
     num_tiles,
     token_width,
@@ -82,7 +81,7 @@ def _choose(
     NUCLEUS_TILES: tl.constexpr,
     NUCLEUS_FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """One program per sample: the likeliest token, or a draw from what top_k and top_p leave."""
+    """Chooses the most likely token, or draws from the tokens that top_k and top_p keep. Grid: (num_samples)."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * vocab
     own = listed + index * num_tiles
@@ -90,7 +89,7 @@ def _choose(
     there = number < num_tiles
     peak = tl.load(peaks + index * num_tiles + number, mask=there, other=float("-inf"))
     highest = tl.max(peak)
-    # A tile with a number that is none has an infinite peak.
+    # A tile with a NaN has an infinite peak.
     finite = tl.abs(highest) <= LARGEST
     first = tl.argmax(peak, axis=0, tie_break_left=True)
     tile_at = first * TILE + tl.arange(0, TILE)
@@ -128,14 +127,14 @@ def _choose(
                 searching = ((mass < p * total) & (wanted < num_tiles)).to(tl.int32)
                 wanted *= NUCLEUS_FACTOR
         cut = tl.full([], 0, tl.uint32)
-        equals = tl.full([], 2147483647, tl.int32)  # tokens that stay of those exactly at the cut
+        equals = tl.full([], 2147483647, tl.int32)  # number of tokens exactly at the cut that are kept
         if by_count:
             cut = highest_cut(
                 row, own, count, scale, highest, cut, k.to(tl.float32), False, vocab, num_tiles, TILE, CUT_TILES
             )
             total = listed_mass(row, own, count, cut, scale, highest, vocab, num_tiles, TILE, DRAW_TILES)
         if p < 1.0:
-            # The likeliest token always stays.
+            # The most likely token always stays.
             target = tl.maximum(p * total, 1e-30)
             nucleus = highest_cut(row, own, count, scale, highest, cut, target, True, vocab, num_tiles, TILE, CUT_TILES)
             if (nucleus >= cut) & (nucleus > 0):
@@ -147,7 +146,7 @@ def _choose(
                     each = tl.exp((x - highest) * scale)
                     above += tl.sum(tl.where((at < vocab) & (order_of(x) > cut), each, 0.0))
                     weight = tl.maximum(weight, tl.max(tl.where((at < vocab) & (order_of(x) == cut), each, 0.0)))
-                if weight > 0:  # else the cut is no token's logit
+                if weight > 0:  # else no token is exactly at the cut
                     equals = tl.minimum(tl.maximum(tl.ceil((target - above) / weight), 1.0), 2.0e9).to(tl.int32)
         least = _least(tl.load(columns + MIN_P).to(tl.float32, bitcast=True))
         low, high = position_key(tl.load(columns + SEED_LOW), tl.load(columns + SEED_HIGH), position)
@@ -161,11 +160,11 @@ def _choose(
             x = (x - highest) * scale
             score = tl.where((at < vocab) & (x >= least) & kept, x + gumbel_noise(low, high, at), float("-inf"))
             here = tl.max(score)
-            token = tl.min(tl.where(score == here, at, 2147483647))  # the lowest id of equal ones
+            token = tl.min(tl.where(score == here, at, 2147483647))  # the lowest id of equals
             best = tl.where(here > won, token, best)
             won = tl.maximum(won, here)
     tl.store(chosen + index, tl.where(finite, best, -1).to(tl.int64))
-    # Something must stand there: the step after this one may be under way before anybody hears of the failure.
+    # A token is written even on failure: the next step may run before the failure is handled.
     tl.store(tokens + table_row * token_width + position, tl.where(finite, best, 0), mask=position < token_width)
 
 
@@ -182,7 +181,7 @@ def _draw(
     TILE: tl.constexpr,
     RUN: tl.constexpr,  # tiles
 ):  # fmt: skip
-    """Grid: (num_runs, num_samples). Rows that _choose has seen to are left alone."""
+    """Draws from all tokens of a row, for rows that _choose left to it. Grid: (num_runs, num_samples)."""
     index = tl.program_id(1).to(tl.int64)
     highest = tl.load(highest_of + index)
     if highest != highest:
@@ -217,7 +216,7 @@ def _pick(
     token_width,
     PADDED_RUNS: tl.constexpr,
 ):  # fmt: skip
-    """One program per sample: the winner of a row's runs, where _draw has been at work."""
+    """Writes the best token of a row's runs, for rows of _draw. Grid: (num_samples)."""
     index = tl.program_id(0).to(tl.int64)
     highest = tl.load(highest_of + index)
     if highest != highest:
@@ -232,10 +231,10 @@ def _pick(
 
 
 def sample(logits: Tensor, samples: Tensor, rows: DeviceRows, *, draws: bool = True) -> Tensor:
-    """The next token of each sample, which is then in its row too.
+    """Samples the next token of each sample, and writes it to its row of `rows` too.
 
     logits: [num_samples, vocab] float32; samples: [num_samples, 2] int32, (row, position of the new token)
-    draws: False says that every row's temperature is 0
+    draws: False if every row's temperature is 0
     → [num_samples] int64; -1: the logits are not finite
     """
     num_samples, vocab = logits.shape

@@ -1,5 +1,5 @@
-"""A row's logits in tiles: the highest of each and its mass, found by many programs, and what is then looked for in a
-list of tiles.
+"""Divides a row's logits into tiles. Many programs find each tile's highest logit and mass; one program per row then
+searches a list of tiles.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from torch import Tensor
 from trunkline_kernels.gpu.device_rows import SAMPLING_COLUMNS, TEMPERATURE, DeviceRows
 
 SMALLEST_TILE = 256  # logits
-MOST_TILES = 1024  # of a row: one program looks at all their peaks at once
+MOST_TILES = 1024  # of a row: one program processes all their peaks at once
 RUN = 16  # tiles of one program
 LARGEST = tl.constexpr(3.4028234e38)
 
 
 @triton.jit
 def order_of(x):
-    """uint32 that order as the float32 do."""
+    """Returns uint32 numbers that order like the float32 numbers `x`."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0.0 equals 0.0
     return tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
 
@@ -27,7 +27,7 @@ def order_of(x):
 @triton.jit
 def _tile_peaks(
     logits,  # [num_samples, vocab] float32
-    peaks,  # [num_samples, num_tiles] float32 ← the highest logit; infinity where one is no number
+    peaks,  # [num_samples, num_tiles] float32 ← the highest logit; infinity if one is NaN
     masses,  # [num_samples, num_tiles] float32 ← sum of exp((x - peak) / temperature)
     samples,  # [num_samples, 2] int32: row, position of the new token
     sampling,  # [num_rows, COLUMNS] int32
@@ -57,9 +57,9 @@ def _tile_peaks(
 
 @triton.jit
 def count_cut(order, there, count):
-    """The highest cut that at least `count` of the numbers reach, all of them if there are fewer.
+    """Returns the highest cut that at least `count` of the numbers reach, or all of them if they are fewer.
 
-    order: uint32, there: which of them are numbers
+    order: uint32 from order_of; there: which of them exist
     """
     cut = tl.full([], 0, tl.uint32)
     for step in tl.static_range(32):
@@ -71,8 +71,8 @@ def count_cut(order, there, count):
 
 @triton.jit
 def list_tiles(listed, number, chosen):
-    """Writes the numbers of the chosen tiles, in their order, and returns how many they are."""
-    tl.debug_barrier()  # what was listed before may still be read
+    """Writes the numbers of the chosen tiles in ascending order, and returns their count."""
+    tl.debug_barrier()  # other threads may still be reading the previous list
     place = tl.cumsum(chosen.to(tl.int32), axis=0) - 1
     tl.store(listed + place, number, mask=chosen)
     tl.debug_barrier()  # other threads of the program read it
@@ -81,7 +81,7 @@ def list_tiles(listed, number, chosen):
 
 @triton.jit
 def tiled_load(row, listed, start, count, vocab, num_tiles, TILE: tl.constexpr, TILES: tl.constexpr):
-    """Token ids and logits of some listed tiles, [TILES * TILE] each; ids past the vocabulary stand for nothing."""
+    """Returns token ids and logits of TILES listed tiles, [TILES * TILE] each. Ids past the vocabulary are padding."""
     number = start + tl.arange(0, TILES)
     tile = tl.load(listed + number, mask=number < count, other=num_tiles)
     at = tl.reshape(tile[:, None] * TILE + tl.arange(0, TILE)[None, :], [TILES * TILE])
@@ -90,7 +90,7 @@ def tiled_load(row, listed, start, count, vocab, num_tiles, TILE: tl.constexpr, 
 
 @triton.jit
 def listed_mass(row, listed, count, floor, scale, highest, vocab, num_tiles, TILE: tl.constexpr, TILES: tl.constexpr):
-    """The mass, relative to the peak, of listed tokens that order at or above the floor."""
+    """Returns the mass, relative to the peak, of listed tokens that order at or above the floor."""
     total = tl.full([], 0.0, tl.float32)
     for start in tl.range(0, count, TILES):
         at, x = tiled_load(row, listed, start, count, vocab, num_tiles, TILE, TILES)
@@ -104,7 +104,7 @@ def highest_cut(
     listed, count,  # tiles
     scale,  # 1 / temperature
     highest,  # of the logits
-    floor,  # uint32: what orders below does not count
+    floor,  # uint32: tokens that order below it do not count
     target,  # float32
     MASS: tl.constexpr,  # weights are probabilities relative to the peak's, else ones
     vocab,
@@ -112,15 +112,15 @@ def highest_cut(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """The highest cut such that the weights of all that order at or above it come to the target; 0 if there is none.
+    """Returns the highest cut for which the weights of tokens that order at or above it reach the target; 0 if none.
 
-    Four bits of the cut at a time, from the highest.
+    The cut is found four bits at a time, from the highest.
     """
     cut = tl.full([], 0, tl.uint32)
     digit = tl.arange(0, 16).to(tl.uint32)
     for step in tl.static_range(8):
         cuts = cut + (digit << (28 - 4 * step))
-        # Summed up over the logits only once they have all been looked at.
+        # Summed over the logits once, after the loop.
         sums = tl.zeros([16, TILES * TILE], tl.float32)
         for start in tl.range(0, count, TILES):
             at, x = tiled_load(row, listed, start, count, vocab, num_tiles, TILE, TILES)
@@ -135,24 +135,24 @@ def highest_cut(
 
 
 def tile_size(vocab: int) -> int:
-    """Logits of a tile, of rows of `vocab` logits."""
+    """Returns the number of logits of a tile, for rows of `vocab` logits."""
     tile: int = max(SMALLEST_TILE, triton.next_power_of_2(triton.cdiv(vocab, MOST_TILES)))
     return tile
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRoom:
-    """What is known of the tiles of each sample, for the time of one sampling."""
+    """Memory for the tiles of each sample during one call of sample()."""
 
-    tile: int  # logits
+    tile: int  # logits of a tile
     peaks: Tensor  # [num_samples, num_tiles] float32
     masses: Tensor  # [num_samples, num_tiles] float32
-    listed: Tensor  # [num_samples, num_tiles] int32
+    listed: Tensor  # [num_samples, num_tiles] int32: numbers of the tiles that are searched
     highest: Tensor  # [num_samples] float32
 
     @classmethod
     def allocate(cls, num_samples: int, vocab: int, device: torch.device) -> "SampleRoom":
-        """Room for rows of `vocab` logits."""
+        """Allocates room for rows of `vocab` logits."""
         tile = tile_size(vocab)
         shape = (num_samples, triton.cdiv(vocab, tile))
         peaks, masses = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
@@ -165,7 +165,7 @@ class SampleRoom:
 
 
 def tile_peaks(logits: Tensor, samples: Tensor, rows: DeviceRows, room: SampleRoom) -> None:
-    """Fills in the peaks and the masses.
+    """Fills in the peaks and masses of `room`.
 
     logits: [num_samples, vocab] float32; samples: [num_samples, 2] int32, (row, position of the new token)
     """

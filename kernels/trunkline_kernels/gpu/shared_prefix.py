@@ -1,10 +1,10 @@
-"""Decodes of sequences that begin with the same blocks: the keys of the common prefix are read once for all of them.
+"""Attention of decodes to a common prefix: the keys of blocks that several sequences share are read once for all.
 
-The query heads of many sequences are the rows of one tile, as in a prefill chunk; but no key is hidden from any of
-them. What each sequence has of its own is left to decode_attention, which merges the two.
+The query heads of many sequences are the rows of one tile, as in a prefill chunk, but every row sees every key.
+decode_attention computes the rest of each sequence, and merges the two results.
 
-Reference: trunkline_kernels.paged_attention, which reads the prefix for each. Source: Hydragen (Juravsky et al., 2024);
-cascade inference (FlashInfer; Ye et al., 2024).
+Reference: trunkline_kernels.paged_attention, which reads the prefix once per sequence. Source: Hydragen (Juravsky et
+al., 2024); cascade inference (FlashInfer; Ye et al., 2024).
 """
 
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ def _attend_prefix(
 
 @dataclass(frozen=True, slots=True)
 class PrefixRoom:
-    """Room for what tiles compute."""
+    """Room for the results of tiles."""
 
     partial_out: Tensor  # [num_tiles, tile_seqs, num_heads, head_dim] float32
     partial_stats: Tensor  # [num_tiles, tile_seqs, num_heads, 2] float32
@@ -113,15 +113,16 @@ class PrefixRoom:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Which decodes of a step share what. Sequences that share stand side by side.
+    """The prefixes that decodes of a step share. The sequences of a prefix are adjacent.
 
-    A tile is up to `tile_seqs` sequences and one piece of their prefix; the pieces of the same sequences are
+    A tile is up to `tile_seqs` sequences and one piece of their prefix. The pieces of the same sequences are
     consecutive tiles.
     """
 
-    # [num_tiles, 5] int32: row of block_tables (-1: there is no such tile), first sequence, how many, first token, end
+    # [num_tiles, 5] int32: row of block_tables (-1: padding), first sequence, number of sequences, first token, end
     tiles: Tensor
-    of_sequence: Tensor  # [num_seqs, 3] int32: tokens of the prefix, its first tile, its number of tiles; or zeros
+    # [num_seqs, 3] int32, of the step's decodes: tokens of the prefix, its first tile, its number of tiles; or zeros
+    of_sequence: Tensor
     room: PrefixRoom
 
 
@@ -135,10 +136,11 @@ def shared_prefix(
     scale: float,
     soft_cap: float | None = None,
 ) -> None:
-    """Attention of the sequences in `prefixes` to their shared prefixes; decode_attention merges it.
+    """Computes attention of decodes to their shared prefixes. decode_attention merges the results, in `prefixes.room`.
 
     q: [num_seqs, num_heads, head_dim]; block_tables: [.., max_blocks] int32
-    tiling: that of ragged_attention; its rows are those of tile_seqs sequences
+    tiling: ragged_attention's; its rows hold the query heads of tile_seqs sequences
+    soft_cap: as in ragged_attention
     """
     if not len(prefixes.tiles):
         return

@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward layer (Shazeer, 2020).  Reference: trunkline_kernels.silu_and_mul."""
+"""The gate of a SwiGLU feed-forward layer (Shazeer, 2020). Reference: trunkline_kernels.silu_and_mul."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
 
-BLOCK = 2048  # columns of a program: those of 256 rows of 12288 run all at once on 132 multiprocessors
+BLOCK = 2048  # columns of a program: with it, all programs of 256 rows of 12288 columns fit on 132 multiprocessors
 
 
 @triton.jit
@@ -17,7 +17,7 @@ def _silu_and_mul(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and BLOCK columns."""
+    """Grid: (num_rows, blocks of dim)."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -30,7 +30,10 @@ def _silu_and_mul(
 
 
 def silu_and_mul(gate_up: Tensor, *, dependent: bool = False) -> Tensor:
-    """silu(gate) * up.  gate_up: [num_rows, 2 * dim] contiguous → [num_rows, dim].  dependent: see dependent_launch"""
+    """Computes silu(gate) * up.
+
+    gate_up: [num_rows, 2 * dim] contiguous, gate first → [num_rows, dim] in its dtype; dependent: see dependent_launch
+    """
     rows, both = gate_up.shape
     dim = both // 2
     out = gate_up.new_empty(rows, dim)

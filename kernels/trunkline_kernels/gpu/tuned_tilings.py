@@ -1,8 +1,8 @@
-"""Tilings that the sweeps on a device have found to be the fastest, by device, kernel and shape.
+"""The tilings that were measured to be the fastest, by device, kernel and shape.
 
-They stand in tuned.json beside this file; TRUNKLINE_TUNED_TILINGS names another file instead, such as one that the
-sweeps of `make bench-gpu` have just written. What has no entry gets the tiling that is chosen without measuring. An
-entry of a product without numbers says that the library's own kernel was faster.
+The table is tuned.json in this folder, or the file that TRUNKLINE_TUNED_TILINGS names, such as one that the sweeps of
+`make bench-gpu` have written. Kernels and shapes without an entry use a tiling chosen without measuring. An entry of a
+product without numbers means that the library's kernel was faster.
 """
 
 import functools
@@ -17,16 +17,16 @@ import torch
 
 SHIPPED = Path(__file__).with_name("tuned.json")
 VARIABLE = "TRUNKLINE_TUNED_TILINGS"
-LARGEST = 1 << 16  # of any number of a tiling: what is larger is a mistake
+LARGEST = 1 << 16  # bound of every number of a tiling: a larger one is a mistake
 GATED, LINEAR, ADDED = PRODUCTS = ("gated_linear", "linear", "added_linear")
 
 
 @dataclass(frozen=True, slots=True)
 class TilingKey:
-    """What a tiling of an attention kernel is for."""
+    """The kernel, device and shape of an attention tiling."""
 
     kernel: str  # name of the launcher
-    device: str  # as torch names it
+    device: str  # as torch reports it
     head_dim: int
     group: int  # query heads of a KV head
     dtype: str
@@ -41,11 +41,11 @@ class TilingKey:
 
 @dataclass(frozen=True, slots=True)
 class ProductKey:
-    """What a tiling of a matrix product is for."""
+    """The kernel, device and shape of a matrix product's tiling."""
 
-    kernel: str  # of PRODUCTS: with the gate of a feed-forward layer, alone, or added to what is there
-    device: str  # as torch names it
-    rows: int  # of the activations: the most that it is for
+    kernel: str  # of PRODUCTS: with the gate of a feed-forward layer, alone, or added to the output
+    device: str  # as torch reports it
+    rows: int  # most rows of the activations that it is for
     columns: int  # of the result
     inner: int
     dtype: str  # of the weight
@@ -55,19 +55,19 @@ Key = TilingKey | ProductKey
 
 
 def tuned(key: TilingKey) -> dict[str, int] | None:
-    """The fields of a tiling, or None where nothing was measured. Raises ValueError where the file is not such a
+    """Returns the fields of a tiling, or None if the table has no entry. Raises ValueError if the file is not a
     table."""
     return chosen_table().get(key)
 
 
 def chosen_table() -> dict[Key, dict[str, int]]:
-    """The table that the engine uses. Raises ValueError where the file is not one."""
+    """Returns the table that the engine uses. Raises ValueError (one line) if the file is not a table."""
     return table(Path(os.environ.get(VARIABLE) or SHIPPED))
 
 
 @functools.cache
 def table(path: Path) -> dict[Key, dict[str, int]]:
-    """What a file holds. Raises ValueError, one line."""
+    """Returns the table in a file. Raises ValueError (one line) if the file is not a table."""
     try:
         entries = json.loads(path.read_text())
         if not isinstance(entries, list):
@@ -81,8 +81,8 @@ def table(path: Path) -> dict[Key, dict[str, int]]:
 
 
 def write(path: Path, tilings: Mapping[Key, tuple[Mapping[str, int], Mapping[str, object]]]) -> None:
-    """Tilings and what was measured of each. What the file holds for other things stays. Raises ValueError where the
-    file is not a table."""
+    """Writes tilings, with the measurements of each, to a file. Its entries for other keys are kept. Raises ValueError
+    if the file is not a table."""
     entries: list[dict[str, Any]] = []
     if path.exists():
         table(path)
@@ -107,5 +107,5 @@ def _tiling(fields: dict[str, Any]) -> dict[str, int]:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As the table has it."""
+    """Returns the name of a dtype in the table."""
     return str(dtype).removeprefix("torch.")

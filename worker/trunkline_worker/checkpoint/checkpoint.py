@@ -72,7 +72,7 @@ class Checkpoint:
         """Raises ModelError if the tensor is missing, or if its shape or dtype is wrong. Reads only the file's header
         and the shape of `target`, which may be on the meta device."""
         if name not in self._handles:
-            raise ModelError(f"{self.files[0].parent} has no tensor {name}")
+            raise ModelError(f"{self.files[0].parent} lacks the tensor {name}")
         piece = self._handles[name].get_slice(name)
         shape, stored = piece.get_shape(), piece.get_dtype()
         if shape != list(target.shape):

@@ -124,7 +124,7 @@ def parse_rope(config: Entries, head_dim: int) -> tuple[RopeSpec, ContextLengths
         length = int(original * rope.factor)
         if not 2 <= length <= MOST_CONTEXT:
             raise scaling.refused(
-                "factor", rope.factor, f"a value that extends {original} tokens to at most {MOST_CONTEXT}"
+                "factor", rope.factor, f"one that extends {original} tokens to at most {MOST_CONTEXT}"
             )
         return rope, ContextLengths(length, length)
     return _longrope(theta, scaling, original, trained, head_dim), ContextLengths(min(original, trained), trained)
@@ -230,7 +230,7 @@ def _longrope(theta: float, scaling: Entries, original: int, trained: int, head_
 
 
 def _factor(scaling: Entries, original: int, trained: int, *, required: bool) -> float:
-    """Returns the factor. As in transformers, null means the ratio of max_position_embeddings to the original context."""
+    """Returns the factor. As in transformers, null means max_position_embeddings / original context."""
     if scaling.has("factor") or (required and "factor" not in scaling.values):
         return scaling.positive("factor", MOST_FACTOR)
     return trained / original
