@@ -1,9 +1,9 @@
-# Everything starts here: `make serve` runs a cluster, `make test` checks it. Both set up what they need.
+# `make serve` runs a cluster and `make test` runs the tests. Both install their dependencies first.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# Two installations into one environment at once would break it, also under make -j.
+# Two installations into one environment at the same time would break it, so make -j has no effect.
 .NOTPARALLEL:
 
 PYTHON ?= python3
@@ -18,8 +18,8 @@ ARGS ?=
 PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
 
-# These compute, interpreted kernels most of all, and start few processes. The others start fleets of processes. The two
-# halves run side by side on two cores, and take about as long as each other.
+# These tests compute (interpreted kernels above all) and start few processes; the others start fleets of processes. The
+# two halves run at the same time on two cores, and take about equally long.
 ENGINE_TESTS := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime
 ENGINE_LOG := $(VENV)/engine-tests.log
 
@@ -31,28 +31,41 @@ PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 .PHONY: help serve test test-slow lint protos chart-schema settings-reference house demo-model clean \
   bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
   bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
+.PHONY: help-files help-bench
 
 help:
-	@echo 'make serve [MODEL=directory-or-hub-id] [NAME=served-name] [WORKERS=2] [PORT=50051] [ARGS="worker flags"]'
-	@echo 'make test               the test suite; test-slow: what takes minutes; lint: style, types, stubs, wire contract'
-	@echo 'make protos             stubs from the .proto files; chart-schema: the chart'"'"'s schema from the settings'
-	@echo 'make demo-model         trains the demo model again'
-	@echo 'make clean              removes the virtual environment and caches'
-	@echo 'Benchmarks, each with ARGS="flags" (ARGS=--help lists them); most write a report to bench/results:'
-	@echo '  bench-engine          the engine against static batching'
-	@echo '  bench-peer            the engine against vLLM on the CPU; PEERS=folder with vllm/bin/python'
-	@echo '  bench-host            host time of a step'
-	@echo '  bench-overload        ten times more requests than a worker can serve'
-	@echo '  bench-gpu             kernels and engine on one GPU; PYTHON=one with a torch for it'
-	@echo '  bench-routing         choosing a worker, and the index of what is cached where'
-	@echo '  bench-streaming       what a router adds to a stream, beside a hop that passes bytes on'
-	@echo '  bench-faults          accidents to a fleet of real processes, stream by stream; prints its report'
-	@echo '  bench-attacks         what hostile clients, tenants, workers and Redis entries do to a neighbour'
-	@echo '  bench-quotas          quotas and fairness over two routers and Redis'
-	@echo '  bench-fairness        what one tenant'"'"'s flood does to another one'"'"'s first tokens, in virtual time'
-	@echo '  bench-fleet           routing policies before a simulated fleet; hours'
-	@echo '  bench-scheduler       the scheduler in virtual time'
-	@echo '  bench-calibration     the simulator against the engine on this CPU'
+	@echo 'make serve        runs a router and workers on this machine; options:'
+	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 WORKER_PORT=50061'
+	@echo '                  ARGS="flags", such as --verbose, or flags of the workers'
+	@echo 'make test         runs the test suite (test-slow: the tests that take minutes)'
+	@echo 'make lint         checks style, types, generated files and the wire contract'
+	@echo 'make bench-NAME   runs a benchmark; make help-bench lists them'
+	@echo 'make clean        removes the virtual environment and caches'
+	@echo 'make help-files   lists the targets that write generated files'
+
+help-files:
+	@echo 'make protos               writes the stubs from the .proto files'
+	@echo 'make chart-schema         writes the schema of the Helm chart from the settings'
+	@echo 'make settings-reference   writes the reference of the settings'
+	@echo 'make house                writes the table of the packages'
+	@echo 'make demo-model           trains the demo model'
+
+help-bench:
+	@echo 'Benchmarks take ARGS="flags" (ARGS=--help lists them); most write a report to bench/results.'
+	@echo 'make bench-engine        the engine against static batching'
+	@echo 'make bench-peer          the engine against vLLM on the CPU; PEERS=folder with vllm/bin/python'
+	@echo 'make bench-host          host time of a step'
+	@echo 'make bench-overload      ten times more requests than a worker can serve'
+	@echo 'make bench-gpu           kernels and engine on one GPU; PYTHON=interpreter with a torch for that GPU'
+	@echo 'make bench-routing       choosing a worker, and the index of cached prefixes'
+	@echo 'make bench-streaming     time that a router adds to a stream, against a proxy that forwards bytes'
+	@echo 'make bench-faults        faults in a fleet of real processes, stream by stream; prints its report'
+	@echo 'make bench-attacks       effects of hostile clients, tenants, workers and Redis entries on other tenants'
+	@echo 'make bench-quotas        quotas and fairness over two routers and Redis'
+	@echo 'make bench-fairness      first-token times of a tenant beside a flood of another one, in virtual time'
+	@echo 'make bench-fleet         routing policies over a simulated fleet; takes hours'
+	@echo 'make bench-scheduler     the scheduler in virtual time'
+	@echo 'make bench-calibration   the simulator against the engine on this CPU'
 
 serve: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' $(ARGS)
@@ -61,7 +74,7 @@ test: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -m 'not slow' $(ENGINE_TESTS) > $(ENGINE_LOG) 2>&1 & engine=$$!; \
 	trap 'kill $$engine 2> /dev/null || true' EXIT; failed=0; \
 	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(ENGINE_TESTS)) || failed=1; \
-	echo 'make: waiting for the tests of engine, kernels, simulation and chart, which run beside the others'; \
+	echo 'make: waiting for the tests of engine, kernels, simulation and chart, which run at the same time'; \
 	wait $$engine || failed=1; cat $(ENGINE_LOG); exit $$failed
 
 test-slow: $(DEV_STAMP)
@@ -132,7 +145,7 @@ bench-streaming: $(DEV_STAMP)
 bench-attacks: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.attacks.main $(ARGS)
 
-# With the Python that has a torch for the GPU: PYTHONPATH is all that the stages need.
+# Uses a Python that has a torch for the GPU, so the packages are found through PYTHONPATH.
 bench-gpu:
 	@PYTHONPATH=protos:kernels:worker:bench $(PYTHON) -m trunkline_bench.gpu.main $(ARGS)
 

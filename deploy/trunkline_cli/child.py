@@ -1,4 +1,4 @@
-"""One process of a local cluster: started by its console script, watched, stopped with all it has started."""
+"""One process of a local cluster: runs a console script, and is stopped together with every process it started."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-KEPT_LINES = 20  # of what a child printed last, to report when it dies
+KEPT_LINES = 20  # the last ones that a child printed: they are reported when it dies
 
-# Asks for SIGTERM when the launcher dies (Linux prctl(2), PR_SET_PDEATHSIG = 1), then becomes the command. A program
-# and not a preexec_fn: with one Python forks, and gRPC's fork handlers make a child that may never get to exec.
+# Has the kernel send SIGTERM when the launcher dies (Linux prctl(2), PR_SET_PDEATHSIG = 1), then executes the command.
+# It is a program and not a preexec_fn: a preexec_fn makes Python fork, and gRPC's fork handlers can keep the child from
+# ever reaching exec.
 DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -27,24 +28,36 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def script(name: str) -> str:
-    """A console script of this installation: beside the interpreter, else on PATH."""
+    """A console script of this installation: its path beside the interpreter, or its name if PATH must find it."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else name
 
 
-class Child:
-    """A running process. Its output goes to our standard error, each line under its name."""
+def print_log_line(name: str, line: str) -> None:
+    """Prints a process's line to standard error, with the name of the process."""
+    print(f"[{name}] {line}", file=sys.stderr, flush=True)
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+
+class Child:
+    """A running process. Each line that it prints is handed to `log_line` with its name."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log_line: Callable[[str, str], None]) -> None:
         self.name = name
         self.process = process
+        self._log_line = log_line
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.started_s = asyncio.get_running_loop().time()
         self._relaying = asyncio.create_task(self._relay())
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> "Child":
-        """Raises OSError where the command is not there, or the system starts nothing more."""
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        environment: dict[str, str] | None = None,
+        log_line: Callable[[str, str], None] = print_log_line,
+    ) -> "Child":
+        """Raises OSError if the command does not exist, or the system cannot start another process."""
         if shutil.which(command[0]) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
         process = await asyncio.create_subprocess_exec(
@@ -53,17 +66,13 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
-            start_new_session=True,  # a group of its own: Ctrl-C reaches the launcher, which stops children in order
+            start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops its children in order
             limit=1 << 20,
         )
-        return cls(name, process)
-
-    @property
-    def last_line(self) -> str:
-        return self.last_lines[-1] if self.last_lines else "it printed nothing"
+        return cls(name, process, log_line)
 
     async def wait(self) -> int:
-        """The exit status, once it has ended and all it printed is relayed."""
+        """Waits until the process has ended and its output has been relayed; returns the exit status."""
         status = await self.process.wait()
         await asyncio.wait({self._relaying}, timeout=1.0)
         return status
@@ -73,9 +82,9 @@ class Child:
             self.process.send_signal(signal.SIGTERM)
 
     async def end(self, grace_s: float) -> int:
-        """Asks it to stop, and kills it after `grace_s` if it has not, with all of its group; returns the exit status.
+        """Asks the process to stop, and kills its group after `grace_s`; returns the exit status.
 
-        An engine has a group of its own, and ends with its front (die_with_front in the worker's engine_process.py).
+        An engine has its own group, and ends with its front (die_with_front in the worker's engine_process.py).
         """
         self.ask_to_stop()
         stopped = asyncio.create_task(self.process.wait())
@@ -84,7 +93,7 @@ class Child:
         return await self.wait()
 
     def kill_group(self) -> None:
-        """What is left of it and of all that it started in its group."""
+        """Kills what still runs of the process and its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -94,12 +103,12 @@ class Child:
             try:
                 line = await self.process.stdout.readline()
             except ValueError:
-                continue  # a line longer than the limit: dropped
+                continue  # longer than the limit: the line is dropped
             if not line:
                 return
             text = line.decode(errors="replace").rstrip()
             self.last_lines.append(text)
-            print(f"[{self.name}] {text}", file=sys.stderr, flush=True)
+            self._log_line(self.name, text)
 
 
 def describe_status(status: int) -> str:

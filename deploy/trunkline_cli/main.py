@@ -7,6 +7,7 @@ import sys
 from trunkline_cli import drain, generate, launcher
 from trunkline_cli.arguments import MOST_PORT, Parser, host, server, text, whole
 from trunkline_cli.child import script
+from trunkline_cli.console import console
 from trunkline_cli.gpus import visible_gpus
 from trunkline_cli.liveness import CHART_PROBE
 from trunkline_cli.plan import ClusterPlan, LaunchError
@@ -55,8 +56,8 @@ def main() -> None:
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Processes that die, or hang, are started again. "
-        "Further flags are handed to every worker: see trunkline worker --help."
+        "Processes that die or hang are started again. "
+        "All other flags are passed to every worker: see trunkline worker --help."
     )
     parser.add_argument("--model", required=True, help="directory in Hugging Face layout, or hub id")
     parser.add_argument("--name", type=text, default="", help="served model name; default: the directory's base name")
@@ -68,8 +69,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tenants", default="", help="JSON file with the terms of tenants (trunkline router --help)")
     parser.add_argument(
-        "--no-liveness", action="store_true", help="leave what hangs as it is: under a debugger, for example"
+        "--no-liveness", action="store_true", help="do not restart processes that hang: for a debugger, for example"
     )
+    parser.add_argument(
+        "--verbose", action="store_true",
+        help="on a terminal: print the logs of all processes; default: one line for each milestone, logs in files",
+    )  # fmt: skip
     parser.add_argument(
         "--threads", type=whole(1, MOST_THREADS), help="CPU threads per worker; default: the cores, shared out"
     )
@@ -98,11 +103,12 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
     except LaunchError as error:
         print(f"trunkline serve: {error}", file=sys.stderr)
         return 1
-    return launcher.serve(plan, probe=None if parsed.no_liveness else CHART_PROBE)
+    probe = None if parsed.no_liveness else CHART_PROBE
+    return launcher.serve(plan, probe=probe, console=console(is_verbose=parsed.verbose))
 
 
 def served_name(name: str, model: str) -> str:
-    """The name, or where it is empty that of the model's directory. Raises LaunchError."""
+    """The name, or the name of the model's directory if it is empty. Raises LaunchError if that is not UTF-8."""
     name = name or os.path.basename(os.path.abspath(model))
     try:
         return text(name)

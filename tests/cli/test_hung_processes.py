@@ -15,7 +15,7 @@ from tests.cluster.processes import Process, alive, descendants, script, wait_un
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline_bench.ports import free_port
-from trunkline_cli import launcher
+from trunkline_cli import console, launcher
 from trunkline_cli.launcher import Cluster
 from trunkline_cli.liveness import CHART_PROBE, Probe, is_alive, until_hung
 from trunkline_cli.plan import ClusterPlan
@@ -50,7 +50,8 @@ class Launched:
             self.probes[address, answered] += 1
             return answered
 
-        monkeypatch.setattr(launcher, "say", self.said.append)
+        for module in (launcher, console):
+            monkeypatch.setattr(module, "say", self.said.append)
         monkeypatch.setattr(
             launcher, "until_hung", lambda address, probe, answered: until_hung(address, probe, answered, ask)
         )

@@ -77,7 +77,7 @@ async def test_a_restart_that_the_system_refuses_is_reported_and_tried_again(
 ) -> None:
     tries, slept, made = 0, [], object()
 
-    async def start(name: str, command: list[str], environment: object = None) -> object:
+    async def start(name: str, command: list[str], *_: object) -> object:
         nonlocal tries
         tries += 1
         if tries < 3:
@@ -113,7 +113,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_with_its_grandchildren(
     outer.write_text(stubborn + f"import subprocess, sys\nsubprocess.run([sys.executable, {str(inner)!r}])\n")
     child = await Child.start("worker-0", [sys.executable, str(outer)])
     await asyncio.to_thread(wait_until, lambda: bool(child.last_lines), "it and what it started run")
-    grandchild = int(child.last_line)
+    grandchild = int(child.last_lines[-1])
     try:
         assert runs(grandchild)
         cluster = Cluster(plan())
@@ -132,5 +132,5 @@ async def test_a_childs_lines_are_relayed_under_its_name_and_its_last_is_kept(
     code = "import sys; print('one'); print('the reason', file=sys.stderr); sys.exit(2)"
     child = await Child.start("router", [sys.executable, "-u", "-c", code])
     assert describe_status(await child.wait()) == "exit status 2"
-    assert child.last_line == "the reason"
+    assert child.last_lines[-1] == "the reason"
     assert "[router] one\n[router] the reason\n" in capsys.readouterr().err

@@ -32,6 +32,7 @@ UNARY_TIMEOUT_S = 10.0  # GetModel, from a worker that says it is up
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
 # After a false claim. What it took to see through it is spent again at each return.
 ASIDE_FIRST_S, ASIDE_MOST_S = 1.0, 60.0
+LOADING_S = 60.0  # a worker that was never connected may refuse this long without a warning: it loads its model
 HONEST_S = 300.0  # a connection that lasted for so long makes the next time aside short again
 MAX_PROBLEM_CHARACTERS = 400
 SERVICE = "trunkline.v1.WorkerService"
@@ -70,10 +71,11 @@ class WorkerLink:
     async def run(self) -> None:
         """Connects, and again whenever the connection ends, as long as it is wanted."""
         backoff_s, aside_s = BACKOFF_FIRST_S, ASIDE_FIRST_S
-        last_problem = ""
+        last_logged = ("", "")
+        first_attempt_s = self._context.clock_s()
         while self.wanted:
             problem = "closed by the worker"
-            was_live = is_false = False
+            was_live = is_false = is_refused = False
             holder = None
             begun_s = self._context.clock_s()
             try:
@@ -82,6 +84,7 @@ class WorkerLink:
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
                 is_false = is_too_large(error)
+                is_refused = error.code() is grpc.StatusCode.UNAVAILABLE
             except SameWorker as same:
                 holder, problem = same.holder, str(same)
             except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
@@ -97,9 +100,11 @@ class WorkerLink:
                     self.breaker.on_lost(now_s, now_s - self._connected_s)
                     self._context.on_change()
             problem = one_line(problem)
-            if was_live or (problem != last_problem and not self.is_on_trial):  # one line per change, not per try
-                self._log.warning("worker not connected", address=self.address, problem=problem)
-            last_problem = self.problem = problem
+            may_be_loading = self.model is None and self._context.clock_s() - first_attempt_s < LOADING_S
+            level = "info" if is_refused and may_be_loading else "warning"
+            if was_live or ((level, problem) != last_logged and not self.is_on_trial):  # once per change, not per try
+                getattr(self._log, level)("worker not connected", address=self.address, problem=problem)
+            last_logged, self.problem = (level, problem), problem
             self.same_as = holder
             backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
             pause_s = backoff_s

@@ -1,16 +1,22 @@
 """Through real gRPC: routing follows what workers report, and workers may come, go and come back."""
 
+import asyncio
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.v1.inference_pb2 import ListModelsRequest
 from trunkline.v1.worker_pb2 import CacheEvent
+from trunkline_bench.ports import free_port
 from trunkline_router.workers.cache_follower import CacheFollower
+from trunkline_router.workers.worker_link import LOADING_S, WorkerLink
 
 PREFIX = list(range(10, 74))  # 16 blocks
 
@@ -229,3 +235,20 @@ async def test_an_event_of_a_kind_that_this_router_does_not_know_changes_nothing
         worker.cache_prompt([*PREFIX, 1, 2, 3, 4])
         await until(lambda: len(router.live(0).blocks) == 17)
     assert worker.snapshots == 1
+
+
+async def test_a_worker_that_still_loads_is_no_warning_until_a_minute_has_passed() -> None:
+    now_s = 100.0
+    context: Any = SimpleNamespace(clock_s=lambda: now_s, on_change=lambda: None, rng=Random(0))
+    link = WorkerLink(f"127.0.0.1:{free_port()}", context)
+    with capture_logs() as lines:
+        running = asyncio.create_task(link.run())
+        await until(lambda: len(lines) == 1)
+        now_s += LOADING_S
+        await until(lambda: len(lines) == 2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert [(line["event"], line["log_level"]) for line in lines] == [
+        ("worker not connected", "info"),
+        ("worker not connected", "warning"),
+    ]
