@@ -52,15 +52,15 @@ class FleetServiceServicer(object):
     """
 
     def ExplainRoute(self, request, context):
-        """Where a request would go now, and why. Nothing of it is sent to a worker, and nothing counted. Where the model has
-        no worker, one is looked for first, as for a request.
+        """Explains which worker a request would be sent to now, and why. Nothing is sent to a worker, and nothing is counted.
+        If the model has no worker, the router looks for one first, as it does for a request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """The workers, connected or not.
+        """Lists the workers, connected or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

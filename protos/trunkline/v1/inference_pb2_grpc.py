@@ -74,24 +74,24 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Grant(self, request_iterator, context):
-        """The direct path: the router chooses a worker and signs what the client takes there; the client streams from the
-        worker. The call lives as long as the request, whose part in load and quotas is held by it. The client speaks first
-        (`request`); each `request` and `lost` is answered with grants, each `silent` with grants or `wait`. The client ends
-        its side when it has its answer.
+        """The direct path: the router chooses a worker and signs a grant, and the client streams from that worker. The call
+        stays open as long as the request, and holds the request's share of load and quotas. The client sends `request`
+        first. The router answers each `request` and `lost` with grants, and each `silent` with grants or `wait`. The
+        client closes its side when it has its answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text or chat messages into the tokens that Generate would use.
+        """Converts text or chat messages to the tokens that Generate would use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Turns tokens into text.
+        """Converts tokens to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -77,51 +77,51 @@ class WorkerServiceServicer(object):
     """
 
     def Session(self, request_iterator, context):
-        """The router's stream to this worker: submits and aborts up, one message per step with the news of all of
-        this router's requests down. Requests of a session that ends are aborted.
+        """A router's stream to this worker. The router sends submits and aborts; the worker sends one message per step with
+        the output of all of the router's requests. When a session ends, its requests are aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """One choice of a request on a stream of its own, for direct clients.
+        """Generates one choice of a request, for direct clients.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchCache(self, request, context):
-        """The prefix cache's contents and changes, and load samples. A snapshot comes first; a subscriber that
-        falls too far behind is given a new one.
+        """Streams the contents and changes of the prefix cache, and load samples. The first items are a snapshot. A
+        subscriber that falls too far behind gets a new snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """What this worker serves, and its limits.
+        """Returns the worker's model and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """The tokenizer's files, in pieces.
+        """Streams the tokenizer's files, in pieces.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops admission, lets running requests finish, and answers when none is left or the time is up.
+        """Stops admission and lets running requests finish. Answers when none is left or the timeout has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStats(self, request, context):
-        """What the worker has done since it started, and how fast it is now.
+        """Returns counters since the worker's start and its present speed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
