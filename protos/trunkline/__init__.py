@@ -1,7 +1,6 @@
-"""Trunkline's contract, and a small client.
+"""Trunkline's wire contract and Python client.
 
-Importing the package loads neither grpc nor anything else: `trunkline.Client` and the errors come on first use, so
-that `trunkline.block_hash` can be used where there is no grpc.
+`trunkline.Client` and the errors are imported on first use, so that `trunkline.block_hash` can be used without grpc.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""How far an answer has come: all choices of one request, whichever workers they came from."""
+"""The part of an answer that has arrived: the output of all choices of a request, from whichever workers."""
 
 import sys
 from array import array
@@ -10,7 +10,10 @@ from trunkline.v1.inference_pb2 import PromptInfo, Usage
 
 
 class AnswerLedger:
-    """`max_bytes`: past it tokens are kept no longer, and the answer stays with its worker; None: they always are."""
+    """The ledgers of a request's choices.
+
+    max_bytes: beyond it the tokens are dropped, and the answer can no longer move to another worker; None: no limit.
+    """
 
     __slots__ = ("_most_tokens", "can_resume", "completion_tokens", "ledgers", "num_unfinished", "prompt_known")
 
@@ -18,31 +21,31 @@ class AnswerLedger:
         self.ledgers = [Ledger() for _ in range(choices)]
         self.completion_tokens = 0  # of all choices
         self.num_unfinished = choices
-        self.prompt_known = False  # what is to be told of the prompt has come
-        self.can_resume = True  # all that another worker needs is there
+        self.prompt_known = False  # the prompt's report has arrived
+        self.can_resume = True  # another worker could continue the answer
         self._most_tokens = sys.maxsize if max_bytes is None else max_bytes // TOKEN_BYTES
 
     @property
     def has_output(self) -> bool:
-        """Whether any news has come: from then on only an equal worker may go on."""
+        """Whether any part of the answer has arrived. If so, only an equal worker may continue it."""
         return self.prompt_known or any(ledger.num_tokens or ledger.finished for ledger in self.ledgers)
 
     @property
     def num_output(self) -> int:
-        """Tokens of the longest unfinished choice: what a worker must have room for beside the prompt."""
+        """Tokens of the longest unfinished choice: a worker needs room for them in addition to the prompt."""
         return max((ledger.num_tokens for _, ledger in self.unfinished()), default=0)
 
     def longest_output(self) -> "array[int] | None":
-        """The longest unfinished choice; None where there is nothing yet."""
+        """The output tokens of the longest unfinished choice; None if it has none."""
         longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
         return longest.tokens or None
 
     def unfinished(self) -> Iterator[tuple[int, Ledger]]:
-        """The choices that a worker has to bring to their end."""
+        """The unfinished choices, as (choice, ledger) pairs."""
         return ((choice, ledger) for choice, ledger in enumerate(self.ledgers) if not ledger.finished)
 
     def add(self, chunk: OutputChunk) -> int:
-        """News of one choice; returns its tokens. Raises OutOfOrder, and takes nothing, where it does not follow."""
+        """Adds a chunk; returns its token count. Raises OutOfOrder, and adds nothing, if it is not the next one."""
         try:
             ledger = self.ledgers[chunk.index]
         except IndexError:
@@ -56,10 +59,10 @@ class AnswerLedger:
         return num_tokens
 
     def claim(self, choice: int, token_ids: Sequence[int], text_bytes: int, *, finished: bool) -> None:
-        """What a client says that it has of a choice takes the place of what was known of it."""
+        """Replaces a choice's ledger by the output that a client claims to have."""
         known = self.ledgers[choice]
         ledger = self.ledgers[choice] = Ledger.claimed(token_ids, text_bytes, finished=finished)
-        # The tokens of a finished choice may be left out: what it once had it still has.
+        # The claim may leave out the tokens of a finished choice, so the count must not fall.
         ledger.num_tokens = max(known.num_tokens, ledger.num_tokens)
         self.completion_tokens += ledger.num_tokens - known.num_tokens
         self.num_unfinished += known.finished - finished
@@ -67,14 +70,14 @@ class AnswerLedger:
             self.forget()
 
     def forget(self) -> None:
-        """Gives the memory back: the answer cannot be continued elsewhere any more."""
+        """Frees the tokens' memory. The answer can no longer be continued on another worker."""
         if self.can_resume:
             self.can_resume = False
             for ledger in self.ledgers:
                 ledger.forget()
 
     def usage(self, prompt: PromptInfo, resumptions: int) -> Usage:
-        """What is billed for it."""
+        """Token counts for billing."""
         return Usage(
             prompt_tokens=prompt.prompt_tokens,
             cached_tokens=prompt.cached_tokens,

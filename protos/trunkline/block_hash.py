@@ -2,7 +2,7 @@
 
 `h_i = xxh3_128(h_{i-1} || tokens_i)`, tokens as little-endian uint32, digests big-endian (xxHash's canonical form);
 `h_{-1}` hashes the root: model fingerprint, adapter, adapter version and isolation salt, each length-prefixed.
-xxHash is not collision-resistant, so a hash is only a hint: whoever reuses KV compares the tokens themselves.
+xxHash is not collision-resistant, so a hash is only a hint: code that reuses KV compares the tokens themselves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,14 +21,14 @@ def root_hash(fingerprint: str, adapter: str = "", adapter_version: str = "", sa
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Tokens as they are hashed: TOKEN_BYTES each."""
+    """The bytes of tokens that are hashed: TOKEN_BYTES for each token."""
     return pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def packed_blocks(token_ids: Sequence[int], block_size: int) -> list[bytes]:
     """The full blocks of a prompt, packed, in order."""
     width = TOKEN_BYTES * block_size
-    data = pack_tokens(token_ids)  # all at once: a third of the time that it takes block by block
+    data = pack_tokens(token_ids)  # packing all tokens at once takes a third of the time of packing each block
     return [data[end - width : end] for end in range(width, len(data) + 1, width)]
 
 
@@ -48,7 +48,7 @@ def prompt_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> lis
 
 
 def chain_hashes(root: bytes, blocks: Iterable[bytes]) -> list[bytes]:
-    """The hashes of packed blocks that follow one another."""
+    """The hashes of consecutive packed blocks, the first of which follows `root`."""
     hashes: list[bytes] = []
     parent = root
     for packed in blocks:

@@ -1,14 +1,14 @@
-"""What all channels of clients, routers and workers have in common."""
+"""Options of the gRPC channels of clients, routers and workers."""
 
-# Token streams are small, tokenizers and snapshots travel in pieces; a long prompt with logprobs is what needs room.
+# Only a long prompt with log-probabilities needs a large message: tokenizers and snapshots are sent in pieces.
 MAX_MESSAGE_BYTES = 64 << 20
 MESSAGE_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
 
-# Who connects pings this often, calls or none; servers must allow it, or they answer with GOAWAY. A peer that is dead,
-# or behind a link that is cut, is noticed within the sum of these.
+# The connecting side pings at this interval, even without calls; a server that does not allow it answers with GOAWAY. A
+# dead peer or a broken network link is detected within the sum of these.
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 10_000, 5_000
 KEEPALIVE_OPTIONS = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),

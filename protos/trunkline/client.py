@@ -44,9 +44,9 @@ from trunkline.worker_streams import time_left_s
 # Text, token ids, or a conversation as (role, content) pairs or {"role": …, "content": …} mappings.
 Prompt = str | Sequence[int] | Sequence[tuple[str, str]] | Sequence[Mapping[str, str]]
 
-RECONNECT_FIRST_MS, RECONNECT_MOST_MS = 200, 2_000  # a router that restarts is found again within seconds
+RECONNECT_FIRST_MS, RECONNECT_MOST_MS = 200, 2_000  # the client reconnects to a restarted router within seconds
 
-# grpc.health.v1 as it travels, for ready(): two messages of one field each are not worth every client a dependency.
+# grpc.health.v1 messages in serialized form, for ready(): they save clients a dependency.
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 ASKS_READINESS = b"\x0a\x09readiness"  # HealthCheckRequest(service="readiness")
 SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
@@ -61,7 +61,7 @@ class Piece:
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: str | None  # "stop", "length" or "abort" on the choice's last piece
-    response: GenerateResponse  # that it came with: prompt, usage, request id
+    response: GenerateResponse  # the response that carried it: prompt, usage, request id
 
 
 @dataclass(slots=True)
@@ -90,18 +90,20 @@ class Completion:
 
 
 class Client:
-    """A client of a router, or of several behind one name. Use it as an async context manager, or close() it. Errors:
-    trunkline.errors.
+    """A client of a router, or of several routers behind one name. Use it as an async context manager, or close() it.
+    Failed calls raise the errors of trunkline.errors.
 
-    tenant: who is served, at most 128 bytes of printable ASCII; tenants of one lane share workers fairly.
-    connections: requests take turns among them. What deals out connections and not calls, such as a Kubernetes Service
-    or a router of several processes, gives a client with one connection one router; several spread its requests. Where
-    the name has several addresses, each connection is one to every address.
-    direct: the router chooses and signs, and answers stream from the workers themselves, which must be within reach.
-    Where routers or workers are not set up for it (--grant-key), answers come through the router, and the log says so
-    once. A tenant with quotas has max_tokens reserved in full, or the whole context where it is not said; where that is
-    more than its quotas ever allow, the answer comes through the router.
-    inter_token_timeout_s: after so long without news a direct client asks the router whether the worker hangs.
+    tenant: at most 128 bytes of printable ASCII; tenants of one lane share workers fairly.
+    connections: requests use them in turn. Load balancers that distribute connections and not calls, such as a
+    Kubernetes Service or a router with several processes, send all calls of one connection to one router; several
+    connections spread the requests. If the name has several addresses, each connection connects to every address.
+    direct: the router chooses a worker and signs a grant, and the answer streams from the worker, which the client must
+    be able to reach. If routers or workers are not set up for it (--grant-key), answers come through the router, and
+    the client logs that once. Quotas reserve max_tokens in full, or the whole context if it is unset; if that is more
+    than the tenant's quotas ever allow, the answer comes through the router.
+    inter_token_timeout_s: after this time without output a direct client asks the router whether the worker hangs.
+
+    Raises ValueError if the tenant or the number of connections is not allowed.
     """
 
     def __init__(
@@ -151,14 +153,16 @@ class Client:
         session: str = "",
         **sampling: Any,
     ) -> AsyncIterator[Piece]:
-        """Streams the output as it comes; leaving the loop cancels the request.
+        """Streams the output as it arrives; leaving the loop cancels the request.
 
-        `lane`: "interactive", "standard" (where it is not said) or "batch". The router's tenants file must grant this
-        tenant the interactive lane; otherwise the request runs in the highest lane that it has. The lane that it runs
-        in is `prompt.lane` of the first response. `session`: what this tenant's requests belong together by, such as a
-        conversation's id, at most 256 bytes of printable ASCII: under --policy session-affinity they go where the last
-        one went. Raises ValueError for any other lane, and for a bad session.
-        `sampling`: the fields of SamplingParams, such as max_tokens=64, temperature=0.0, stop=["\\n"].
+        lane: "interactive", "standard" (default) or "batch". The router's tenants file must grant the tenant the
+        interactive lane; otherwise the request runs in the highest lane that the tenant has. `prompt.lane` of the first
+        response is the lane that it runs in.
+        session: groups requests of this tenant, for example by conversation; at most 256 bytes of printable ASCII.
+        Under --policy session-affinity, a session's requests go to the worker of its last request.
+        sampling: the fields of SamplingParams, such as max_tokens=64, temperature=0.0, stop=["\\n"].
+
+        Raises ValueError if the lane or the session is not allowed, and TrunklineError if the request fails.
         """
         if problem := session_problem(session):
             raise ValueError(f"session {session!r} {problem}")
@@ -200,7 +204,7 @@ class Client:
             except NotOffered as not_offered:
                 self._direct.warn(not_offered)
         left_s = time_left_s(deadline_s)
-        if left_s == 0.0:  # a call would be made all the same, and may even be answered
+        if left_s == 0.0:  # grpc would send the call all the same, and it might even be answered
             raise DeadlineExceeded(f"no answer within {timeout_s:g} s")
         call = router.Generate(request, timeout=left_s, metadata=metadata)
         try:
@@ -212,7 +216,7 @@ class Client:
             call.cancel()
 
     async def complete(self, prompt: Prompt, **options: Any) -> Completion:
-        """The whole answer at once; options as of generate()."""
+        """Returns the whole answer when it is complete. Takes the options of generate(), and raises its errors."""
         choices: dict[int, Choice] = {}
         request_id, info, usage = "", PromptInfo(), Usage()
         async for piece in self.generate(prompt, **options):
@@ -235,7 +239,10 @@ class Client:
         special_tokens: bool = True,
         model: str | None = None,
     ) -> list[int]:
-        """The tokens of text, or of a conversation rendered with the model's chat template."""
+        """Returns the tokens of a text, or of a conversation rendered with the model's chat template.
+
+        special_tokens: whether the model's special tokens (such as BOS) are added to text. Raises TrunklineError.
+        """
         request = TokenizeRequest(model=self._model if model is None else model, omit_special_tokens=not special_tokens)
         if isinstance(text, str):
             request.text = text
@@ -246,6 +253,7 @@ class Client:
     async def detokenize(
         self, token_ids: Sequence[int], *, keep_special_tokens: bool = False, model: str | None = None
     ) -> str:
+        """Returns the text of tokens. Raises TrunklineError."""
         request = DetokenizeRequest(
             model=self._model if model is None else model,
             token_ids=token_ids,
@@ -255,13 +263,12 @@ class Client:
         return text
 
     async def list_models(self) -> list[Model]:
-        """The models with a ready worker."""
+        """Returns the models that have a ready worker. Raises TrunklineError."""
         return list((await self._call("ListModels", ListModelsRequest())).models)
 
     async def ready(self, timeout_s: float = 60.0) -> None:
-        """Returns when the router is there and has a worker, and each of its processes that a connection leads to.
-
-        Raises DeadlineExceeded after `timeout_s`.
+        """Waits until the router is up and has a worker. Of a router with several processes, waits for each one that a
+        connection of this client leads to. Raises DeadlineExceeded after `timeout_s`.
         """
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -279,7 +286,7 @@ class Client:
 
 
 def _open_channel(address: str) -> grpc.aio.Channel:
-    """A channel of TCP connections of its own."""
+    """A channel with its own TCP connections."""
     return grpc.aio.insecure_channel(
         address,
         options=(
@@ -287,14 +294,14 @@ def _open_channel(address: str) -> grpc.aio.Channel:
             *KEEPALIVE_OPTIONS,
             ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
             ("grpc.max_reconnect_backoff_ms", RECONNECT_MOST_MS),
-            ("grpc.use_local_subchannel_pool", 1),  # or all channels to one address are one connection
+            ("grpc.use_local_subchannel_pool", 1),  # otherwise all channels to one address share a connection
             ("grpc.lb_policy_name", "round_robin"),  # over the addresses of a headless service, one for each router
         ),
     )
 
 
 async def _ready(channel: grpc.aio.Channel, deadline_s: float) -> None:
-    """Raises AioRpcError, with DEADLINE_EXCEEDED after the deadline."""
+    """Waits for readiness. Raises AioRpcError, with DEADLINE_EXCEEDED after the deadline."""
     watch: Any = channel.unary_stream(HEALTH_WATCH)  # bytes to bytes
     while True:
         call = watch(ASKS_READINESS, timeout=max(0.0, deadline_s - time.monotonic()), wait_for_ready=True)
@@ -303,7 +310,7 @@ async def _ready(channel: grpc.aio.Channel, deadline_s: float) -> None:
                 if status == SERVING:
                     return
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:  # which it is while it restarts
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:  # the router is restarting
                 raise
         finally:
             call.cancel()
@@ -332,7 +339,7 @@ def _lane(name: str | None) -> "Lane.ValueType":
 
 
 def _trace_metadata() -> tuple[tuple[str, str], ...]:
-    """W3C trace context of the caller's span, where the caller uses OpenTelemetry."""
+    """W3C trace context of the caller's span, if the caller uses OpenTelemetry."""
     try:
         from opentelemetry import propagate
     except ImportError:

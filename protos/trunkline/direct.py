@@ -1,8 +1,8 @@
-"""The direct path of the client: a router chooses and signs, the answer streams from the worker.
+"""The direct path of the client: a router chooses a worker and signs a grant, and the answer streams from the worker.
 
-The call to the router lasts as long as the request, with two to four messages in all. Where a worker is lost the client
-asks it for another one, with the ledger of what it has; the answer goes on there as if nothing had been. While nothing
-is lost the router is not needed: an answer that has begun survives the router's end.
+The call to the router lasts as long as the request, with two to four messages in all. If a worker is lost, the client
+sends the router the ledger of its output and asks for another worker, which continues the answer without a gap. As long
+as the worker is not lost, the router is not needed: an answer that has started survives the end of the router.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class DirectPath:
-    """Channels to workers, and the answers that come by them.
+    """Channels to workers, and answers that stream over them.
 
-    inter_token_timeout_s: after so long without news of an answer the router is asked whether its worker is at work; so
-    a request may wait in a queue for as long as it takes, and a worker that hangs is left.
+    inter_token_timeout_s: after this time without output the client asks the router whether the worker is working. So a
+    request may wait in a queue for any time, and a worker that hangs is abandoned.
     """
 
     def __init__(self, inter_token_timeout_s: float) -> None:
@@ -38,7 +38,7 @@ class DirectPath:
         await self._workers.close()
 
     def warn(self, not_offered: NotOffered) -> None:
-        """Says once that this client is not direct, although it should be."""
+        """Logs once that this client is not direct, although it was asked to be."""
         if not self._has_warned:
             self._has_warned = True
             _log.warning("not direct, through the router: %s", not_offered)
@@ -46,7 +46,7 @@ class DirectPath:
     async def responses(
         self, router: Any, request: GenerateRequest, *, deadline_s: float | None, metadata: Metadata
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """The answer as the router would stream it. Raises TrunklineError, and NotOffered before anything else."""
+        """The answer as the router would stream it. Raises TrunklineError, and NotOffered before the first response."""
         router_call = GrantCall(router.Grant(timeout=time_left_s(deadline_s), metadata=metadata))
         try:
             granted = await router_call.first(request)
@@ -68,7 +68,7 @@ class DirectPath:
     async def _attempt(
         self, router_call: GrantCall, granted: GrantResponse, answer: DirectAnswer, deadline_s: float | None
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """What one worker says; returns when the answer is complete. Raises Lost and TrunklineError."""
+        """The responses of one worker; returns when the answer is complete. Raises Lost and TrunklineError."""
         async with (
             self._workers.at(granted.worker_address) as stub,
             streams(stub, granted.grants, deadline_s) as arrived,
@@ -99,8 +99,8 @@ class DirectPath:
 async def _after_silence(
     arrived: Arrived, router_call: GrantCall, answer: DirectAnswer
 ) -> WorkerServiceGenerateResponse | Exception | None:
-    """What the worker says while the router is asked what its silence means; None where that comes to nothing first.
-    Raises what GrantCall.silent() does."""
+    """Asks the router about a silent worker. Returns the worker's next item if one arrives first, or None if the router
+    answers first that the worker is working. Raises the errors of GrantCall.silent()."""
     arriving = asyncio.create_task(arrived.get())
     asking = asyncio.create_task(router_call.silent(answer))
     try:

@@ -1,4 +1,4 @@
-"""What has come of a direct client's answer, whichever worker it came from."""
+"""A direct client's answer: the output that has arrived, from whichever workers, as responses of a router."""
 
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.ledger import OutOfOrder
@@ -15,11 +15,11 @@ from trunkline.worker_streams import Lost
 
 
 class DirectAnswer:
-    """See the module. `choices`: how many were asked for."""
+    """Joins the output of several workers into the responses that a router would send.  choices: the request's n"""
 
     def __init__(self, choices: int) -> None:
         self._ledger = AnswerLedger(choices)
-        self._waiting: list[WorkerServiceGenerateResponse] = []  # for the prompt, which is told first
+        self._waiting: list[WorkerServiceGenerateResponse] = []  # until the prompt's report, which goes first, is there
         self._prompt = PromptInfo()
         self._request_id = ""
         self._prompt_sent = False
@@ -34,14 +34,14 @@ class DirectAnswer:
         return self._ledger.has_output
 
     def begin(self, granted: GrantResponse) -> None:
-        """Another attempt begins."""
+        """Starts an attempt on the granted worker."""
         self._request_id = granted.request_id
         if not self._ledger.prompt_known:
             self._prompt.CopyFrom(granted.prompt)
 
     def take(self, item: WorkerServiceGenerateResponse) -> list[GenerateResponse]:
-        """What the caller hears, a chunk each; nothing where that has to wait. Raises Lost where it does not follow
-        what came."""
+        """Adds a worker's item; returns the responses for the caller, one chunk each, or none while they wait for the
+        prompt's report. Raises Lost if the item does not continue the output."""
         chunk = item.chunk
         try:
             self._ledger.add(chunk)
@@ -64,7 +64,7 @@ class DirectAnswer:
         return responses
 
     def claims(self, refusal: RequestError | None = None) -> DirectLost:
-        """How far it has come, for the router."""
+        """The output so far, as a message to the router."""
         ledgers = []
         for choice, ledger in enumerate(self._ledger.ledgers):
             if ledger.finished:

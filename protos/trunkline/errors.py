@@ -1,13 +1,13 @@
-"""What a client can catch.
+"""The errors that a client can catch.
 
 TrunklineError
 ├── InvalidRequest            a field is wrong: .field names it
 │   └── ContextLengthExceeded
 ├── ModelNotFound
-├── NotAllowed                no, wrong or insufficient credentials
-├── TryAgain                  .retry_after_s says when
+├── NotAllowed                missing, wrong or insufficient credentials
+├── TryAgain                  .retry_after_s is the time to wait
 │   ├── Overloaded            the queue is full, or a quota is used up
-│   └── NoWorker              nobody can serve it now
+│   └── NoWorker              no worker can serve it now
 ├── DeadlineExceeded
 ├── Quarantined
 └── InternalError
@@ -21,7 +21,7 @@ from trunkline import status
 
 
 class TrunklineError(Exception):
-    """A request was refused or broke off. `reason` is that of the error table; empty if no server answered."""
+    """A request was refused or broke off. `reason` is one of trunkline.status; empty if no server answered."""
 
     def __init__(self, message: str, *, reason: str = "", field: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -84,10 +84,10 @@ _BY_REASON: dict[str, type[TrunklineError]] = {
     status.INTERNAL: InternalError,
 }
 
-# What gRPC itself says of a message over the receiver's limit, RESOURCE_EXHAUSTED without details.
+# gRPC's own text for a message over the receiver's limit. The status is RESOURCE_EXHAUSTED without details.
 TOO_LARGE = "message larger than max"
 
-# Where a status comes without details: from grpc itself, or a proxy.
+# For a status without details, from grpc itself or a proxy.
 _BY_CODE: dict[grpc.StatusCode, type[TrunklineError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
@@ -102,8 +102,8 @@ _BY_CODE: dict[grpc.StatusCode, type[TrunklineError]] = {
 
 
 def is_too_large(call: grpc.aio.AioRpcError) -> bool:
-    """Whether gRPC itself ended the call because a message was larger than its receiver takes. gRPC receives such a
-    message in full before it says so."""
+    """Whether gRPC itself ended the call because a message exceeded its receiver's limit. gRPC receives such a message
+    in full before it ends the call."""
     return call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (call.details() or "")
 
 
@@ -121,5 +121,5 @@ def error_of(call: grpc.aio.AioRpcError) -> TrunklineError:
             retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
     kind = _BY_REASON.get(reason) or _BY_CODE.get(call.code(), TrunklineError)
     if not reason and is_too_large(call):
-        kind = InvalidRequest  # trying again would not help
+        kind = InvalidRequest  # a retry would not help
     return kind(call.details() or call.code().name, reason=reason, field=field, retry_after_s=retry_after_s)

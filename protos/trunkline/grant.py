@@ -1,7 +1,7 @@
-"""Grants: a router's signed word that a request may be computed, which the client takes to the worker by itself.
+"""Grants: a router's signed permission to compute a request, which the client itself takes to the worker.
 
-The whole Submit is signed, so nothing of it (tenant, salt, lane, limits, prompt, sampling, ledger) can be changed on
-the way. A grant is for one life of one worker, for a short time, and for one use.
+The whole Submit is signed, so no part of it (tenant, salt, lane, limits, prompt, sampling, ledger) can be changed on
+the way. A grant is valid for one epoch of one worker, for a short time, and for one use.
 """
 
 import hmac
@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused, invalid
 from trunkline.v1.worker_pb2 import Grant, Submit
 
-# In which a client has to be at the worker: connecting, a retransmission or two, clocks that differ by seconds.
+# Time for a client to reach the worker: connecting, one or two retransmissions, clocks that differ by seconds.
 LIFETIME_S = 30.0
-LEAST_KEY_BYTES = 32  # as many as the signature has
+LEAST_KEY_BYTES = 32  # the length of the signature
 
 _GRANT_DOMAIN = b"trunkline.v1.Grant"
 _KEY_ID_DOMAIN = b"trunkline.v1.GetModelResponse.grant_key_id"
@@ -21,48 +21,48 @@ _KEY_ID_BYTES = 8
 
 
 def grant_key_problem(key: str) -> str | None:
-    """What is wrong with --grant-key, in one line that does not tell it; None where nothing is. Empty: no grants."""
+    """Why --grant-key cannot be used, in one line that does not disclose it; None if it can. Empty: no grants."""
     if not key or len(key.encode()) >= LEAST_KEY_BYTES:
         return None
     return f"--grant-key has {len(key.encode())} bytes; allowed: {LEAST_KEY_BYTES} or more, random ones"
 
 
 def key_id(key: bytes) -> bytes:
-    """Names a key without telling it; empty for no key."""
+    """Identifies a key without disclosing it; empty for no key."""
     return hmac.digest(key, _KEY_ID_DOMAIN, "sha256")[:_KEY_ID_BYTES] if key else b""
 
 
 def sign_grant(key: bytes, submit: Submit, *, epoch: int, expires_unix_ms: int) -> Grant:
-    """A grant for the worker's life `epoch`."""
+    """A grant for the worker's epoch."""
     grant = Grant(submit=submit.SerializeToString(), epoch=epoch, expires_unix_ms=expires_unix_ms)
     grant.signature = _signature(key, grant)
     return grant
 
 
 def open_grant(key: bytes, grant: Grant, *, epoch: int, now_unix_ms: int) -> Submit:
-    """What was granted. Raises RequestRefused (FORBIDDEN) unless it was signed with this key, for this life of the
-    worker, and is good now."""
+    """The granted Submit. Raises RequestRefused (FORBIDDEN) unless the grant was signed with this key for this epoch of
+    the worker, and has not expired."""
     if not hmac.compare_digest(_signature(key, grant), grant.signature):
         raise forbidden("the grant was not signed with this worker's key, or was changed")
     if grant.epoch != epoch:
-        raise forbidden("the grant is for another worker, or for an earlier life of this one")
+        raise forbidden("the grant is for another worker, or for an earlier epoch of this one")
     if now_unix_ms >= grant.expires_unix_ms:
         raise forbidden("the grant has expired")
     submit = Submit()
     try:
         submit.ParseFromString(grant.submit)
     except DecodeError:
-        raise invalid("grant.submit", "is signed, and no Submit: the router speaks another protocol") from None
+        raise invalid("grant.submit", "is signed, but is not a Submit: the router speaks another protocol") from None
     return submit
 
 
 def forbidden(message: str) -> RequestRefused:
-    """Not allowed: PERMISSION_DENIED."""
+    """A refusal with PERMISSION_DENIED and the reason FORBIDDEN."""
     return RequestRefused(CODE_PERMISSION_DENIED, FORBIDDEN, message)
 
 
 def _signature(key: bytes, grant: Grant) -> bytes:
-    """Every part with its length before it, so that no two grants read alike."""
+    """Signs each part with its length before it, so that different grants never sign the same bytes."""
     parts = (
         _GRANT_DOMAIN,
         grant.submit,

@@ -1,4 +1,4 @@
-"""A direct client's side of a Grant call: what it tells its router, and what the router says where it is asked."""
+"""A direct client's side of a Grant call: the messages to its router and the router's answers."""
 
 import asyncio
 import contextlib
@@ -14,27 +14,27 @@ from trunkline.v1.generation_pb2 import RequestError
 from trunkline.v1.inference_pb2 import DirectLost, DirectStarted, GenerateRequest, GrantRequest, GrantResponse
 from trunkline.worker_streams import Lost
 
-FAREWELL_S = 1.0  # for the router to hear that all is well
-# How long a worker may be silent where its router does not say what that means: longer than a router takes to find
+FAREWELL_S = 1.0  # time for the router to receive the end of the call
+# Time that a worker may be silent while its router does not explain the silence: longer than a router takes to find
 # another worker.
 UNANSWERED_S = 120.0
-# Of a worker to which nobody went with its grants: it has failed nobody, and may be granted again at once.
+# The refusal reported for a worker whose grants were not used: it did not fail, and may be granted again at once.
 UNUSED = RequestError(reason=OVERLOADED, retry_delay_ms=1)
 
 Answered = asyncio.Future[GrantResponse | Exception]
 
 
 class NotOffered(Exception):
-    """The router gives no grants, and nothing has been done for the request."""
+    """The router gives no grants. The request has not been started."""
 
 
 class _UnsentMessage(NoWorker):
-    """The call ended before a message was sent."""
+    """The call ended before a message could be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """`answered`: where its answer goes; None: it has none."""
+    """A message to the router.  answered: receives the router's answer; None: the message has no answer"""
 
     message: GrantRequest
     answered: Answered | None = None
@@ -42,28 +42,30 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
+    """A `silent` message to the router."""
+
     claims: DirectLost
     answered: Answered
 
 
 class GrantCall:
-    """One request's Grant call, to be closed. It is spoken in the background, one message after the other: while the
-    worker streams, the router's trouble is no trouble. Only a request that has no worker waits for its router."""
+    """One request's Grant call; close() it. Messages are exchanged in the background, one after the other, so that
+    problems of the router do not disturb a worker's stream. Only a request without a worker waits for its router."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._outbox: asyncio.Queue[_Said | None] = asyncio.Queue()  # None: there is nothing more to say
-        self._question: _Question | None = None  # the last one, until what was answered is used
-        # The router has granted another worker, in answer to a question that nobody waited for any more.
+        self._outbox: asyncio.Queue[_Said | None] = asyncio.Queue()  # None: no more messages
+        self._question: _Question | None = None  # the last one, until its answer is used
+        # The router has granted another worker, in answer to a question that was forgotten by then.
         self._is_elsewhere = False
         self._talking = asyncio.create_task(self._talk())
 
     async def first(self, request: GenerateRequest) -> GrantResponse:
-        """Raises NotOffered and TrunklineError."""
+        """Sends the request; returns its grants. Raises NotOffered and TrunklineError."""
         try:
             return await self._ask(GrantRequest(request=request))
         except _UnsentMessage as error:
-            # The router has refused without reading, and why is not known here; the routed request is told.
+            # The router refused without reading the request. The reason is not known here; the routed request gets it.
             raise NotOffered(str(error)) from None
         except grpc.aio.AioRpcError as error:
             refused = error_of(error)
@@ -72,11 +74,11 @@ class GrantCall:
             raise refused from None
 
     async def lost(self, answer: DirectAnswer, lost: Lost) -> GrantResponse:
-        """Where to go on: it takes as long as the router does. Raises TrunklineError."""
+        """Returns grants for another worker, as soon as the router finds one. Raises TrunklineError."""
         claims = answer.claims()
         try:
             if self._question is not None and self._question.claims == claims:
-                # What the router says of the silence before may be the answer to this too.
+                # The router's answer to the earlier question about the silence may serve here too.
                 granted = _granted(await self._question.answered)
                 self._question = None
                 if not granted.wait:
@@ -87,9 +89,9 @@ class GrantCall:
             raise error_of(error) from lost
 
     async def silent(self, answer: DirectAnswer) -> None:
-        """Asks what a silence means, and returns where it means nothing. Where the router does not say, because it is
-        gone or stands still, returns never: to be cancelled when the worker speaks again, or it raises NoWorker after
-        UNANSWERED_S. Raises Lost where another worker is to go on, and TrunklineError."""
+        """Asks the router about a worker's silence, and returns if the worker is working. If the router does not answer
+        because it is gone or hangs, waits until it is cancelled, which the caller does when the worker sends output, or
+        raises NoWorker after UNANSWERED_S. Raises Lost if another worker is to continue, and TrunklineError."""
         try:
             async with asyncio.timeout(UNANSWERED_S):
                 await self._explained(answer)
@@ -104,7 +106,7 @@ class GrantCall:
         answered = await asyncio.shield(self._question.answered)
         if isinstance(answered, GrantResponse):
             if not answered.wait:
-                raise Lost("the worker hangs")  # and where to go on is in the question's answer
+                raise Lost("the worker hangs")  # the question's answer has grants for another one
             self._question = None
             return
         if isinstance(answered, grpc.aio.AioRpcError) and (refused := error_of(answered)).reason:
@@ -112,15 +114,15 @@ class GrantCall:
         await asyncio.get_running_loop().create_future()  # the call has ended, and the worker may be well
 
     def started(self) -> None:
-        """The first output has come."""
+        """Tells the router that the first output has arrived."""
         self._outbox.put_nowait(_Said(GrantRequest(started=DirectStarted())))
 
     def end(self) -> None:
-        """All is there: the router settles."""
+        """Tells the router that the answer is complete, so that it settles the request's load and quotas."""
         self._outbox.put_nowait(None)
 
     async def farewell(self) -> None:
-        """Waits a moment for the router to have settled: cancelling a call can overtake what it was told."""
+        """Waits FAREWELL_S at most for the router to settle: cancelling a call can overtake its last messages."""
         await asyncio.wait({self._talking}, timeout=FAREWELL_S)
 
     async def close(self) -> None:
@@ -129,7 +131,7 @@ class GrantCall:
         await asyncio.gather(self._talking, return_exceptions=True)
 
     async def _ask(self, message: GrantRequest) -> GrantResponse:
-        """Raises AioRpcError and TrunklineError."""
+        """Sends a message; returns the router's answer. Raises AioRpcError and TrunklineError."""
         return _granted(await self._say(message))
 
     def _say(self, message: GrantRequest) -> Answered:
@@ -138,7 +140,7 @@ class GrantCall:
         return answered
 
     def _forget_question(self) -> None:
-        """There is news since."""
+        """Drops a question whose claims are out of date."""
         question, self._question = self._question, None
         if question is None:
             return
@@ -150,7 +152,7 @@ class GrantCall:
     async def _talk(self) -> None:
         while (said := await self._outbox.get()) is not None:
             if said.answered is not None and said.answered.cancelled():
-                continue  # nobody wants to know any more
+                continue  # the question was forgotten before it was sent
             message = said.message
             if self._is_elsewhere and said.answered is not None:
                 claims = message.lost if message.HasField("lost") else message.silent
@@ -164,43 +166,43 @@ class GrantCall:
                 said.answered.set_result(answer)
             elif _moves(answer):
                 self._is_elsewhere = True
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the router is gone, and not needed
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the router is no longer needed
             await self._call.done_writing()
             await self._call.read()
 
     async def _exchange(self, message: GrantRequest, *, wants_answer: bool) -> GrantResponse | Exception | None:
         try:
-            # What the call ended with, reading tells.
+            # read() reports why the call ended.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await self._call.write(message)
             answer = await self._call.read() if wants_answer else None
-        except Exception as error:  # whatever it is, who asked is told
+        except Exception as error:  # every error is the answer to the message
             return self._unsent() if _hides_status(error) else error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return TrunklineError("the client was closed")  # and so was the channel
+            return TrunklineError("the client was closed")  # which closed the channel
         if answer is grpc.aio.EOF:
             return NoWorker("the router has ended the call")
         granted: GrantResponse | None = answer
         return granted
 
     def _unsent(self) -> TrunklineError:
-        """The error of a call that had ended before a message was sent, as far as that can be known."""
+        """The likely error of a call that ended before a message was sent."""
         if self._call.time_remaining() == 0:
             return DeadlineExceeded("the deadline passed before the router was asked")
         return _UnsentMessage("the router has ended the call")
 
 
 def _hides_status(error: Exception) -> bool:
-    """Whether grpc.aio has put its own error in the place of the call's status. It does so where a message is written
-    while the call ends: https://github.com/grpc/grpc/issues/36066."""
+    """Whether grpc.aio has replaced the call's status by its own error. It does so if a message is written while the
+    call ends: https://github.com/grpc/grpc/issues/36066."""
     return isinstance(error, grpc.aio.AioRpcError) and error.details() == "Internal error from Core"
 
 
 def _granted(answer: GrantResponse | Exception) -> GrantResponse:
-    """Raises what came instead."""
+    """Returns the grants. Raises the answer if it is an error."""
     if isinstance(answer, Exception):
         raise answer
     return answer

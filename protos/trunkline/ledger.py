@@ -1,4 +1,4 @@
-"""What is known of a choice's output: all that another worker needs to go on with it."""
+"""The output of one choice so far: all that another worker needs to continue it."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ TOKEN_BYTES = array("i").itemsize
 
 
 class OutOfOrder(Exception):
-    """A worker's news do not follow what came before: tokens are missing, or come a second time."""
+    """A worker's output does not continue the earlier output: tokens are missing or repeated."""
 
 
 class Ledger:
-    """One choice: four bytes per token."""
+    """The output tokens of one choice, at four bytes per token, and the length of its text."""
 
     __slots__ = ("finish_reason", "finished", "num_tokens", "text_bytes", "tokens")
 
@@ -23,18 +23,18 @@ class Ledger:
         self.num_tokens = 0
         self.text_bytes = 0  # of UTF-8
         self.finished = False
-        self.finish_reason = FinishReason.FINISH_REASON_UNSPECIFIED  # as its worker says
+        self.finish_reason = FinishReason.FINISH_REASON_UNSPECIFIED  # as reported by its worker
 
     @classmethod
     def claimed(cls, token_ids: Sequence[int], text_bytes: int, *, finished: bool) -> "Ledger":
-        """What somebody says that it has of a choice."""
+        """The ledger of a choice's output as claimed by a client."""
         ledger = cls()
         ledger.tokens = None if finished else array("i", token_ids)
         ledger.num_tokens, ledger.text_bytes, ledger.finished = len(token_ids), text_bytes, finished
         return ledger
 
     def add(self, chunk: OutputChunk) -> int:
-        """The choice's next chunk; returns its tokens. Raises OutOfOrder where it is not, and takes nothing of it."""
+        """Adds a chunk; returns its token count. Raises OutOfOrder, and adds nothing, if it is not the next one."""
         if self.finished or chunk.first_token_index != self.num_tokens or chunk.text_offset != self.text_bytes:
             raise OutOfOrder(
                 f"output came from token {chunk.first_token_index} and byte {chunk.text_offset} on, "
@@ -47,18 +47,18 @@ class Ledger:
         if finish_reason := chunk.finish_reason:
             self.finished = True
             self.finish_reason = finish_reason
-            self.tokens = None  # nobody will go on with it
+            self.tokens = None  # a finished choice is never continued
         elif self.tokens is not None:
             self.tokens.fromlist(token_ids[:])  # three times as fast as extend(token_ids)
         return num_tokens
 
     def forget(self) -> None:
-        """Gives the memory back: the choice cannot be continued elsewhere any more."""
+        """Frees the tokens' memory. The choice can no longer be continued on another worker."""
         self.tokens = None
 
     def resume(self) -> Resume | None:
-        """Where another worker goes on; None where nothing has been said yet."""
-        assert self.tokens is not None, "a ledger that was forgotten"
+        """The output for another worker to continue; None if there is none yet."""
+        assert self.tokens is not None, "forget() was called"
         if not self.num_tokens and not self.text_bytes:
             return None
         return Resume(output_token_ids=self.tokens, text_bytes_sent=self.text_bytes)

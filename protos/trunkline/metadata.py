@@ -1,17 +1,17 @@
-"""What calls say beside their messages: the keys of their metadata."""
+"""Keys of the calls' metadata."""
 
 from collections.abc import Iterable
 
 from trunkline.status import invalid
 
-TENANT_KEY = "x-trunkline-tenant"  # who is served
-SESSION_KEY = "x-trunkline-session"  # requests with an equal one belong together
+TENANT_KEY = "x-trunkline-tenant"  # the tenant's name
+SESSION_KEY = "x-trunkline-session"  # groups requests, for example by conversation
 PROOF_KEY = "x-trunkline-proof"  # see proof.py
 
 
 def only_value(metadata: Iterable[tuple[str, str | bytes]] | None, key: str) -> str:
-    """What a call says under a key; "" where it says nothing. Raises RequestRefused (INVALID_REQUEST) where the key is
-    given more than once: whoever took one of the values would take it for another's."""
+    """The value of a key in a call's metadata; "" if the key is absent. Raises RequestRefused (INVALID_REQUEST) if it
+    is given more than once: two components might each use a different one of the values."""
     given = [str(value) for name, value in metadata or () if name == key]
     if len(given) > 1:
         raise invalid(key, "is given more than once")

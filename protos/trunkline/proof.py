@@ -1,7 +1,7 @@
-"""Proofs: who calls what only routers and operators may call shows that it has the worker's grant key.
+"""Proofs: the caller of a method that is reserved for routers and operators proves that it has the worker's grant key.
 
-A proof travels in the call's metadata. It is for one method, one life of one worker of this name, and a short time;
-the key itself is never told.
+A proof is sent in the call's metadata. It is valid for one method, one worker, one epoch of it, and a short time. It
+does not disclose the key.
 """
 
 import hmac
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from trunkline.metadata import PROOF_KEY
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 
-WINDOW_S = 10.0  # by which a proof may be old, and by which clocks may differ
+WINDOW_S = 10.0  # greatest age of a proof, and greatest difference of the clocks
 
 _DOMAIN = b"trunkline.v1.WorkerService proof"
 
@@ -18,7 +18,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def proof_metadata(key: bytes, method: str, *, worker_id: str, epoch: int, now_unix_ms: int) -> Metadata:
-    """For a call of WorkerService.`method` at the worker's life `epoch`; nothing where there is no key."""
+    """Metadata for a call of WorkerService.`method` on a worker's epoch; empty if there is no key."""
     return ((PROOF_KEY, f"{now_unix_ms}.{_proof(key, method, worker_id, epoch, now_unix_ms)}"),) if key else ()
 
 
@@ -31,7 +31,7 @@ def check_proof(
     epoch: int,
     now_unix_ms: int,
 ) -> None:
-    """Raises RequestRefused (UNAUTHENTICATED) unless there is a proof, or no key."""
+    """Raises RequestRefused (UNAUTHENTICATED) unless the metadata has a valid proof, or there is no key."""
     if not key:
         return
     given = [str(value) for name, value in metadata or () if name == PROOF_KEY]
@@ -43,7 +43,7 @@ def check_proof(
     made_unix_ms = int(made_at)
     if not hmac.compare_digest(_proof(key, method, worker_id, epoch, made_unix_ms).encode(), proof.encode()):
         raise _refused(
-            f"the proof for {method} was not made with this worker's --grant-key, or not for this life of it"
+            f"the proof for {method} was not made with this worker's --grant-key, or is for another epoch of it"
         )
     if abs(now_unix_ms - made_unix_ms) > WINDOW_S * 1e3:
         when = "too long ago" if made_unix_ms < now_unix_ms else "in the future"

@@ -1,13 +1,13 @@
-"""What routers and workers must agree on beside the messages.
+"""The protocol version, and constants that routers and workers must agree on.
 
-What the versions of the protocol brought stands in GetModelResponse (worker.proto).
+GetModelResponse.protocol_version (worker.proto) describes the versions.
 """
 
 PROTOCOL_VERSION = 2
-# The oldest protocol of a router that can use a worker of this version. One with a grant key asks for proofs.
+# The oldest router protocol that can use a worker of this version. A worker with a grant key demands proofs.
 MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY = 0, 2
 
-# So many steps show that a suspect is harmless: the router (suspicion.py) then lets it out of its cell, and a worker
-# whose engine dies counts it no more among those who may have been the reason (front.py). Were a worker to want more,
-# a suspect that the router has let out would still shield the next one there from its conviction.
+# A suspect that completes this many steps is harmless: the router (suspicion.py) releases it from its cell, and a
+# worker whose engine dies no longer counts it among the possible causes (front.py). If workers required more steps than
+# the router, a released suspect would keep the next suspect on that worker from being convicted.
 CLEARING_STEPS = 4

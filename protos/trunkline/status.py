@@ -1,6 +1,6 @@
-"""The errors of the contract: one table of situations, and the exception that carries a row of it.
+"""The errors of the contract: their reasons and codes, and the exception that carries them.
 
-Importing this module does not import grpc: pure code (scheduler, validation) refuses requests with it too.
+Importing this module does not import grpc, because pure code (scheduler, validation) uses it to refuse requests.
 """
 
 from trunkline.v1.generation_pb2 import RequestError
@@ -47,16 +47,16 @@ _CODES = {
 
 
 def code_of(reason: str) -> int | None:
-    """The code that goes with a reason of the table; None: the reason is in a later table."""
+    """The code of a reason; None if the reason is unknown, because it comes from a newer version."""
     return _CODES.get(reason)
 
 
 class RequestRefused(Exception):
-    """A request ends with this row of the error table instead of an answer.
+    """A request ends with an error instead of an answer.
 
     `code` is a number of google.rpc.Code, `reason` one of the constants above, `message` a sentence for a person,
-    `field` the offending field (INVALID_ARGUMENT), `retry_delay_ms` when to come back (0: does not apply), `quota`
-    whose quota and which is used up (QUOTA_EXCEEDED: a router's word, workers know of none).
+    `field` the invalid field (INVALID_ARGUMENT), `retry_delay_ms` the time until a retry makes sense (0: does not
+    apply), `quota` the tenant and kind of a used-up quota (QUOTA_EXCEEDED, which only routers raise).
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class RequestRefused(Exception):
 
 
 def invalid(field: str, message: str) -> RequestRefused:
-    """A bad field: INVALID_ARGUMENT naming it."""
+    """A refusal with INVALID_ARGUMENT that names the invalid field."""
     return RequestRefused(CODE_INVALID_ARGUMENT, INVALID_REQUEST, f"{field}: {message}", field=field)
 
 
 def context_exceeded(message: str, field: str = "prompt") -> RequestRefused:
-    """More tokens than the model's context or the worker's memory can ever hold."""
+    """A refusal because of more tokens than the model's context or the worker's memory can ever hold."""
     return RequestRefused(CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, message, field=field)
 
 
 def no_worker(message: str, retry_delay_ms: int = 1000) -> RequestRefused:
-    """Nobody can serve this now; somebody may soon."""
+    """A refusal because no worker can serve the request now. A retry may succeed."""
     return RequestRefused(CODE_UNAVAILABLE, NO_WORKER, message, retry_delay_ms=retry_delay_ms)
 
 

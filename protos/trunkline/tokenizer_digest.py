@@ -1,4 +1,4 @@
-"""The digest by which routers know that workers have the same tokenizer files."""
+"""The digest by which routers compare the tokenizer files of workers."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from xxhash import xxh3_128
 
 
 def tokenizer_digest(files: Mapping[str, bytes]) -> bytes:
-    """GetModelResponse.tokenizer_digest of files by name, in the order in which they are sent: 16 bytes."""
+    """GetModelResponse.tokenizer_digest (16 bytes) of files by name, in the order in which they are sent."""
     digest = xxh3_128()
     for name, data in files.items():
         digest.update(f"{name}:{len(data)}:".encode() + data)

@@ -1,4 +1,4 @@
-"""What a request may say: the ranges of SamplingParams, checked by routers and again by workers."""
+"""Validation of requests, by routers and again by workers: ranges of SamplingParams, tokens, names and lengths."""
 
 import math
 import struct
@@ -14,17 +14,16 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
-MAX_PROMPT_LOGPROBS = 1 << 20  # entries of one prompt, about 14 bytes each: they travel in one message
+MAX_PROMPT_LOGPROBS = 1 << 20  # entries of one prompt, about 14 bytes each: one message carries all
 
-LANES = {lane_name(lane): lane for lane in Lane.values() if lane}  # in files and flags
+LANES = {lane_name(lane): lane for lane in Lane.values() if lane}  # by their names in files and flags
 MAX_TENANT_BYTES, MAX_SESSION_BYTES = 128, 256
 LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT = 0.001, 1000.0
 
-# 0.01 as a float field carries it, in 32 bits. Smaller penalties would turn every token seen into a certainty or an
-# impossibility.
+# 0.01 as a 32-bit float field carries it. With smaller penalties every token seen would be certain or impossible.
 LEAST_REPETITION_PENALTY: float = struct.unpack("<f", struct.pack("<f", 0.01))[0]
 
-# name → (least, most, least itself allowed); as in the comments of SamplingParams
+# name → (least, most, whether the least is allowed), as in the comments of SamplingParams
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 100.0, True),
     "top_p": (0.0, 1.0, False),
@@ -36,12 +35,12 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 
 
 def tenant_problem(tenant: str) -> str | None:
-    """Why a tenant cannot be called this; None: it can. An empty name is that of whoever names none."""
+    """Why the name of a tenant is not allowed; None if it is. Requests without a tenant have the empty name."""
     return _name_problem(tenant, MAX_TENANT_BYTES)
 
 
 def session_problem(session: str) -> str | None:
-    """Why a session cannot be called this; None: it can."""
+    """Why the name of a session is not allowed; None if it is."""
     return _name_problem(session, MAX_SESSION_BYTES)
 
 
@@ -52,7 +51,7 @@ def _name_problem(name: str, most_bytes: int) -> str | None:
 
 
 def validate_scheduling(lane: int, tenant: str, weight: float) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) naming what makes no sense. A weight of 0 is an absent one."""
+    """Raises RequestRefused (INVALID_REQUEST) that names the first invalid field. A weight of 0 means it is absent."""
     if lane not in Lane.values():
         raise invalid("lane", f"{lane} is not a lane; allowed: {', '.join(Lane.keys()[1:])}")
     if problem := tenant_problem(tenant):
@@ -64,14 +63,14 @@ def validate_scheduling(lane: int, tenant: str, weight: float) -> None:
 def validate_sampling(
     params: SamplingParams, *, vocab_size: int, eos_token_ids: Collection[int] = (), prefix: str = "sampling"
 ) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) naming the first field that is out of range.
+    """Raises RequestRefused (INVALID_REQUEST) that names the first invalid field.
 
-    eos_token_ids: the model's, each below vocab_size
+    eos_token_ids: the model's end-of-sequence tokens, each below vocab_size
     """
     for name, (least, most, closed) in _RANGES.items():
         if params.HasField(name):  # type: ignore[arg-type]
             value = getattr(params, name)
-            # Written so that NaN fails too.
+            # These comparisons are false for NaN.
             if not ((value >= least if closed else value > least) and value <= most):
                 raise invalid(f"{prefix}.{name}", f"{value:g} is not in {'[' if closed else '('}{least:g}, {most:g}]")
     if params.HasField("max_tokens") and params.max_tokens < 1:
@@ -96,11 +95,11 @@ def validate_sampling(
 
 
 def validate_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str, first_index: int = 0) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) naming the first id that is not in [0, vocab_size).
+    """Raises RequestRefused (INVALID_REQUEST) that names the first id outside [0, vocab_size).
 
-    first_index: of token_ids, where they are a piece of the field
+    first_index: the index of token_ids[0] in the field, if token_ids is only a part of the field
     """
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):  # several times faster than one by one
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):  # several times faster than a loop
         return
     for index, token_id in enumerate(token_ids, first_index):
         if not 0 <= token_id < vocab_size:
@@ -113,7 +112,7 @@ def max_total_tokens(model: GetModelResponse) -> int:
 
 
 def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
-    """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) where prompt and output could never fit."""
+    """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) if prompt and output can never fit."""
     limit, what = min((context_length, "the context length"), (capacity, "what the KV pool can hold"))
     if num_prompt >= limit:
         raise context_exceeded(f"the prompt's {num_prompt} tokens leave no room for output: {what} is {limit} tokens")
@@ -126,7 +125,7 @@ def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int
 
 
 def check_prompt_logprobs(params: SamplingParams, num_prompt: int, prefix: str = "sampling") -> None:
-    """Raises RequestRefused (INVALID_REQUEST) where the prompt's log-probabilities would not fit into a message."""
+    """Raises RequestRefused (INVALID_REQUEST) if the prompt's log-probabilities do not fit into one message."""
     if params.HasField("prompt_logprobs") and num_prompt * (params.prompt_logprobs + 1) > MAX_PROMPT_LOGPROBS:
         most = MAX_PROMPT_LOGPROBS // num_prompt - 1
         raise invalid(f"{prefix}.prompt_logprobs", f"at most {most} for a prompt of {num_prompt} tokens")

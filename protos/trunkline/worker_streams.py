@@ -1,4 +1,4 @@
-"""A direct client's streams from workers: what they bring, and what it means where one breaks."""
+"""A direct client's connections to workers and the streams of its choices."""
 
 import asyncio
 import time
@@ -17,10 +17,10 @@ from trunkline.v1.worker_pb2 import Grant, WorkerServiceGenerateRequest, WorkerS
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 
 CONNECT_MS = 5_000
-MAX_IDLE_CHANNELS = 64  # to workers that nothing runs at
-MAX_WAITING = 64  # responses that wait for the reader; past it the worker is read no further
+MAX_IDLE_CHANNELS = 64  # to workers without a request of this client
+MAX_WAITING = 64  # unread responses; beyond it the client stops reading from the workers
 
-# What a call ends with where the stream broke, and nobody refused anything.
+# Status codes of a call whose stream broke, as opposed to one that was refused.
 BROKEN = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
@@ -28,11 +28,11 @@ BROKEN = {
     grpc.StatusCode.INTERNAL,
 }
 
-Arrived = asyncio.Queue[WorkerServiceGenerateResponse | Exception]  # the exception: what a stream broke with
+Arrived = asyncio.Queue[WorkerServiceGenerateResponse | Exception]  # an exception: a stream broke
 
 
 class Lost(Exception):
-    """The worker gave the answer up; another one may go on. `refusal`: what it said, if anything."""
+    """The worker gave the answer up; another worker may continue it.  refusal: the worker's error, if it sent one"""
 
     def __init__(self, problem: str, refusal: RequestError | None = None) -> None:
         super().__init__(problem)
@@ -57,21 +57,21 @@ class _Connection:
 
 
 class Workers:
-    """Connections by address, the longest unused ones first."""
+    """Connections to workers by address, least recently used first."""
 
     def __init__(self) -> None:
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
 
     @asynccontextmanager
     async def at(self, address: str) -> AsyncIterator[Any]:
-        """A stub to the worker there."""
+        """A stub of the worker at an address."""
         connection = self._connections.pop(address, None) or _Connection(address)
         self._connections[address] = connection
         connection.users += 1
         try:
             yield connection.stub
         except Lost as lost:
-            # Nobody answered there. Who goes there next tries at once, and not after this connection's back-off.
+            # The worker did not answer. The next request must connect at once, not after this connection's back-off.
             if lost.refusal is None and self._connections.get(address) is connection:
                 del self._connections[address]
             raise
@@ -92,13 +92,13 @@ class Workers:
 
 
 def time_left_s(deadline_s: float | None) -> float | None:
-    """Until a deadline on the monotonic clock, for a call's timeout; None: there is none."""
+    """Time until a deadline on the monotonic clock, at least 0; None if there is no deadline."""
     return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
 
 @asynccontextmanager
 async def streams(stub: Any, grants: Sequence[Grant], deadline_s: float | None) -> AsyncIterator[Arrived]:
-    """What the choices' streams bring, in the order in which it comes; an exception where one of them broke."""
+    """A queue of what arrives on the choices' streams, in order of arrival. If a stream breaks, its error is queued."""
     left_s = time_left_s(deadline_s)
     arrived: Arrived = asyncio.Queue(MAX_WAITING)
     calls = [stub.Generate(WorkerServiceGenerateRequest(grant=grant), timeout=left_s) for grant in grants]
@@ -126,14 +126,14 @@ async def _read(call: Any, arrived: Arrived) -> None:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        problem = TrunklineError("the client was closed")  # and so was the channel
+        problem = TrunklineError("the client was closed")  # which closed the channel
     await arrived.put(problem)
 
 
 def _problem(error: grpc.aio.AioRpcError) -> TrunklineError | Lost:
-    """What a worker's refusal or a broken stream means."""
+    """The error for a worker's refusal or a broken stream: Lost if another worker can continue."""
     refused = error_of(error)
-    if refused.reason in (NO_WORKER, OVERLOADED, FORBIDDEN):  # FORBIDDEN: it was restarted, or the grant is too old
+    if refused.reason in (NO_WORKER, OVERLOADED, FORBIDDEN):  # FORBIDDEN: it restarted, or the grant expired
         retry_delay_ms = int((refused.retry_after_s or 0) * 1e3)
         return Lost(str(refused), RequestError(reason=refused.reason, retry_delay_ms=retry_delay_ms))
     if not refused.reason and error.code() in BROKEN:

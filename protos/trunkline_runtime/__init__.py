@@ -1,1 +1,1 @@
-"""What every server process shares: settings, logs, traces, error translation, the gRPC server."""
+"""Shared parts of the server processes: settings, logs, traces, error translation, the gRPC server."""

@@ -1,11 +1,12 @@
-"""A gRPC server that accepts several new calls in one turn of the event loop, and begins them fairly.
+"""A gRPC server that accepts several new calls in one turn of the event loop, and starts them fairly.
 
-grpc.aio asks gRPC's core for one call and, when the event loop has it, for the next one. Between two calls lie two
-wake-ups: of the thread that polls the core and of the event loop's thread. Where a client opens calls faster than that,
-every client's calls wait in the core's queue, for wake-ups rather than for work. So several are asked for at a time.
+grpc.aio requests one call from gRPC's core, and requests the next one when the event loop has it. Each call costs two
+wake-ups: of the thread that polls the core, and of the event loop's thread. If a client opens calls faster than that,
+the calls of all clients wait in the core's queue, although the server is idle. So this server requests several calls
+at a time.
 
-To accept a call takes a tenth of the time that it takes to begin and end it. So calls are accepted at once, and begun
-in turns of their hosts and connections: where one opens more of them than there is time for, its own calls wait.
+Accepting a call takes a tenth of the time of starting and ending it. So calls are accepted immediately, and started in
+turn by host and connection: a client that opens more calls than the server can start only delays its own calls.
 """
 
 import asyncio
@@ -18,24 +19,24 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave
 
 from trunkline_runtime.log import get_logger
 
-AT_ONCE = 32  # asked for at a time
-BEGUN_IN_A_TURN = 16  # of the event loop, which sees to calls that run in between
+AT_ONCE = 32  # calls requested from the core at a time
+BEGUN_IN_A_TURN = 16  # calls started in one turn of the event loop, which serves running calls between turns
 
-# Calls that wait to be begun, each of which takes some 25 KiB. A connection has no more calls open than the first
-# (MAX_STREAMS_PER_CONNECTION): where more of its calls wait, its client has cancelled some.
+# Accepted calls that were not started yet; each takes about 25 KiB. The first number is also the most calls that a
+# connection may have open (MAX_STREAMS_PER_CONNECTION): if more of them wait, the client has cancelled some.
 MAX_WAITING_OF_CONNECTION, MAX_WAITING = 1000, 8000
-TOLD_EVERY_S = 10.0  # in the log, of calls that were dropped
-DROPPED_TOGETHER = 1000  # to find the host and the connections with the most takes a while
+TOLD_EVERY_S = 10.0  # interval of log lines about dropped calls
+DROPPED_TOGETHER = 1000  # finding the host and the connections with the most calls takes a while
 
 _Core: Any = cygrpc.AioServer
 _Call = TypeVar("_Call")
 
 
 class ArrivedCalls(Generic[_Call]):
-    """Calls that have been accepted and not begun. Hosts take turns, and so do the connections of a host.
+    """Calls that were accepted but not started. Hosts take turns, and so do the connections of a host.
 
-    Where too many wait, calls are dropped: of the host with the most, the latest calls of its connections with the
-    most.
+    If too many calls wait, some are dropped: the latest ones on the connections with the most calls, of the host with
+    the most calls.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class ArrivedCalls(Generic[_Call]):
         return self._num_calls
 
     def add(self, host: str, connection: str, call: _Call) -> int:
-        """Returns how many calls were dropped for it, or 1 where it was dropped itself."""
+        """Adds a call; returns how many calls were dropped, which may be this one."""
         of_host = self._hosts.get(host)
         if of_host is None:
             of_host = self._hosts[host] = _OfHost()
@@ -63,7 +64,7 @@ class ArrivedCalls(Generic[_Call]):
         return dropped
 
     def next(self) -> _Call:
-        """The oldest one of the connection whose turn it is. Raises KeyError where none waits."""
+        """Removes and returns the oldest call of the connection whose turn it is. Raises KeyError if there is none."""
         host, of_host = self._hosts.popitem(last=False)
         call = of_host.next()
         self._num_calls -= 1
@@ -86,7 +87,7 @@ class _OfHost(Generic[_Call]):
         self.num_calls = 0
 
     def add(self, connection: str, call: _Call) -> bool:
-        """Whether there was room for it."""
+        """Adds a call; returns False if there is no room for it."""
         calls = self._by_connection.setdefault(connection, deque())
         if len(calls) == MAX_WAITING_OF_CONNECTION:
             return False
@@ -103,8 +104,8 @@ class _OfHost(Generic[_Call]):
         return call
 
     def drop(self, count: int) -> int:
-        """Drops at most so many, from the longest queues down; of equals, from those whose turn is the furthest off.
-        Returns how many."""
+        """Drops at most `count` calls from the longest queues; of equal queues, from those whose turn comes last.
+        Returns the number of calls dropped."""
         lengths = sorted(map(len, self._by_connection.values()), reverse=True)
         above = level = 0  # calls above a level
         for number, level in enumerate([*lengths[1:], 0], start=1):
@@ -124,14 +125,14 @@ class _OfHost(Generic[_Call]):
         return dropped
 
 
-class _EagerCore(_Core):  # type: ignore[misc]  # its type is known to Cython alone
-    """Its main loop asks for a call by _request_call(), and has one that has arrived meanwhile."""
+class _EagerCore(_Core):  # type: ignore[misc]  # a Cython type without stubs
+    """A core whose main loop gets calls that have already arrived when it calls _request_call()."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._arrived: ArrivedCalls[Any] = ArrivedCalls()
         self._has_arrived = asyncio.Event()
-        self._begun = 0  # in this turn of the event loop
+        self._begun = 0  # calls started in this turn of the event loop
         self._error: Exception | None = None
         self._num_dropped, self._told_s = 0, float("-inf")
         self._asking: set[asyncio.Task[None]] = set()
@@ -157,14 +158,14 @@ class _EagerCore(_Core):  # type: ignore[misc]  # its type is known to Cython al
         try:
             while self._error is None:
                 self._add(await super()._request_call())
-        except Exception as error:  # the server stops, and its main loop is told so
+        except Exception as error:  # the server is stopping: the main loop must see the error
             self._error = error
             self._has_arrived.set()
-        self._arrived.clear()  # calls that come while the server stops are refused
+        self._arrived.clear()  # calls that arrive while the server stops are refused
 
     def _add(self, call: Any) -> None:
-        # gRPC cancels a call when the last reference to it is gone: to drop a call is to end it. So nothing else, not
-        # even a variable of a task that waits for the next one, may refer to a call.
+        # gRPC cancels a call when its last reference is gone, so dropping a call ends it. Nothing else may refer to a
+        # call, not even a variable of a task that waits for the next one.
         connection: str = cygrpc._ServicerContext(call, None, None, None).peer()
         self._num_dropped += self._arrived.add(connection.rpartition(":")[0], connection, call)
         if self._num_dropped and time.monotonic() >= self._told_s + TOLD_EVERY_S:
@@ -174,9 +175,9 @@ class _EagerCore(_Core):  # type: ignore[misc]  # its type is known to Cython al
 
 
 def eager_server(**arguments: Any) -> grpc.aio.Server:
-    """What grpc.aio.server() makes of the arguments, with a core that accepts AT_ONCE calls in a turn.
+    """Returns grpc.aio.server(**arguments) with a core that accepts AT_ONCE calls in a turn.
 
-    A version of gRPC whose main loop asks in another way accepts as it always does.
+    With a version of gRPC whose main loop requests calls in another way, the server accepts calls as gRPC does.
     """
     cygrpc.AioServer = _EagerCore
     try:

@@ -1,4 +1,4 @@
-"""How Trunkline's processes connect to one another."""
+"""gRPC channels between Trunkline's processes."""
 
 import json
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from trunkline.channel import KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 
 
 def open_channel(address: str, *, service: str = "", most_bytes: Mapping[str, int] | None = None) -> grpc.aio.Channel:
-    """A channel of its own TCP connection, noticing a dead peer (KEEPALIVE_OPTIONS).
+    """A channel with its own TCP connection, which detects a dead peer (KEEPALIVE_OPTIONS).
 
-    most_bytes: of one response, by method of `service`; a larger one ends its call with RESOURCE_EXHAUSTED unread.
-    Other methods take what MESSAGE_OPTIONS allow.
+    most_bytes: size limit of one response, by method of `service`; a larger response ends its call with
+    RESOURCE_EXHAUSTED, unread. The limit of all other methods is the one in MESSAGE_OPTIONS.
     """
     methods = [
         {"name": [{"service": service, "method": method}], "maxResponseMessageBytes": most}

@@ -1,4 +1,4 @@
-"""From exceptions to gRPC statuses with google.rpc details, at one seam: a server interceptor."""
+"""Translates exceptions to gRPC statuses with google.rpc details in one place: a server interceptor."""
 
 import asyncio
 import contextlib
@@ -27,13 +27,13 @@ from trunkline.status import (
 )
 from trunkline_runtime.log import get_logger
 
-# A status travels in trailing metadata, 8 KiB for all of it; a message may quote what a client sent.
+# A status is sent in trailing metadata, which is limited to 8 KiB; a message may quote a client's input.
 MAX_MESSAGE_CHARACTERS = 400
-STEP_BYTES = 256 << 10  # to parse so much takes a fraction of a millisecond
+STEP_BYTES = 256 << 10  # parsing this many bytes takes a fraction of a millisecond
 
 
 def rich_status(refused: RequestRefused) -> Status:
-    """A google.rpc.Status with ErrorInfo, and BadRequest, QuotaFailure and RetryInfo where they apply."""
+    """A google.rpc.Status with ErrorInfo, and with BadRequest, QuotaFailure and RetryInfo if they apply."""
     message = refused.message
     if len(message) > MAX_MESSAGE_CHARACTERS:
         message = message[:MAX_MESSAGE_CHARACTERS] + "…"
@@ -68,35 +68,37 @@ async def abort_with(context: Context, refused: RequestRefused) -> NoReturn:
 
 
 class Passage(Protocol):
-    """One call's way through a gate."""
+    """One call that passes a gate."""
 
     async def read(self, context: Context) -> Any:
-        """The bytes of the call's next message; grpc.aio.EOF where it sends none. Raises RequestRefused where they are
-        not worth parsing."""
+        """The bytes of the call's next message; grpc.aio.EOF if there are no more. Raises RequestRefused if the message
+        must not be parsed."""
 
     def answer_begins(self) -> None:
-        """The first response is about to be written."""
+        """Called before the first response is written."""
 
     def leave(self) -> None:
-        """The call has ended."""
+        """Called when the call has ended."""
 
 
 class RequestGate(Protocol):
-    """What calls pass before their requests are parsed."""
+    """A gate that calls pass before their requests are parsed."""
 
     def enter(self, method: str, context: Context) -> Passage:
-        """A call to this method, by its full name, nothing of which is read yet. Raises RequestRefused.
+        """Admits a call, no message of which was read yet, or raises RequestRefused.  method: its full name
 
-        A gate may end the call later: it cancels the call's task with a RequestRefused as the message.
+        A gate may end the call later by cancelling the call's task with a RequestRefused as the message.
         """
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """RequestRefused becomes its row of the error table; anything unexpected INTERNAL, logged, without internals.
+    """Ends calls that raise RequestRefused with its status; logs any other exception, and ends the call with INTERNAL.
 
-    gate: what calls pass before their requests are parsed. To grpc each call streams its request: so it is read and
-    parsed here, when there is room for it, and one that cannot be parsed is refused as any other bad one. A behaviour
-    may return or yield the bytes of its response instead of the message.
+    Each call is registered with grpc as streaming its request. So the interceptor reads and parses the request when
+    there is room for it, and refuses one that cannot be parsed like any other invalid request. A behaviour may return
+    or yield the serialized response instead of the message.
+
+    gate: passed by calls before their requests are parsed; None: no gate
     """
 
     def __init__(self, gate: RequestGate | None = None) -> None:
@@ -113,7 +115,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if made is None:
             handler = await continuation(handler_call_details)
             if handler is None:
-                return None  # unimplemented: grpc answers by itself
+                return None  # unimplemented: grpc itself answers
             made = self._made[method] = self._handler(method, handler)
         return made
 
@@ -136,22 +138,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """How calls of a method are answered."""
+    """Answers calls of a method."""
 
     method: str
     behaviour: Behaviour
     deserialize: Callable[[bytes], Any]
-    is_streaming: bool  # its requests
+    is_streaming: bool  # whether clients stream requests
 
     def parse(self, raw: bytes) -> Any:
-        """Raises RequestRefused."""
+        """Parses a message. Raises RequestRefused (INVALID_REQUEST) if it cannot."""
         try:
             return self.deserialize(raw)
         except DecodeError:
             raise invalid("request", f"{len(raw)} bytes that are no message of {self.method}") from None
 
     async def request(self, context: Context, passage: Passage | None) -> Any:
-        """What the behaviour is called with. Raises RequestRefused."""
+        """The behaviour's argument: the request, or an iterator of requests. Raises RequestRefused."""
         if self.is_streaming:
             return _Messages(self, context, passage)
         raw = await _read(context, passage)
@@ -160,9 +162,9 @@ class _Call:
         return await self.parsed(raw)
 
     async def parsed(self, raw: bytes) -> Any:
-        """The message. Raises RequestRefused."""
+        """Parses a message, and lets other tasks run before and after a large one. Raises RequestRefused."""
         if len(raw) > STEP_BYTES:
-            await asyncio.sleep(0)  # its bytes have just been made: others have their turn
+            await asyncio.sleep(0)  # copying its bytes has just taken a while
         message = self.parse(raw)
         if len(raw) > STEP_BYTES:
             await asyncio.sleep(0)
@@ -174,14 +176,14 @@ async def _read(context: Context, passage: Passage | None) -> Any:
 
 
 class _NoRequest(RequestRefused):
-    """A call ended its side without a message, or is cancelled already."""
+    """The client closed its side without a message, or has cancelled the call."""
 
     def __init__(self) -> None:
         super().__init__(CODE_INVALID_ARGUMENT, INVALID_REQUEST, "request: the call has none", field="request")
 
 
 class _Messages:
-    """The messages of a call that streams them. Raises RequestRefused where one is read that is none."""
+    """The messages of a call that streams them. Raises RequestRefused if one cannot be parsed."""
 
     def __init__(self, call: _Call, context: Context, passage: Passage | None) -> None:
         self._call, self._context, self._passage = call, context, passage
@@ -204,7 +206,7 @@ Answer = Callable[[_Call, Any, Context, Passage | None], Awaitable[Any]]  # to a
 
 
 def _behaviour(call: _Call, gate: RequestGate | None, answer: Answer) -> Behaviour:
-    """What grpc calls: the answer behind the gate, or a row of the error table."""
+    """The function that grpc calls. It passes the gate and answers, or ends the call with an error status."""
 
     async def behaviour(_: Any, context: Context) -> Any:
         request = passage = None
@@ -212,7 +214,7 @@ def _behaviour(call: _Call, gate: RequestGate | None, answer: Answer) -> Behavio
             passage = None if gate is None else gate.enter(call.method, context)
             request = await call.request(context, passage)
             return await answer(call, request, context, passage)
-        except grpc.aio.AbortError as aborted:  # of grpc's own services
+        except grpc.aio.AbortError as aborted:  # raised by grpc's own services
             _leave_no_cycle(aborted)
             return None
         except BaseException as error:
@@ -233,10 +235,10 @@ async def _answer_once(call: _Call, request: Any, context: Context, passage: Pas
 
 
 async def _answer_in_parts(call: _Call, request: Any, context: Context, passage: Passage | None) -> None:
-    # Writes instead of yielding: a call that is cancelled while its client reads slowly then closes the behaviour's
-    # generator here and now, in the task and the context that it ran in. grpc would leave that to the collector.
+    # Writes instead of yielding: if a call is cancelled while its client reads slowly, the behaviour's generator is then
+    # closed immediately, in the task and context that it ran in. grpc would leave that to the garbage collector.
     answer = call.behaviour(request, context)
-    if inspect.isawaitable(answer):  # it writes by itself, as grpc's own health service does
+    if inspect.isawaitable(answer):  # it writes its own responses, as grpc's health service does
         await answer
         return
     async with contextlib.aclosing(answer) as responses:
@@ -247,16 +249,17 @@ async def _answer_in_parts(call: _Call, request: Any, context: Context, passage:
 
 
 def _reason(error: BaseException) -> BaseException:
-    """Why the gate cancelled the call's task, where it did; else the same error."""
+    """The RequestRefused with which the gate cancelled the call's task; otherwise the same error."""
     given = error.args[:1] if isinstance(error, asyncio.CancelledError) else ()
     return given[0] if given and isinstance(given[0], RequestRefused) else error
 
 
 def _failure(error: BaseException, method: str, request: Any) -> RequestRefused:
-    """What the client is told.
+    """The error for the client.
 
-    It refers to nothing of the call. grpc keeps the exception that ends a call with the call itself, in a cycle: what
-    that exception led to would stay in memory until the collector came by, all of a large request.
+    It refers to no part of the call. grpc keeps the exception that ends a call together with the call, in a cycle:
+    everything that the exception refers to, such as a large request, would stay in memory until the garbage collector
+    ran.
     """
     if isinstance(error, RequestRefused):
         error.__context__ = error.__cause__ = None
@@ -268,7 +271,7 @@ def _failure(error: BaseException, method: str, request: Any) -> RequestRefused:
 
 
 async def _end(context: Context, failure: RequestRefused) -> None:
-    """Ends the call with the failure's status alone: after a message, however empty, clients would not try again."""
+    """Ends the call with only the failure's status: after a message, even an empty one, clients would not retry."""
     try:
         await abort_with(context, failure)
     except grpc.aio.AbortError as aborted:
@@ -276,17 +279,17 @@ async def _end(context: Context, failure: RequestRefused) -> None:
     except grpc.aio.InternalError:
         if not isinstance(failure, _NoRequest):
             raise
-        raise asyncio.CancelledError from None  # its client has cancelled it, which takes a moment to be known here
+        raise asyncio.CancelledError from None  # the client has cancelled it, which grpc.aio reports a moment later
 
 
 def _leave_no_cycle(aborted: grpc.aio.AbortError) -> None:
     """grpc keeps the exception with the call, and raises it again when the handler has returned. The frames of its
-    traceback would lead to the call, which would stay until the collector comes by."""
+    traceback would refer to the call, which would then stay in memory until the garbage collector runs."""
     aborted.__traceback__ = None
 
 
 def _request_id_of(request: Any) -> str:
-    """The name that the request has, or one for the log and the client to share."""
+    """The request's id, or a new one that both the log and the client get."""
     for named in (request, getattr(request, "submit", None)):
         request_id = getattr(named, "request_id", "")
         if request_id and request_id.isascii() and request_id.isprintable():

@@ -1,29 +1,29 @@
-"""When Python's collector looks for garbage cycles.
+"""Schedules Python's garbage collector.
 
-A full collection looks at every object that has lived for a while, and nothing else happens meanwhile: with 600
-requests open these are 90,000 objects of a router, and 40 to 80 ms. By Python's own thresholds one comes with every
-burst of requests and every six seconds after it. It finds next to nothing: what a request leaves is freed without the
-collector (tests/router/dispatch/test_request_garbage.py). What is not is found after a minute.
+A full collection visits every long-lived object and blocks the process: for a router with 600 open requests it visits
+90,000 objects, in 40 to 80 ms. With Python's own thresholds, one runs with every burst of requests and every six
+seconds after it. It finds almost nothing, because the objects of a request are freed without the collector
+(tests/router/dispatch/test_request_garbage.py). Here a full collection runs about once a minute.
 """
 
 import asyncio
 import gc
 
-# Net new objects until the young ones are looked at, how often until the middle-aged are, and how often until all are:
-# about once a minute where 600 requests are open at any time.
+# Net new objects between collections of the young generation, collections of it between those of the middle one, and
+# collections of that between full ones: about one full collection a minute with 600 open requests.
 YOUNG, MIDDLE_AGED, ALL = 700, 10, 200
 EVERY_S = 60.0
 
 
 def spare_what_stays() -> None:
-    """To be called when a process is ready to serve. What there is by then is not looked at again."""
+    """Call this when a process is ready to serve. All objects that exist by then are exempt from later collections."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE_AGED, ALL)
 
 
 async def keep_collecting() -> None:
-    """Looks at all objects every minute, also where few new ones come. Never returns."""
+    """Runs a full collection every minute, even if there are few new objects. Never returns."""
     while True:
         await asyncio.sleep(EVERY_S)
         gc.collect()

@@ -1,4 +1,5 @@
-"""Structured logs on standard error: pretty on a terminal, JSON lines otherwise. Never prompt or output text."""
+"""Structured logs on standard error: readable text on a terminal, JSON lines otherwise. They never contain prompt or
+output text."""
 
 import logging
 import sys
@@ -10,7 +11,7 @@ from opentelemetry import trace
 
 
 def configure_logging(service: str, **bound: Any) -> None:
-    """Sets the process up; `service` and `bound` stand in every line."""
+    """Configures the process's logs; every line has `service` and `bound`."""
     terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
@@ -20,7 +21,7 @@ def configure_logging(service: str, **bound: Any) -> None:
             _add_trace,
             structlog.processors.StackInfoRenderer(),
             *([] if terminal else [structlog.processors.format_exc_info]),
-            # The plain traceback: the one that is made where `rich` is installed shows local variables, prompts too.
+            # A plain traceback: if `rich` is installed, the default one shows local variables, and so prompts.
             structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
             if terminal
             else structlog.processors.JSONRenderer(),

@@ -1,4 +1,4 @@
-"""How long an event loop keeps what is due waiting: a step that computes for long holds up every stream."""
+"""The lag of an event loop: how long due callbacks wait. A callback that runs for long delays every stream."""
 
 import asyncio
 import contextlib
@@ -7,19 +7,19 @@ from contextlib import asynccontextmanager
 
 from trunkline_runtime.log import get_logger
 
-INTERVAL_S = 0.02  # a step is measured too short by as much as this
-NOTABLE_S = 0.25  # goes into the log, so that what holds up a server can be found
+INTERVAL_S = 0.02  # a delay is measured too short by up to this time
+NOTABLE_S = 0.25  # a lag of this length is logged, so that its cause can be found
 
 
 class LoopLag:
-    """The longest lag, in seconds, since it was last taken."""
+    """Keeps the longest lag, in seconds, since the last take()."""
 
     def __init__(self) -> None:
         self._most_s = 0.0
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator["LoopLag"]:
-        """run() meanwhile."""
+        """Executes run() in the background inside the block."""
         task = asyncio.create_task(self.run())
         try:
             yield self
@@ -29,16 +29,16 @@ class LoopLag:
                 await task
 
     def take(self) -> float:
-        """Seconds; the next one counts from now."""
+        """Returns the longest lag in seconds, and resets it."""
         most_s, self._most_s = self._most_s, 0.0
         return most_s
 
     def note(self, lag_s: float) -> None:
-        """Something waited for so long."""
+        """Records a lag."""
         self._most_s = max(self._most_s, lag_s)
 
     async def run(self) -> None:
-        """Watches the running loop for ever."""
+        """Measures the running loop's lag. Never returns."""
         now_s = asyncio.get_running_loop().time
         while True:
             due_s = now_s() + INTERVAL_S

@@ -1,4 +1,4 @@
-"""OpenTelemetry metrics of a server process: how long its event loop keeps what is due waiting."""
+"""OpenTelemetry metrics of a server process: the lag of its event loop."""
 
 import os
 import sys
@@ -23,10 +23,10 @@ LAG = "trunkline.event_loop.lag"
 
 
 def metric_reader(service_name: str) -> MetricReader | None:
-    """Exports every OTEL_METRIC_EXPORT_INTERVAL where OTEL_METRICS_EXPORTER or the endpoint for metrics says so; None
-    where neither does.
+    """A reader that exports every OTEL_METRIC_EXPORT_INTERVAL; None if neither OTEL_METRICS_EXPORTER nor the endpoint
+    for metrics asks for an export.
 
-    Exits with status 2 and one line on standard error where the variable makes no sense, as for any other setting.
+    Exits with status 2 and one line on standard error if a variable is invalid, as for any other setting.
     """
     wanted = os.environ.get(EXPORTER) or ("otlp" if os.environ.get(ENDPOINT) else "none")
     problem = ""
@@ -37,14 +37,14 @@ def metric_reader(service_name: str) -> MetricReader | None:
     try:
         if not problem:
             return PeriodicExportingMetricReader(ConsoleMetricExporter() if wanted == "console" else _otlp_exporter())
-    except Exception as error:  # the library reads a dozen variables more, and raises what it likes about them
+    except Exception as error:  # the library reads a dozen more variables, and may raise any error
         problem = f"metrics cannot be exported as the OTEL_* variables say: {error}"
     print(f"{service_name}: {problem}", file=sys.stderr)
     sys.exit(2)
 
 
 def export_lag(lag: LoopLag, service_name: str, reader: MetricReader) -> MeterProvider:
-    """The longest lag since the last export, in seconds. What is returned has to be shut down."""
+    """Exports the longest lag since the last export, in seconds. The caller must shut down the returned provider."""
 
     def observe(_: CallbackOptions) -> Iterable[Observation]:
         yield Observation(lag.take())
@@ -52,7 +52,7 @@ def export_lag(lag: LoopLag, service_name: str, reader: MetricReader) -> MeterPr
     name = os.environ.get("OTEL_SERVICE_NAME", service_name)
     provider = MeterProvider([reader], resource=Resource.create({"service.name": name}))
     provider.get_meter("trunkline").create_observable_gauge(
-        LAG, [observe], unit="s", description="longest time that something due waited for the event loop"
+        LAG, [observe], unit="s", description="longest time that a due callback waited for the event loop"
     )
     return provider
 

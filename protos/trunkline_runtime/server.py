@@ -1,4 +1,4 @@
-"""A gRPC server as every Trunkline process has it: health, reflection, error translation, sane limits."""
+"""The gRPC server of all Trunkline processes: health, reflection, error translation, limits."""
 
 import asyncio
 import contextlib
@@ -18,30 +18,30 @@ from trunkline_runtime.errors import ErrorInterceptor, RequestGate
 LIVENESS = "liveness"
 READINESS = "readiness"
 
-# Calls that a connection may have open; a client's library queues further ones. Each takes some 20 KB before its
-# handler runs. With the limit, gRPC also refuses streams while as many cancelled ones are still being cleaned up. That
-# keeps a client that opens and resets streams in a loop from filling the memory. It also refuses streams of a client
-# that keeps as many calls open as it may and replaces each that has ended at once, so the limit is far above what one
-# connection needs: with 256 instead, a client of 600 calls at a time had more than half of them refused.
+# Open calls of a connection; the client's library queues further ones. Each takes about 20 KB before its handler runs.
+# With this limit gRPC also refuses streams while as many cancelled ones are still being cleaned up, so that a client
+# that opens and resets streams in a loop cannot fill the memory. gRPC then also refuses streams of a client that keeps
+# as many calls open as allowed and replaces each ended call immediately. So the limit is far above the need of one
+# connection: with 256, a client with 600 calls at a time had more than half of them refused.
 MAX_STREAMS_PER_CONNECTION = 1000
-# Where calls may wait before they are read (RequestGate). What a client sends of such a call lies in memory here up to
-# its stream's window, and gRPC widens the windows of a fast connection to megabytes each unless it is told not to probe
-# it. A message that is being read gets the window that it needs all the same.
+# For servers whose calls may wait before they are read (RequestGate). The unread data of a call stays in memory, up to
+# its stream's window, and gRPC widens the windows of a fast connection to megabytes each unless probing is disabled. A
+# message that is being read still gets the window that it needs.
 UNREAD_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 << 10))
-# Idle ones take 15 KiB each; further ones are closed. Half of the files that the process may open stay for the rest.
+# Idle connections take 15 KiB each; the server closes further ones. Half of the process's file limit is left for others.
 MAX_CONNECTIONS, CONNECTIONS_PER_FILE = 8192, 0.5
-MAX_CONNECTION_IDLE_S = 300.0  # without a call; the client opens another one when it needs it
-# Identity alone. gRPC decompresses a whole message before it looks at the limit of its size: a few KB become gigabytes.
-# Clients that compress are told UNIMPLEMENTED and which algorithms there are.
+MAX_CONNECTION_IDLE_S = 300.0  # without a call; the client opens another connection when it needs one
+# Only "identity" is allowed. gRPC decompresses a whole message before it checks the size limit, so a few KB could become
+# gigabytes. Clients that compress get UNIMPLEMENTED and the list of allowed algorithms.
 NO_COMPRESSION = 1
 
 
 class PortInUse(Exception):
-    """Somebody else listens there. One line for a person."""
+    """The port is taken or cannot be bound. The message is one line for a person."""
 
 
 def check_port_is_free(host: str, port: int) -> None:
-    """Raises PortInUse. For a look before a slow start; bind() itself decides."""
+    """Raises PortInUse if the port cannot be bound now. An early check before a slow start: only bind() is certain."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -51,15 +51,15 @@ def check_port_is_free(host: str, port: int) -> None:
 
 
 def hold_port(host: str, port: int) -> socket.socket:
-    """A socket that reserves the port for servers with `shared_port` of this user, and takes no connections itself.
+    """A socket that reserves the port for this user's servers with `shared_port`. It accepts no connections itself.
 
-    Port 0 picks a free one. Raises PortInUse.
+    Port 0 chooses a free port. Raises PortInUse.
     """
     try:
         return _hold(host, port, reuse=0)
     except PortInUse:
-        # Connections that the last server closed may still stand in TIME_WAIT, which only a socket that asks for reuse
-        # may ignore. Not at once: two that ask for it may both have a port on which nobody listens yet.
+        # Connections of the last server may still be in TIME_WAIT, which only a socket with SO_REUSEADDR may ignore.
+        # That is not the first attempt, because two sockets with SO_REUSEADDR can both bind a port without a listener.
         return _hold(host, port, reuse=1)
 
 
@@ -67,7 +67,7 @@ def _hold(host: str, port: int, *, reuse: int) -> socket.socket:
     holder = socket.socket(_family(host), socket.SOCK_STREAM)
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-        holder.bind((host, port))  # alone, or not at all: nobody is asked to share yet
+        holder.bind((host, port))  # exclusively: SO_REUSEPORT is not set yet
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
@@ -86,20 +86,21 @@ def _port_problem(host: str, port: int, error: OSError) -> PortInUse:
 
 
 def most_connections() -> int:
-    """That a server of this process takes."""
+    """Most connections that a server of this process accepts."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if files < 0 else min(MAX_CONNECTIONS, int(files * CONNECTIONS_PER_FILE))
 
 
 class GrpcServer:
-    """Services are added to `.grpc`; health and reflection come by themselves. `services` are full names.
+    """A gRPC server with health and reflection. Add other services to `.grpc`.
 
-    shared_port: other processes listen there too, and the kernel deals connections out; somebody holds it for them all
-    (hold_port).
-    max_connection_age_s: a connection that is about this old takes no further calls, and the client opens another one;
-    calls that run on it run on. None: never.
-    max_request_bytes: a longer message is refused by gRPC itself, RESOURCE_EXHAUSTED.
-    gate: what calls pass before their requests are parsed.
+    services: the full names of those services
+    shared_port: other processes listen on the port too, and the kernel distributes connections among them; their parent
+    reserves the port (hold_port).
+    max_connection_age_s: a connection of about this age takes no new calls, and the client opens another one; running
+    calls continue. None: no limit.
+    max_request_bytes: gRPC itself refuses a longer message with RESOURCE_EXHAUSTED.
+    gate: passed by calls before their requests are parsed; None: no gate.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class GrpcServer:
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
                 ("grpc.compression_enabled_algorithms_bitset", NO_COMPRESSION),
-                ("grpc.so_reuseport", int(shared_port)),  # a taken port must fail, not be shared in silence
+                ("grpc.so_reuseport", int(shared_port)),  # a taken port must fail, not be shared silently
                 ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -142,7 +143,7 @@ class GrpcServer:
         reflection.enable_server_reflection(names, self.grpc)
 
     async def start(self) -> None:
-        """Binds and serves: alive, not ready. Raises PortInUse."""
+        """Binds the port and serves: the process is then alive but not ready. Raises PortInUse."""
         if self._wanted_port and not self._shared_port:
             check_port_is_free(self._host, self._wanted_port)
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -155,12 +156,12 @@ class GrpcServer:
         await self.grpc.start()
 
     async def set_ready(self, ready: bool) -> None:
-        """Readiness, the overall status, and that of each service."""
+        """Sets the health status of readiness, of the server and of each service."""
         for name in ("", READINESS, *self._services):
             await self._set(name, ready)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new calls; running ones have `grace_s`."""
+        """Stops the server: it takes no new calls, and cancels running ones after `grace_s`."""
         await self.set_ready(False)
         await self.grpc.stop(grace_s)
 
@@ -170,7 +171,7 @@ class GrpcServer:
 
 
 class Signals:
-    """SIGINT and SIGTERM as events: the first asks to stop, the second to stop at once."""
+    """SIGINT and SIGTERM as events: the first signal sets `stop`, the second one `stop_now`."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()

@@ -1,8 +1,8 @@
-"""Typed settings: a frozen dataclass filled from flags, the environment, a file, defaults, in this order. Fails loudly.
+"""Typed settings: a frozen dataclass whose values come from flags, the environment, a file or defaults, in this order.
 
-The file is JSON, `--config FILE`: an object with the fields' names, values of their types; null stands for the default.
-A field's metadata may hold `help`, `minimum`, `maximum` and `choices`. Fields that are dataclasses themselves are
-flattened: their fields are flags like any other.
+The file (`--config FILE`) is a JSON object whose names are the fields' names and whose values have their types; null
+means the default. A field's metadata may have `help`, `minimum`, `maximum` and `choices`. Fields that are dataclasses
+themselves are flattened: their fields are flags like all others.
 """
 
 import argparse
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 
 class SettingError(Exception):
-    """A setting is missing or makes no sense. One line for a person, naming it and what is allowed."""
+    """A setting is missing or invalid. The message is one line that names the setting and the allowed values."""
 
 
 def setting(default: Any = MISSING, *, help: str, **limits: Any) -> Any:
-    """A dataclass field that is a setting. Limits: minimum, maximum (inclusive), choices."""
+    """A dataclass field that is a setting.  limits: minimum, maximum (both inclusive), choices"""
     return field(default=default, metadata={"help": help, **limits})
 
 
 def load_settings(cls: type[T], argv: Sequence[str], *, prog: str, description: str = "") -> T:
-    """Settings from the command line, or exits with status 2 and one line on standard error."""
+    """Settings from flags, environment, file and defaults. Exits with status 2 and one line if a setting is invalid."""
     try:
         return parse_settings(cls, argv, os.environ, prog=prog, description=description)
     except SettingError as error:
@@ -44,7 +44,7 @@ def parse_settings(
     """Settings from flags, environment, file and defaults. Raises SettingError."""
     parser = _Parser(prog=prog, description=description, allow_abbrev=False)
     parser.add_argument(
-        "--config", metavar="FILE", help="JSON file with settings, named as the flags are but with _; flags win over it"
+        "--config", metavar="FILE", help="JSON file with settings, named like the flags but with _; flags override it"
     )
     for item, hint in flat_fields(cls):
         flag = "--" + item.name.replace("_", "-")
@@ -60,7 +60,7 @@ def parse_settings(
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """Where values come from."""
+    """The sources of values."""
 
     flags: Mapping[str, Any]
     environment: Mapping[str, str]
@@ -68,7 +68,7 @@ class _Sources:
     file: Mapping[str, Any]
 
     def value_of(self, item: Field[Any], hint: Any) -> Any:
-        """None where nobody says anything. Raises SettingError."""
+        """The value of a setting; None if no source has one. Raises SettingError."""
         raw = self.flags.get(item.name)
         if raw is None:
             raw = self.environment.get(ENVIRONMENT_PREFIX + item.name.upper())
@@ -84,7 +84,7 @@ class _Sources:
 
 
 def _read_file(path: str, cls: type) -> dict[str, Any]:
-    """Raises SettingError."""
+    """The settings of a file, unchecked. Raises SettingError if it cannot be read or has unknown settings."""
     try:
         with open(path, encoding="utf-8") as file:
             values = json.load(file, object_pairs_hook=_without_repetition)
@@ -101,11 +101,11 @@ def _read_file(path: str, cls: type) -> dict[str, Any]:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two entries with one name JSON would let the last one win, in silence."""
+    """A JSON object's entries. Raises ValueError if a name is repeated: json would silently keep the last value."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} stands there twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is set twice")
     return made
 
 
@@ -156,7 +156,7 @@ def _convert(item: Field[Any], hint: Any, raw: Any) -> Any:
 
 def _checked(item: Field[Any], base: type, value: Any, shown: str) -> Any:
     least, most, choices = (item.metadata.get(name) for name in ("minimum", "maximum", "choices"))
-    fits = (least is None or value >= least) and (most is None or value <= most) and value == value  # NaN is not
+    fits = (least is None or value >= least) and (most is None or value <= most) and value == value  # false for NaN
     if not fits or (choices is not None and value not in choices):
         raise SettingError(f"{shown} is out of range; allowed: {_allowed(item, base)}")
     return value
@@ -183,7 +183,7 @@ def _help(item: Field[Any]) -> str:
 
 
 def flat_fields(cls: type) -> Iterator[tuple[Field[Any], Any]]:
-    """Every setting with its type, those of the dataclasses within included."""
+    """Every setting with its type, including those of nested dataclasses."""
     hints = typing.get_type_hints(cls)
     for item in fields(cls):
         if is_dataclass(hints[item.name]):

@@ -23,18 +23,18 @@ _TRACER_NAME = "trunkline"
 
 EXPORTERS = ("otlp", "console", "none")
 PROTOCOLS = ("grpc", "http/protobuf")
-# What these say of traces that begin here reaches other processes too, which may export theirs: the SDK reads them.
+# The SDK reads these. They decide about traces that start here, also for processes that continue and export them.
 SDK_VARIABLES = ("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER")
 
 
 class TracingError(ValueError):
-    """An OTEL_* variable makes no sense here. One line for a person."""
+    """An OTEL_* variable is invalid. The message is one line for a person."""
 
 
 def configure_tracing(service_name: str) -> None:
-    """Exports spans where the standard OTEL_* variables say so; otherwise spans only carry the trace on.
+    """Exports spans if the standard OTEL_* variables ask for it; otherwise spans only pass the trace context on.
 
-    Exits with status 2 and one line on standard error where the variables make no sense, as for any other setting.
+    Exits with status 2 and one line on standard error if a variable is invalid, as for any other setting.
     """
     try:
         exporter = _exporter()
@@ -53,14 +53,14 @@ def configure_tracing(service_name: str) -> None:
 
 
 def shutdown_tracing() -> None:
-    """Sends what is still buffered."""
+    """Exports the spans that are still buffered."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.shutdown()
 
 
 def _exporter() -> SpanExporter | None:
-    """Raises TracingError."""
+    """The exporter that the variables ask for; None if there is none. Raises TracingError."""
     wanted = os.environ.get("OTEL_TRACES_EXPORTER")  # an empty variable counts as unset, by OpenTelemetry's rules
     if not wanted:
         named = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -80,19 +80,19 @@ def _otlp_exporter() -> SpanExporter:
         raise TracingError(f"{variable}={protocol} is not supported; allowed: {', '.join(PROTOCOLS)}")
     kind = protocol.partition("/")[0]
     try:
-        # Imported when asked for: neither is cheap, and the one over HTTP need not be installed.
+        # Imported on demand: the import is slow, and the exporter over HTTP need not be installed.
         module = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter")
         exporter: SpanExporter = module.OTLPSpanExporter()
         return exporter
     except ImportError as error:
         package = f"opentelemetry-exporter-otlp-proto-{kind}"
         raise TracingError(f"{variable}={protocol} needs the package {package} installed: {error}") from None
-    except Exception as error:  # the library reads a dozen variables more, and raises what it likes about them
+    except Exception as error:  # the library reads a dozen more variables, and may raise any error
         raise TracingError(f"the OTLP exporter cannot be made from the OTEL_* variables: {error}") from None
 
 
 class _CarrierProvider(trace.TracerProvider):
-    """Of spans that nobody will read: they have ids, for logs and for other processes, and keep nothing."""
+    """Makes spans that are not exported: they only have ids, for logs and for other processes."""
 
     def get_tracer(self, *_: object, **__: object) -> trace.Tracer:
         return _CarrierTracer()
@@ -103,7 +103,7 @@ class _CarrierTracer(trace.NoOpTracer):
         self._ids = RandomIdGenerator()
 
     def start_span(self, name: str, context: Context | None = None, *_: object, **__: object) -> Span:
-        """Sampled where the trace begins here: others may export their part of it."""
+        """A trace that starts here is sampled, because other processes may export their spans of it."""
         parent = trace.get_current_span(context).get_span_context()
         span_id = self._ids.generate_span_id()
         if parent.is_valid:
@@ -119,7 +119,7 @@ def _tracer() -> trace.Tracer:
 
 @lru_cache(maxsize=1)
 def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
-    """Making one takes as long as making a span."""
+    """Cached: making a tracer takes as long as making a span."""
     return provider.get_tracer(_TRACER_NAME)
 
 
@@ -131,7 +131,7 @@ def request_span(
     tracestate: str = "",
     attributes: Mapping[str, AttributeValue] | None = None,
 ) -> Iterator[Span]:
-    """The span of one request, current inside the block, a child of the caller's span where one is given."""
+    """The span of one request: current inside the block, and a child of the caller's span if there is one."""
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
     context = _PROPAGATOR.extract(carrier) if carrier else None
     span = _tracer().start_span(name, context=context, kind=SpanKind.SERVER, attributes=attributes)
@@ -142,20 +142,20 @@ def request_span(
 def start_span(
     name: str, *, traceparent: str = "", tracestate: str = "", attributes: Mapping[str, AttributeValue] | None = None
 ) -> Span:
-    """The same without a block: the caller ends it."""
+    """The span of one request, which the caller must end; it is not made current."""
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
     return _tracer().start_span(name, context=_PROPAGATOR.extract(carrier), kind=SpanKind.SERVER, attributes=attributes)
 
 
 def current_trace_context() -> tuple[str, str]:
-    """(traceparent, tracestate) of the current span; empty where there is none."""
+    """(traceparent, tracestate) of the current span; empty strings if there is none."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
     return carrier.get("traceparent", ""), carrier.get("tracestate", "")
 
 
 def trace_context_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
-    """(traceparent, tracestate) in gRPC metadata; empty where there is none."""
+    """(traceparent, tracestate) in gRPC metadata; empty strings if absent."""
     found = {
         key: value for key, value in metadata or () if key in ("traceparent", "tracestate") and isinstance(value, str)
     }

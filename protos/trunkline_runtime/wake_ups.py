@@ -1,10 +1,10 @@
-"""The wake-ups that grpc.aio sends to the event loop, read all at once.
+"""Reads all of grpc.aio's wake-ups of the event loop with one system call.
 
 When an operation of gRPC's core ends, a thread of grpc.aio writes one byte to a socket, which wakes the event loop. The
-event loop handles every operation that has ended by then, and reads one byte. After a burst it is therefore woken once
-more for each of them, with two system calls each time and nothing to do. Where more bytes are unread than the socket
-holds, which is a few hundred, the thread waits: then one operation a turn of the loop is all that gets through, and a
-call may wait a tenth of a second before its server knows of it.
+event loop handles all operations that have ended by then, but reads only one byte. So after a burst it is woken again
+for each operation, with two system calls each time and nothing to do. When the socket is full, at a few hundred unread
+bytes, the thread blocks: then only one operation gets through in each turn of the loop, and a call may wait a tenth of
+a second before its server sees it.
 """
 
 import socket
@@ -17,13 +17,13 @@ READ_BYTES = 4096  # more than a socket holds of single bytes
 
 class _ReadAtOnce(socket.socket):
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        """At least what is asked for, and all that is there."""
+        """Reads all bytes that are available, even beyond `bufsize`."""
         return super().recv(max(bufsize, READ_BYTES), flags)
 
 
 def read_wake_ups_at_once() -> bool:
-    """Has grpc.aio read them so, for as long as the process lives. To be called on the event loop before anything else
-    of grpc.aio, which makes its socket when it is first used. Returns whether it has been in time.
+    """Makes grpc.aio read all wake-ups, for the life of the process. Call it on the event loop before any other use of
+    grpc.aio, which creates its socket on first use. Returns False if the call came too late.
     """
     make_pair, has_made = socket.socketpair, False
 

@@ -90,7 +90,7 @@ def test_every_bit_of_a_signature_counts() -> None:
 
 
 def test_a_grant_is_for_one_life_of_one_worker_under_one_key_and_for_a_while() -> None:
-    assert "earlier life" in refused(granted(), epoch=EPOCH + 1).message
+    assert "earlier epoch" in refused(granted(), epoch=EPOCH + 1).message
     assert "expired" in refused(granted(), now_unix_ms=EXPIRES_MS).message
     assert "not signed" in refused(granted(), key=KEY[::-1]).message
 

@@ -927,9 +927,7 @@ class GetModelResponse(_message.Message):
     max_waiting_tokens: _builtins.int
     """Most tokens that may wait for admission, with the same rule as max_waiting_requests."""
     long_prefill_threshold: _builtins.int
-    """A prompt with more tokens to compute than this gets at most this many in a step that other prompts need too; 0: no
-    limit.
-    """
+    """Most tokens of one prompt in a step in which other sequences also need tokens; 0: no limit."""
     itl_target_ms: _builtins.float
     """Chunks of prompts shrink so that a step stays under this time, in milliseconds; 0: no target."""
     kv_memory_fraction: _builtins.float

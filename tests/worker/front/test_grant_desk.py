@@ -31,7 +31,7 @@ def test_a_worker_with_a_key_takes_grants_and_nothing_else() -> None:
     both = WorkerServiceGenerateRequest(grant=granted(choice=1), submit=SUBMIT)
     assert refusal(desk, both).reason == INVALID_REQUEST
     restarted = GrantDesk(KEY, EPOCH + 1, now_unix_ms=lambda: 0)
-    assert "earlier life" in refusal(restarted, WorkerServiceGenerateRequest(grant=granted())).message
+    assert "earlier epoch" in refusal(restarted, WorkerServiceGenerateRequest(grant=granted())).message
 
 
 def test_a_worker_without_a_key_takes_requests_and_no_grants() -> None:
