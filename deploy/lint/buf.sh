@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# buf lint, and buf breaking against the version that landed last.   usage: buf.sh NPM_PACKAGE
+# buf lint, and buf breaking against the last merged version.   usage: buf.sh NPM_PACKAGE
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 if ! command -v npx >/dev/null; then
@@ -10,7 +10,7 @@ if ! buf "$1" --version >/dev/null; then
   echo "buf: skipped, npm could not fetch $1"; exit 0
 fi
 buf "$1" lint protos
-# A landed version: what the remote's main holds, where that is not this very commit; else the commit before.
+# The last merged version: the remote's main, or the previous commit if main is this commit.
 for ref in origin/main HEAD^; do
   commit=$(git rev-parse -q --verify "$ref" 2>/dev/null) || continue
   [ "$commit" = "$(git rev-parse HEAD)" ] && continue

@@ -1,4 +1,4 @@
-"""Writes what processes say of their settings into the Helm chart's schema; --check only tells whether it is so."""
+"""Writes the processes' settings into the Helm chart's schema; --check only compares, and fails on a difference."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from trunkline_runtime.settings import base_type, flat_fields
 from trunkline_worker.front_settings import WorkerSettings
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "trunkline" / "values.schema.json"
-# What the chart sets by itself, from other values or from the cluster; and secrets, which have no place in a ConfigMap.
+# Settings that the chart derives from other values or from the cluster, and secrets, which must not be in a ConfigMap.
 SET_BY_CHART = {
     "routerConfig": {"host", "port", "workers", "router_id", "tenants", "redis_url", "grant_key"},
     "workerConfig": {"host", "port", "model", "served_model_name", "worker_id", "grant_key"},
@@ -21,7 +21,7 @@ TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple:
 
 
 def settings_schema(cls: type, set_by_chart: set[str]) -> dict[str, Any]:
-    """A JSON schema of a settings file, without what the chart sets."""
+    """A JSON schema of a settings file, without the settings that the chart sets."""
     properties = {item.name: _property(item, hint) for item, hint in flat_fields(cls) if item.name not in set_by_chart}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
@@ -40,7 +40,7 @@ def _property(item: Any, hint: Any) -> dict[str, Any]:
 
 
 def generated(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its generated parts as they must be."""
+    """The schema with up-to-date generated parts."""
     made: dict[str, Any] = json.loads(json.dumps(schema))
     for name, cls in (("routerConfig", RouterSettings), ("workerConfig", WorkerSettings)):
         made["$defs"][name] = settings_schema(cls, SET_BY_CHART[name])
@@ -59,7 +59,7 @@ def main() -> None:
     if "--check" not in sys.argv:
         SCHEMA.write_text(json.dumps(wanted, indent=2) + "\n")
     elif present != wanted:
-        sys.exit(f"{SCHEMA.name} does not know the settings as they are: run make chart-schema")
+        sys.exit(f"{SCHEMA.name} differs from the settings: run make chart-schema")
 
 
 if __name__ == "__main__":

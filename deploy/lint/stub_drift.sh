@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fails where the committed stubs are not what the .proto files make.   usage: stub_drift.sh VENV_BIN
+# Fails if the committed stubs differ from those generated from the .proto files.   usage: stub_drift.sh VENV_BIN
 set -euo pipefail
 here=$(dirname "$0")
 fresh=$(mktemp -d); trap 'rm -rf "$fresh"' EXIT

@@ -1,4 +1,4 @@
-"""What the command's arguments may be: types for argparse, and one line for whatever is none of them."""
+"""Types of the command's arguments for argparse, and a parser whose errors take one line."""
 
 import argparse
 import re
@@ -6,22 +6,22 @@ from collections.abc import Callable
 from typing import NoReturn
 
 MOST_PORT = 65_535
-MOST_SECONDS = 1e8  # three years: gRPC knows no deadline beyond 2262
-UINT32, UINT64, INT32 = (1 << 32) - 1, (1 << 64) - 1, (1 << 31) - 1  # what the contract's fields hold
+MOST_SECONDS = 1e8  # three years: gRPC cannot represent deadlines beyond 2262
+UINT32, UINT64, INT32 = (1 << 32) - 1, (1 << 64) - 1, (1 << 31) - 1  # largest values of the contract's fields
 HOST_AND_PORT = re.compile(r"(\[[^\[\]\s/]+\]|[^\[\]\s/:]+):(\d{1,5})", re.ASCII)
-SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")  # that gRPC resolves by itself
+SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")  # schemes that gRPC resolves
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage; so do its subcommands."""
+    """Reports errors in one line without the usage text. Its subcommands do the same."""
 
     def error(self, message: str) -> NoReturn:
-        """Exits with status 2."""
+        """Prints the message and exits with status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def text(value: str) -> str:
-    """Text that can be sent. Bytes that are not UTF-8 come from a shell as halves of surrogate pairs."""
+    """Text in UTF-8. Other bytes arrive from a shell as halves of surrogate pairs, and cannot be sent."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -30,7 +30,7 @@ def text(value: str) -> str:
 
 
 def server(value: str) -> str:
-    """An address that gRPC can be given. A port that is out of range it would take for another one."""
+    """An address for gRPC. The port is checked, because gRPC would silently replace a port that is out of range."""
     if text(value).startswith(SCHEMES):
         return value
     match = HOST_AND_PORT.fullmatch(value)
@@ -40,14 +40,14 @@ def server(value: str) -> str:
 
 
 def host(value: str) -> str:
-    """A name or an address to listen on."""
+    """A host name or an IP address to listen on."""
     if not value or re.search(r"[\s/\[\]]", value):
-        raise argparse.ArgumentTypeError(f"{value!r} is no host name or IP address")
+        raise argparse.ArgumentTypeError(f"{value!r} is not a host name or IP address")
     return text(value)
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """A type: a whole number within the bounds."""
+    """The type of a whole number from `least` to `most`."""
 
     def convert(value: str) -> int:
         try:
@@ -62,11 +62,11 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def seconds(value: str) -> float:
-    """A time, zero included."""
+    """A time in seconds, from 0 to MOST_SECONDS."""
     try:
         number = float(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{value!r} is not a number") from None
-    if not 0.0 <= number <= MOST_SECONDS:  # NaN is not either
+    if not 0.0 <= number <= MOST_SECONDS:  # also refuses NaN
         raise argparse.ArgumentTypeError(f"{number:g} is out of range; allowed: 0 to {MOST_SECONDS:g}")
     return number

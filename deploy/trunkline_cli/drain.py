@@ -1,4 +1,4 @@
-"""`trunkline drain`: a worker admits nothing more and finishes what runs; for a person, or a pod's preStop hook."""
+"""`trunkline drain`: a worker stops admission and finishes its requests; for operators and a pod's preStop hook."""
 
 import argparse
 import os
@@ -18,13 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--address", type=server, default="127.0.0.1:50061", help="worker, host:port (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout-s", type=seconds, help="time for running requests; default: the worker's own setting"
+        "--timeout-s", type=seconds, help="time for running requests to finish; default: the worker's own setting"
     )
     parser.add_argument(
         "--grant-key",
         type=text,
         default=os.environ.get("TRUNKLINE_GRANT_KEY", ""),
-        help="the worker's, where it has one; better as TRUNKLINE_GRANT_KEY: arguments can be seen by others",
+        help="the worker's, if it has one; better set TRUNKLINE_GRANT_KEY: other processes can see arguments",
     )
 
 

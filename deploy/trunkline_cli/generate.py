@@ -18,7 +18,7 @@ from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.validation import LANES
 from trunkline_cli.arguments import INT32, UINT32, UINT64, seconds, server, text, whole
 
-# Flags that are passed on as they are, when given: name → type. The router knows what makes sense.
+# Flags that are passed on unchanged if given: name → type. The router validates them.
 SAMPLING: dict[str, Callable[[str], float]] = {
     "max_tokens": whole(0, UINT32),
     "min_tokens": whole(0, UINT32),
@@ -42,24 +42,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
     )
-    parser.add_argument("--model", type=text, default="", help="served model name; not needed where there is one")
+    parser.add_argument("--model", type=text, default="", help="served model name; default: the router's only model")
     parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
     parser.add_argument("--system", type=text, help="with --chat: a system message before it")
-    parser.add_argument("--stream", action="store_true", help="print text as it comes")
+    parser.add_argument("--stream", action="store_true", help="print text as it arrives")
     parser.add_argument("--json", action="store_true", help="print responses as JSON lines")
     parser.add_argument("--n", type=whole(0, UINT32), help="number of choices")
     parser.add_argument(
         "--stop", type=text, action="append", default=[], help="stop string; may be given several times"
     )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on past end-of-sequence")
+    parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
     parser.add_argument("--timeout-s", type=seconds, help="deadline")
     parser.add_argument(
         "--lane", choices=tuple(LANES),
         help="priority (default: standard); the router's tenants file must grant the interactive lane, "
         "otherwise the request runs in the standard one",
     )  # fmt: skip
-    parser.add_argument("--tenant", default="", help="on whose account the request runs")
-    parser.add_argument("--session", default="", help="what requests of one conversation have in common")
+    parser.add_argument("--tenant", default="", help="the tenant that the request is counted for")
+    parser.add_argument("--session", default="", help="groups requests, for example by conversation")
     parser.add_argument(
         "--stop-token-id", type=whole(0, INT32), action="append", default=[], metavar="ID",
         help="token that ends the output; may be given several times",
@@ -88,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who reads has enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go at the exit
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards buffered output at exit
         return 128 + signal.SIGPIPE
     return 0
 
@@ -128,8 +128,8 @@ async def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _warn_of_lower_lane(asked: str | None, prompt: PromptInfo) -> None:
-    """Says on standard error that the request runs in a lower lane than asked for. Only an answer's first response has
-    its lane, so one line is written for each request."""
+    """Prints to standard error that the request runs in a lower lane than requested. Only the first response has the
+    lane, so each request prints one line at most."""
     if asked is not None and prompt.lane > LANES[asked]:
         print(
             f"trunkline generate: runs in the {lane_name(prompt.lane)} lane: "

@@ -1,4 +1,4 @@
-"""Which GPUs local workers may use, and how they share them out."""
+"""The GPUs of local workers, and each worker's share of them."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ QUERY_TIMEOUT_S = 20.0
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """As CUDA_VISIBLE_DEVICES would name them; none where there are none, or where no driver tells."""
+    """GPU names as in CUDA_VISIBLE_DEVICES. Empty if there is no GPU, or no driver that lists them."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1"))
@@ -24,12 +24,12 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
 
 
 def gpu_environment(gpus: Sequence[str], index: int) -> dict[str, str]:
-    """What a worker's environment adds: one GPU each, in turn."""
+    """Variables for a worker's environment that assign it one GPU; workers get the GPUs in turn."""
     return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
 
 
 def memory_share(gpus: Sequence[str], workers: int, index: int) -> float | None:
-    """Part of its GPU's memory for a worker; None where it has no GPU, or one for itself."""
+    """A worker's share of its GPU's memory; None if it has no GPU, or does not share it."""
     if not gpus:
         return None
     sharing = len(range(index % len(gpus), workers, len(gpus)))

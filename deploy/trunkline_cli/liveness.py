@@ -1,4 +1,4 @@
-"""Which processes hang: they run, and no longer answer the standard health service."""
+"""Detects processes that hang: they run, but no longer answer the standard health service."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,43 +7,43 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-# A connection of its own for each question, as Kubernetes has it, and straight to the process.
+# Each probe has its own connection, as in Kubernetes, and bypasses proxies.
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """When a process counts as hung."""
+    """The settings of liveness probes."""
 
     period_s: float = 10.0
     timeout_s: float = 5.0  # a busy machine may keep a healthy process waiting for seconds
     failure_threshold: int = 3
-    start_up_s: float = 1800.0  # loading a model takes its time, and a worker answers only after it
-    # More often than the chart, so that a process that hangs soon after its start is known to have been alive.
+    start_up_s: float = 1800.0  # a worker answers only after it has loaded its model
+    # Shorter than in the chart, so that a process that hangs soon after its start has answered a probe before.
     start_up_period_s: float = 1.0
 
 
-# The values of helm/trunkline: livenessProbe in templates/_helpers.tpl, and startupSeconds. There, a router has no
-# start-up probe; here it has as long to start as a worker, because it shares the machine with workers that are loading.
+# The values of helm/trunkline: livenessProbe in templates/_helpers.tpl, and startupSeconds. In the chart a router has
+# no start-up probe. Here it has as much time to start as a worker, because loading workers slow the same machine down.
 CHART_PROBE = Probe()
 
 
 class Liveness:
-    """What a row of probes says of one process, by Kubernetes' rules. Pure: outcomes and times are passed in."""
+    """Decides from the probes of a process whether it hangs, by Kubernetes' rules. Pure: time is passed in."""
 
     def __init__(self, probe: Probe, started_s: float) -> None:
         self._probe = probe
         self._started_s = started_s
         self._has_answered = False
-        self._failures = 0  # in a row, since it first answered
+        self._failures = 0  # consecutive ones since the first answer
 
     @property
     def period_s(self) -> float:
-        """From the beginning of one probe to that of the next."""
+        """Time from the start of one probe to the start of the next."""
         return self._probe.period_s if self._has_answered else self._probe.start_up_period_s
 
     def after(self, answered: bool, now_s: float) -> str | None:
-        """Takes a probe's outcome; returns why the process counts as hung, or None while it does not."""
+        """Records a probe's outcome; returns why the process counts as hung, or None if it does not."""
         probe = self._probe
         if answered:
             self._has_answered, self._failures = True, 0
@@ -57,7 +57,7 @@ class Liveness:
 
 
 async def is_alive(address: str, timeout_s: float) -> bool:
-    """Whether the process at an address says within the time that it is alive."""
+    """Whether the process at an address reports within `timeout_s` that it is alive."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         request = health_pb2.HealthCheckRequest(service="liveness")
         try:
@@ -73,8 +73,7 @@ async def until_hung(
     answered: asyncio.Event,
     ask: Callable[[str, float], Awaitable[bool]] = is_alive,
 ) -> str:
-    """Probes a process that was just started; returns why it counts as hung, once it does.  answered: set once the
-    process has answered"""
+    """Probes a process from its start until it counts as hung; returns why.  answered: set at its first answer"""
     now_s = asyncio.get_running_loop().time
     liveness = Liveness(probe, now_s())
     while True:

@@ -37,7 +37,7 @@ def main() -> None:
     models.add_argument(
         "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
     )
-    drain.add_arguments(commands.add_parser("drain", help="have a worker finish what it runs and admit nothing more"))
+    drain.add_arguments(commands.add_parser("drain", help="let a worker finish its requests and admit no new ones"))
     add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
     commands.add_parser("router", help="run a router (trunkline router --help)")
     commands.add_parser("worker", help="run a worker (trunkline worker --help)")

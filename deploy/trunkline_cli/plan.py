@@ -1,4 +1,4 @@
-"""What `trunkline serve` starts: processes, their commands, addresses and ports."""
+"""The plan of a local cluster: its processes with their commands, addresses and ports."""
 
 import errno
 import os
@@ -12,22 +12,22 @@ from trunkline_cli.gpus import gpu_environment, memory_share
 
 
 class LaunchError(Exception):
-    """The cluster cannot start. One line for a person."""
+    """The cluster cannot start. The message is one line for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What to start."""
+    """The settings of a local cluster."""
 
     model: Path
     name: str
     workers: int
     host: str
-    port: int  # the router's
-    worker_port: int  # the first worker's; the others follow
+    port: int  # of the router
+    worker_port: int  # of the first worker; the others have the next ones
     worker_arguments: tuple[str, ...] = ()
     threads: int | None = None  # per worker
-    tenants: str = ""  # a file for the router
+    tenants: str = ""  # the router's tenants file
     gpus: tuple[str, ...] = ()
 
     def worker_address(self, index: int) -> str:
@@ -38,7 +38,7 @@ class ClusterPlan:
         return address(self.host, self.port)
 
     def ports(self) -> list[int]:
-        """The router's and the workers'. Raises LaunchError where they are not ports, or one is meant twice."""
+        """The ports of the router and the workers. Raises LaunchError if one is out of range or used twice."""
         workers = range(self.worker_port, self.worker_port + self.workers)
         for port in (self.port, workers[0], workers[-1]):
             if not 1 <= port <= MOST_PORT:
@@ -67,17 +67,17 @@ class ClusterPlan:
         ]
 
     def commands(self) -> dict[str, list[str]]:
-        """By the names of the processes, in the order in which they start."""
+        """Commands by the names of the processes, in starting order."""
         workers = {f"worker-{index}": self.worker_command(index) for index in range(self.workers)}
         return workers | {"router": self.router_command()}
 
     def addresses(self) -> dict[str, str]:
-        """Where each process answers."""
+        """Addresses by the names of the processes."""
         workers = {f"worker-{index}": self.worker_address(index) for index in range(self.workers)}
         return workers | {"router": self.router_address}
 
     def environment(self, name: str) -> dict[str, str]:
-        """What a process's environment adds."""
+        """Variables that are added to a process's environment."""
         return gpu_environment(self.gpus, int(name.removeprefix("worker-"))) if name.startswith("worker-") else {}
 
     def router_command(self) -> list[str]:
@@ -93,7 +93,7 @@ class ClusterPlan:
 
 
 def address(host: str, port: int) -> str:
-    """host:port as gRPC reads it; IPv6 hosts stand in brackets."""
+    """host:port as gRPC reads it, with IPv6 hosts in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -104,7 +104,7 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except UnicodeError:
-            raise LaunchError(f"{host} is no host name") from None
+            raise LaunchError(f"{host} is not a host name") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 reason = f"is taken ({error.strerror}): is a cluster running already?"

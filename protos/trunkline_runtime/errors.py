@@ -235,8 +235,8 @@ async def _answer_once(call: _Call, request: Any, context: Context, passage: Pas
 
 
 async def _answer_in_parts(call: _Call, request: Any, context: Context, passage: Passage | None) -> None:
-    # Writes instead of yielding: if a call is cancelled while its client reads slowly, the behaviour's generator is then
-    # closed immediately, in the task and context that it ran in. grpc would leave that to the garbage collector.
+    # Writes instead of yielding: if a call is cancelled while its client reads slowly, the behaviour's generator is
+    # then closed immediately, in the task and context that it ran in. grpc would leave that to the garbage collector.
     answer = call.behaviour(request, context)
     if inspect.isawaitable(answer):  # it writes its own responses, as grpc's health service does
         await answer

@@ -28,11 +28,12 @@ MAX_STREAMS_PER_CONNECTION = 1000
 # its stream's window, and gRPC widens the windows of a fast connection to megabytes each unless probing is disabled. A
 # message that is being read still gets the window that it needs.
 UNREAD_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 << 10))
-# Idle connections take 15 KiB each; the server closes further ones. Half of the process's file limit is left for others.
+# Idle connections take 15 KiB each; the server closes further ones. Half of the process's file limit is left for
+# others.
 MAX_CONNECTIONS, CONNECTIONS_PER_FILE = 8192, 0.5
 MAX_CONNECTION_IDLE_S = 300.0  # without a call; the client opens another connection when it needs one
-# Only "identity" is allowed. gRPC decompresses a whole message before it checks the size limit, so a few KB could become
-# gigabytes. Clients that compress get UNIMPLEMENTED and the list of allowed algorithms.
+# Only "identity" is allowed. gRPC decompresses a whole message before it checks the size limit, so a few KB could
+# become gigabytes. Clients that compress get UNIMPLEMENTED and the list of allowed algorithms.
 NO_COMPRESSION = 1
 
 

@@ -114,10 +114,10 @@ def test_a_value_that_makes_no_sense_is_refused_by_its_name(values: Values, said
 @pytest.mark.parametrize(
     ("redis", "said"),
     [
-        ({"external": {"url": "redis://x:1"}}, "redis.external is set: set redis.enabled to false too"),
+        ({"external": {"url": "redis://x:1"}}, "redis.external is set: also set redis.enabled to false"),
         ({"password": PASSWORD, "existingSecret": {"name": "cache"}}, "one of them holds the password"),
-        ({"enabled": False, "password": PASSWORD}, "are of the chart's own Redis"),
-        ({"enabled": False, "existingSecret": {"name": "cache"}}, "are of the chart's own Redis"),
+        ({"enabled": False, "password": PASSWORD}, "are for the chart's own Redis"),
+        ({"enabled": False, "existingSecret": {"name": "cache"}}, "are for the chart's own Redis"),
     ],
 )
 def test_values_of_redis_that_contradict_each_other_are_refused(redis: Values, said: str) -> None:

@@ -207,7 +207,7 @@ def test_redis_does_not_start_with_a_password_that_would_not_stand_in_a_url(runn
     words = redis.command(redis.container["command"] + redis.container["args"])
     process = Process(*words, environment={"PATH": PATH, "REDISCLI_AUTH": password})
     assert process.wait() == 1
-    assert process.lines == ["the password in the Secret is not letters and digits alone"]
+    assert process.lines == ["the password in the Secret must be letters and digits only"]
     process.stop()
 
 

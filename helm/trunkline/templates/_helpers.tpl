@@ -1,4 +1,4 @@
-{{/* Names. Pods of a StatefulSet carry its name in a label of at most 63 characters, with a hash behind it. */}}
+{{/* Names are short: pods of a StatefulSet have a label of at most 63 characters with its name and a hash. */}}
 {{- define "trunkline.fullname" -}}
 {{- if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 24 | trimSuffix "-" -}}
@@ -29,14 +29,14 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end -}}
 
-{{/* A pool with the defaults beneath it, as JSON. Takes a dict of root and pool (its name). */}}
+{{/* A pool's values merged over the defaults, as JSON. Takes a dict of root and pool (its name). */}}
 {{- define "trunkline.pool" -}}
 {{- $given := index .root.Values.workers .pool -}}
 {{- mergeOverwrite (deepCopy .root.Values.workerDefaults) $given | toJson -}}
 {{- end -}}
 
-{{/* Pods trust nobody with more than they need, and are not told of services in variables: a Service named like a
-setting would be taken for one. */}}
+{{/* Pods have no service account token. They get no service variables, because those of a Service named trunkline would
+be read as settings. */}}
 {{- define "trunkline.pod" -}}
 serviceAccountName: {{ include "trunkline.serviceAccount" . }}
 automountServiceAccountToken: false
@@ -68,7 +68,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* Where pods go, and before whom. Takes the values of a part. */}}
+{{/* Placement and priority of pods. Takes the values of a part. */}}
 {{- define "trunkline.placement" -}}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
@@ -84,8 +84,8 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* How pods of a part spread. A constraint without a selector would count no pods at all: it gets the part's own.
-Takes a dict of root, part and constraints. */}}
+{{/* Spread constraints of a part's pods. A constraint without a selector would not count any pods, so it gets the
+selector of the part. Takes a dict of root, part and constraints. */}}
 {{- define "trunkline.spread" -}}
 {{- $own := dict "matchLabels" (include "trunkline.selector" . | fromYaml) -}}
 {{- $made := list -}}
@@ -97,7 +97,7 @@ topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
-{{/* A budget of disruptions. A pod that is not ready serves nobody, so it never holds up a node that is to be emptied.
+{{/* A disruption budget. A pod that is not ready serves no requests, so it must not delay the draining of its node.
 Takes a dict of root, part, name and budget. */}}
 {{- define "trunkline.disruptionBudget" -}}
 apiVersion: policy/v1
@@ -112,7 +112,7 @@ spec:
     matchLabels: {{- include "trunkline.selector" . | nindent 6 }}
 {{- end -}}
 
-{{/* Readiness decides about traffic, liveness about the process: a drained worker is alive. Takes the port. */}}
+{{/* Readiness controls traffic, liveness restarts: a drained worker is alive but not ready. Takes the port. */}}
 {{- define "trunkline.probes" -}}
 readinessProbe:
   grpc:
@@ -129,8 +129,8 @@ livenessProbe:
   failureThreshold: 3
 {{- end -}}
 
-{{/* Nothing is kept: all of it expires, and routers write it anew. Full, it refuses to write, and routers count by
-themselves until there is room: evicting would give tenants their quotas back in silence. Takes the values of Redis. */}}
+{{/* Redis saves nothing, because all data expires and routers rewrite it. When it is full it refuses writes, and each
+router counts alone until there is room: eviction would silently reset tenants' quotas. Takes the values of Redis. */}}
 {{- define "trunkline.redisConfig" -}}
 port {{ .port }}
 save ""
@@ -139,7 +139,7 @@ maxmemory {{ .maxMemory }}
 maxmemory-policy noeviction
 {{ end -}}
 
-{{/* Where the password of the chart's own Redis is. */}}
+{{/* Reference to the password of the chart's own Redis. */}}
 {{- define "trunkline.redisPassword" -}}
 {{- $given := .Values.redis.existingSecret -}}
 secretKeyRef:
@@ -147,8 +147,8 @@ secretKeyRef:
   key: {{ ternary $given.key "password" (not (empty $given.name)) }}
 {{- end -}}
 
-{{/* Fails where several routers would each count a tenant's quotas alone, so that it got them as often as there are
-routers: a process of them is one. A pod whose processes are told of no Redis would not even start. */}}
+{{/* Fails if several router processes would each count a tenant's quotas alone, so that the tenant got a multiple of
+them. A router pod with several processes, quotas and no Redis would not even start. */}}
 {{- define "trunkline.quotasNeedRedis" -}}
 {{- $router := .Values.router -}}
 {{- $external := .Values.redis.external -}}
@@ -167,17 +167,17 @@ routers: a process of them is one. A pod whose processes are told of no Redis wo
 {{- end -}}
 {{- end -}}
 
-{{/* The variable with the URL of Redis, where there is one. */}}
+{{/* The environment variable with the URL of Redis, if there is one. */}}
 {{- define "trunkline.redisUrl" -}}
 {{- $external := .Values.redis.external -}}
 {{- if and .Values.redis.enabled (or $external.url $external.existingSecret.name) -}}
-{{- fail "redis.external is set: set redis.enabled to false too, or routers would have two" -}}
+{{- fail "redis.external is set: also set redis.enabled to false, or routers would have two" -}}
 {{- end -}}
 {{- if and .Values.redis.password .Values.redis.existingSecret.name -}}
 {{- fail "redis.password and redis.existingSecret are both set: one of them holds the password" -}}
 {{- end -}}
 {{- if and (not .Values.redis.enabled) (or .Values.redis.password .Values.redis.existingSecret.name) -}}
-{{- fail "redis.password and redis.existingSecret are of the chart's own Redis; the URL of another one holds its own" -}}
+{{- fail "redis.password and redis.existingSecret are for the chart's own Redis; an external one's URL has its own" -}}
 {{- end -}}
 {{- if $external.existingSecret.name }}
 - name: TRUNKLINE_REDIS_URL
