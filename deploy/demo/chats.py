@@ -1,4 +1,4 @@
-"""What the chats of the demo corpus are made of: requests for tales, small talk, and plain facts."""
+"""The material of the demo corpus's chats: requests for tales, small talk, and plain facts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Message:
 
 @dataclass
 class TaleRequest:
-    """What someone who asks for a tale wants it to be about."""
+    """The subject of a requested tale; empty parts are free."""
 
     kind: str = ""
     name: str = ""
@@ -37,7 +37,7 @@ SYSTEM_PROMPTS: tuple[str, ...] = (
     "You are an assistant.",
 )
 
-# Each request with the parts of the tale it names.
+# Each request with the parts of the tale that it names.
 TALE_REQUESTS: tuple[tuple[str, frozenset[str]], ...] = (
     ("Tell me a story.", frozenset()),
     ("Tell me a story, please.", frozenset()),

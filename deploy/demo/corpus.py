@@ -1,4 +1,4 @@
-"""The self-made corpus of the demo model: small tales, and small chats about them, from a grammar and a seed."""
+"""The generated corpus of the demo model: small tales, and small chats about them, from a grammar and a seed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _SENTENCE_START = re.compile(r'((?:^|[a-z0-9][.!?] |[.]" |\n)"?)([a-z])')
 
 
 class Phrase(str):
-    """A phrase that knows how it looks with an article, at the start of a sentence and in a title."""
+    """A phrase, and its forms with an article, at the start of a sentence and in a title."""
 
     @property
     def l(self) -> str:  # noqa: E743
-        """The phrase as it stands inside a sentence."""
+        """The phrase as it is written inside a sentence."""
         return self[:1].lower() + self[1:]
 
     @property
     def a(self) -> str:
-        """The phrase with its indefinite article (spelled out once the sentence is whole)."""
+        """The phrase with its indefinite article (a or an is chosen when the sentence is complete)."""
         return f"a {self}"
 
     @property
@@ -48,7 +48,7 @@ class Phrase(str):
 
 
 class Thing(Phrase):
-    """A thing a tale turns on, such as a red kite."""
+    """The main object of a tale, such as a red kite."""
 
     adj: str
 
@@ -81,18 +81,18 @@ class Place(Phrase):
 
     @property
     def at(self) -> str:
-        """Being there, as in "by the river"."""
+        """The place with its preposition, as in "by the river"."""
         return f"{lexicon.PREPOSITIONS[self]} {self}"
 
     @property
     def atT(self) -> str:
-        """Being there, in title case."""
+        """The place with its preposition, in title case."""
         return Phrase(self.at).T
 
 
 @dataclass(frozen=True)
 class Character:
-    """Someone in a tale, with the words the grammar needs to speak about them."""
+    """A character of a tale, with the words that the grammar needs for it."""
 
     name: str
     kind: str
@@ -157,13 +157,13 @@ class Character:
 
     @property
     def tag(self) -> str:
-        """What follows the name of an animal to say what it is."""
+        """The words after an animal's name that say which animal it is."""
         return "" if self.kind in ("girl", "boy") else f" the {self.kind}"
 
 
 @dataclass
 class Tale:
-    """One tale and what a chat needs to know about it."""
+    """One tale, and the facts about it that chats use."""
 
     title: str
     paragraphs: list[str]
@@ -199,7 +199,7 @@ def _uses_friend(plot: Plot) -> bool:
 
 
 class Teller:
-    """Tells tales and holds chats, all drawn from one random generator."""
+    """Generates tales and chats from one random generator."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -214,11 +214,11 @@ class Teller:
             text = _QUOTE_END.sub(lambda m: m.group(1) + ('."' if m.end() == len(m.string) else ',"'), text)
             text = text.replace("{q}", "")
         text = text.format_map(slots)
-        # Slots may hold templates of their own (a look around, a spot).
+        # Slots may contain templates themselves (a look around, a spot).
         return self.fill(text, slots) if "[" in text or "{" in text else text
 
     def tale(self, request: TaleRequest | None = None, episodes: int = 1, detail: float | None = None) -> Tale:
-        """Tell one tale of one or more episodes about the same hero."""
+        """Generate one tale, with one or more episodes about the same hero."""
         rng = self.rng
         request = request or TaleRequest()
         detail = rng.choice((0.0, 0.3, 0.6, 1.0)) if detail is None else detail
@@ -267,7 +267,7 @@ class Teller:
         return tale
 
     def short_tale(self, request: TaleRequest | None = None) -> Tale:
-        """Tell a tale of a few sentences."""
+        """Generate a tale of a few sentences."""
         rng = self.rng
         hero = self._hero(request or TaleRequest())
         friend = self._other(hero, {hero.name}, {hero.kind})
@@ -277,7 +277,7 @@ class Teller:
         return Tale(title="", paragraphs=[text], hero=hero, thing=slots["o"], place=slots["p"])  # type: ignore[arg-type]
 
     def chat(self) -> tuple[Message, ...]:
-        """Hold a chat of one to three exchanges."""
+        """Generate a chat of one to three exchanges."""
         rng = self.rng
         messages: list[Message] = []
         if rng.random() < 0.3:
@@ -300,7 +300,7 @@ class Teller:
         return tuple(messages)
 
     def document(self) -> Document:
-        """Draw one training document."""
+        """Generate one training document."""
         rng = self.rng
         kind = rng.random()
         if kind < 0.25:
@@ -322,7 +322,7 @@ class Teller:
         if heading < 0.12:
             return Document(text=f"{tale.title}\n\n{tale.text}")
         if heading < 0.2 and len(tale.paragraphs) > 3:
-            # A reader may prompt from the middle of a tale, so some documents begin there.
+            # A prompt may come from the middle of a tale, so some documents start there.
             return Document(text="\n\n".join(tale.paragraphs[rng.randint(1, 2) :]))
         return Document(text=tale.text)
 
@@ -413,7 +413,7 @@ class Teller:
                 sentence = sentence[1:]
             filled = self.fill(sentence, slots)
             if sentences and sentences[-1].endswith('"') and filled.startswith('"'):
-                # A new speaker begins a new paragraph.
+                # A new speaker starts a new paragraph.
                 filled = f"{sentences.pop()}\n\n{filled}"
             sentences.append(filled)
         return " ".join(sentences)
@@ -494,14 +494,14 @@ class Teller:
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """Draw documents without end; the same seed gives the same documents."""
+    """Generate an endless stream of documents; the same seed gives the same documents."""
     teller = Teller(random.Random(seed))
     while True:
         yield teller.document()
 
 
 def main() -> None:
-    """Print some documents to read."""
+    """Print some documents."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=10)

@@ -1,4 +1,4 @@
-"""The words the demo tales are made of: who is in them, where they happen and what they are about."""
+"""The words of the demo tales: characters, places and things."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PET_NAMES: tuple[str, ...] = (
     "Socks", "Sprout", "Sunny", "Teddy", "Tilly", "Toffee", "Tuft", "Twig", "Waffles", "Willow", "Ziggy",
 )  # fmt: skip
 
-# Each kind of animal with the home it lives in.
+# Each kind of animal with its home.
 ANIMALS: dict[str, str] = {
     "badger": "den", "bear": "cave", "beaver": "lodge", "cat": "cottage", "chick": "coop",
     "crow": "nest", "cow": "barn", "deer": "thicket", "dog": "kennel", "donkey": "stable", "dragon": "cave",
@@ -162,7 +162,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "the school": ("Paper stars hung in the windows.", "Someone was practising the piano.",
                    "The yard was full of laughter.", "The teacher waved from the door."),
 }  # fmt: skip
-# How one says to be there, and the places that are no setting for digging, racing or a storm.
+# Prepositions of the places, and the places that do not suit digging, racing or a storm.
 PREPOSITIONS: dict[str, str] = {
     "the forest": "in", "the meadow": "in", "the river": "by", "the beach": "on", "the hill": "on", "the market": "at", "the garden": "in", "the park": "in", "the pond": "by", "the farm": "on", 
     "the old mill": "at", "the orchard": "in", "the village square": "in", "the lake": "by", "the valley": "in", "the library": "in", "the harbour": "at", "the school": "at",

@@ -2,7 +2,7 @@
 
 A plot is text in a small notation: ``[a|b]`` picks one alternative, ``{h.his}`` is filled in from the cast, and a
 sentence that begins with ``?`` is left out of shorter tales. The cast is the hero ``h``, a friend ``f``, a newcomer
-``n``, an elder ``e`` and a passing stranger ``x``; ``o`` is the thing the tale turns on.
+``n``, an elder ``e`` and a passing stranger ``x``; ``o`` is the main object of the tale.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plot:
-    """One skeleton of a tale: what it is about, its paragraphs, its lesson and questions it answers."""
+    """The plan of a tale: its subject, its paragraphs, its lesson, and questions that it answers."""
 
     topics: tuple[str, ...]
     titles: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Twenty seeded samples of the demo model, to read."""
+"""Writes twenty samples of the demo model, from fixed seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NEW_TOKENS = 700
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a sample starts from: the beginning of a text, or the first message of a chat."""
+    """The start of a sample: the beginning of a text, or the first message of a chat."""
 
     text: str
     chat: bool = False
@@ -47,7 +47,7 @@ PROMPTS: tuple[Prompt, ...] = (
 
 
 def sample(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: Prompt, seed: int) -> tuple[str, bool]:
-    """Continue one prompt; returns the new text and whether the model ended it by itself."""
+    """Continue one prompt; returns the new text and whether the model ended it with an end token."""
     if prompt.chat:
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True

@@ -58,7 +58,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what comes out of a training run."""
+    """All settings that determine the result of a training run."""
 
     seed: int
     phases: tuple[Phase, ...]
@@ -96,7 +96,7 @@ def render(document: Document) -> str:
 
 
 def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer on documents of its own."""
+    """Train the byte-level BPE tokenizer on documents from a seed of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -130,7 +130,7 @@ def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 
 
 class Rows:
-    """Cuts a stream of documents into rows of equal length, each of which begins with a document."""
+    """Cuts a stream of documents into rows of equal length. Each row starts at the beginning of a document."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, skip: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
@@ -161,7 +161,7 @@ class Rows:
 
 
 def token_losses(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
-    """Cross entropy of every token of a batch given the tokens before it, shaped like the batch less one column."""
+    """Cross entropy of every token of a batch given the tokens before it: [rows, columns - 1]."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     losses = cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
@@ -216,7 +216,7 @@ def held_out_loss(model: LlamaForCausalLM, rows: Rows, context: int) -> tuple[fl
 
 
 def processor_name() -> str:
-    """Name of the CPU, as far as the system tells it."""
+    """Name of the CPU if the system reports one, otherwise of the architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -226,7 +226,7 @@ def processor_name() -> str:
 
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Save the tokenizer under the class name that all readers of the format know."""
+    """Save the tokenizer with the class name that all libraries recognize."""
     tokenizer.save_pretrained(directory)
     path = directory / "tokenizer_config.json"
     config = json.loads(path.read_text())
@@ -251,8 +251,8 @@ pipeline_tag: text-generation
 
 # tiny-tales
 
-A very small language model that tells children's tales. It exists so that the server has a real model to run
-anywhere, at once and without a download. It knows nothing else: it is a demonstration, not an assistant.
+A very small language model that tells children's tales. With it the server can run a real model anywhere, immediately and
+without a download. It knows nothing else: it is a demonstration, not an assistant.
 
 | | |
 | --- | --- |
@@ -273,10 +273,10 @@ anywhere, at once and without a download. It knows nothing else: it is a demonst
 
 All text is made by a grammar written for this model (`deploy/demo/corpus.py` and the modules beside it): tales with
 consistent characters, things and places in {facts["plots"]} plots, chains of tales long enough to fill the context, and
-chats in which somebody asks for a tale, asks about a tale, greets, or asks something simple. No text was copied from
-anywhere. Training reads a fresh stream and sees almost every document once. The held-out documents come from another
-seed of the same grammar, less the few (mostly greetings) that also occur in training; so the loss says how well the
-model has learnt the grammar, not how well it knows English at large.
+chats in which a user asks for a tale, asks about a tale, greets, or asks a simple question. No text is copied from elsewhere. Training
+reads a fresh stream and sees almost every document once. The held-out documents come from another seed of the same
+grammar, without the few (mostly greetings) that also occur in training. So the loss measures how well the model has
+learnt the grammar, not its English in general.
 
 ## Training
 
@@ -289,7 +289,7 @@ processors round differently. `training.json` holds the figures of this run.
 
 ## Use
 
-The tokenizer puts `{BOS}` in front. A tale ends with `{EOS}`. A chat is
+The tokenizer adds `{BOS}` at the start. A tale ends with `{EOS}`. A chat is
 `{BOS}<|user|>Tell me a story about a fox.{END}<|assistant|>`, and the answer ends with `{END}` (`chat_template.jinja`).
 `samples.md` holds {len(samples.PROMPTS)} samples with their seeds; `python deploy/demo/samples.py` makes them again.
 """
@@ -313,7 +313,7 @@ def main() -> None:
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs a fifth of the speed
+    torch.utils.deterministic.fill_uninitialized_memory = False  # filling makes training a fifth slower
 
     tokenizer = train_tokenizer(recipe)
     print(f"tokenizer: {len(tokenizer)} tokens, {time.monotonic() - started:.0f} s", flush=True)
