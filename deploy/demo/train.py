@@ -251,8 +251,8 @@ pipeline_tag: text-generation
 
 # tiny-tales
 
-A very small language model that tells children's tales. With it the server can run a real model anywhere, immediately and
-without a download. It knows nothing else: it is a demonstration, not an assistant.
+A very small language model that tells children's tales. With it the server can run a real model anywhere, immediately
+and without a download. It knows nothing else: it is a demonstration, not an assistant.
 
 | | |
 | --- | --- |
@@ -273,10 +273,10 @@ without a download. It knows nothing else: it is a demonstration, not an assista
 
 All text is made by a grammar written for this model (`deploy/demo/corpus.py` and the modules beside it): tales with
 consistent characters, things and places in {facts["plots"]} plots, chains of tales long enough to fill the context, and
-chats in which a user asks for a tale, asks about a tale, greets, or asks a simple question. No text is copied from elsewhere. Training
-reads a fresh stream and sees almost every document once. The held-out documents come from another seed of the same
-grammar, without the few (mostly greetings) that also occur in training. So the loss measures how well the model has
-learnt the grammar, not its English in general.
+chats in which a user asks for a tale, asks about a tale, greets, or asks a simple question. No text is copied from
+elsewhere. Training reads a fresh stream and sees almost every document once. The held-out documents come from another
+seed of the same grammar, without the few (mostly greetings) that also occur in training. So the loss measures how
+well the model has learnt the grammar, not its English in general.
 
 ## Training
 
