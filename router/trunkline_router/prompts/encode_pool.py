@@ -2,7 +2,7 @@
 
 The library releases the GIL while it encodes, but not while it returns the result, and it takes 300 bytes of memory
 per byte of text. A separate process keeps both costs out of the router. A tokenizer that is not cheap
-(tokenizer_facts.py) is read and run only in these processes. Tenants share the processes fairly (fair_turns.py):
+(tokenizer_traits.py) is read and run only in these processes. Tenants share the processes fairly (fair_turns.py):
 tenants whose texts take long leave a process to the others.
 """
 
@@ -29,7 +29,7 @@ from trunkline_router.prompts.fair_places import FairPlaces
 from trunkline_router.prompts.fair_turns import Bounds
 from trunkline_router.prompts.frame_process import FrameProcess, ProcessEnded
 from trunkline_router.prompts.frames import REFUSED
-from trunkline_router.prompts.tokenizer_facts import TokenizerFacts
+from trunkline_router.prompts.tokenizer_traits import TokenizerTraits
 from trunkline_runtime.log import get_logger
 
 ENCODER = "trunkline_router.prompts.encode_process"
@@ -101,14 +101,14 @@ class EncodePool:
         work = partial(self._answer, source, kind, ids.tobytes(), "token_ids")
         return await self._places.run(tenant, work, num_bytes=len(ids) * ids.itemsize, weight=weight)
 
-    async def inspect(self, files: Mapping[str, bytes], *, worker: str) -> TokenizerFacts:
-        """Returns the facts about a worker's tokenizer files. Workers take turns with each other and with tenants.
+    async def inspect(self, files: Mapping[str, bytes], *, worker: str) -> TokenizerTraits:
+        """Returns the traits about a worker's tokenizer files. Workers take turns with each other and with tenants.
 
         Raises RequestRefused if the queue is full, or if the files are damaged or take too much time or memory.
         """
         body = await asyncio.to_thread(packed, files)
         work = partial(self._answer, None, INSPECT, body, TOKENIZER_FIELD)
-        return TokenizerFacts.from_json(await self._places.run(("worker", worker), work, num_bytes=0))
+        return TokenizerTraits.from_json(await self._places.run(("worker", worker), work, num_bytes=0))
 
     async def load(self, source: EncoderSource, *, worker: str) -> None:
         """Makes a process load a worker's tokenizer ahead of its first text. Raises RequestRefused if it cannot."""

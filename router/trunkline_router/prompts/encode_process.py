@@ -5,7 +5,7 @@ It reads frames from standard input and answers on standard output (frames.py):
 - TOKENIZER loads a tokenizer.json in place of the previous one; answer: LOADED.
 - WITH_SPECIAL and PLAIN encode a UTF-8 text with and without special tokens; answer: IDS (int32 in native byte order).
 - KEEPING and SKIPPING decode such ids with and without the text of special tokens; answer: TEXT.
-- INSPECT carries all tokenizer files of a worker (packed); answer: FACTS (TokenizerFacts as JSON).
+- INSPECT carries all tokenizer files of a worker (packed); answer: TRAITS (TokenizerTraits as JSON).
 
 Any of them can be answered with REFUSED (RequestError). The argument is the CPU time in seconds that one frame may
 take; beyond it, the system ends the process.
@@ -25,10 +25,10 @@ from tokenizers import Tokenizer
 
 from trunkline.status import invalid
 from trunkline_router.prompts.frames import HEADER, READY, REFUSED, write_frame
-from trunkline_router.prompts.tokenizer_facts import described
+from trunkline_router.prompts.tokenizer_traits import described
 
 TOKENIZER, WITH_SPECIAL, PLAIN, KEEPING, SKIPPING, IDS, TEXT, LOADED = 1, 2, 6, 7, 8, 4, 9, 10
-INSPECT, FACTS = 11, 12
+INSPECT, TRAITS = 11, 12
 TOKENIZER_FIELD = "tokenizer"  # the field that a refusal of tokenizer files names
 MAX_MEMORY_BYTES = 4 << 30  # the largest text takes up to 1.2 GiB
 NICENESS = 10  # the router's event loop goes first
@@ -72,8 +72,8 @@ def _loaded(file: bytes) -> tuple[Tokenizer | None, tuple[int, bytes]]:
 
 def _inspected(body: bytes) -> tuple[int, bytes]:
     try:
-        _, facts = described(unpacked(body))
-        return FACTS, facts.to_json()
+        _, traits = described(unpacked(body))
+        return TRAITS, traits.to_json()
     except BaseException as error:
         return _refused(TOKENIZER_FIELD, " ".join(str(error).split()))
 

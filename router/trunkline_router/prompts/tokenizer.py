@@ -13,7 +13,7 @@ from trunkline_router.prompts.chat_template import check_conversation, check_syn
 from trunkline_router.prompts.encode_pool import EncodePool, EncoderSource
 from trunkline_router.prompts.render_pool import RenderPool, TemplateSource
 from trunkline_router.prompts.tokenizer_config import TokenizerConfig, read_tokenizer_config
-from trunkline_router.prompts.tokenizer_facts import FILE, TokenizerFacts, described
+from trunkline_router.prompts.tokenizer_traits import FILE, TokenizerTraits, described
 
 # Encoding this many characters, or decoding this many tokens, takes about a millisecond. More is done in a thread, and
 # beyond the second limit in a process, because a thread would still delay the event loop.
@@ -31,7 +31,7 @@ class TokenizerError(Exception):
 
 
 class PromptTokenizer:
-    """A model's tokenizer and chat template. With `facts`, which a helper process has found, the tokenizer is run only
+    """A model's tokenizer and chat template. With `traits`, which a helper process has found, the tokenizer is run only
     in helper processes; otherwise it is read and run here. Raises TokenizerError if the files cannot be used.
 
     encoding: identifies how text becomes tokens
@@ -39,20 +39,22 @@ class PromptTokenizer:
     largest_id: of its tokens; -1 if there are none
     """
 
-    def __init__(self, files: Mapping[str, bytes], renderers: RenderPool, facts: TokenizerFacts | None = None) -> None:
+    def __init__(
+        self, files: Mapping[str, bytes], renderers: RenderPool, traits: TokenizerTraits | None = None
+    ) -> None:
         self._tokenizer: Tokenizer | None = None
         try:
-            if facts is None:
-                self._tokenizer, facts = described(files)
-            config = read_tokenizer_config(files, padding_token=facts.padding_token)
+            if traits is None:
+                self._tokenizer, traits = described(files)
+            config = read_tokenizer_config(files, padding_token=traits.padding_token)
         except BaseException as error:  # the library raises bare Exception, or panics
             if not _is_failure(error):
                 raise
             raise damaged(_one_line(error)) from None
         self._source = EncoderSource(files[FILE])
-        self._prefix, self._suffix = facts.prefix, facts.suffix
-        self._characters_per_token = facts.characters_per_token
-        self.largest_id, self.encoding = facts.largest_id, bytes.fromhex(facts.encoding)
+        self._prefix, self._suffix = traits.prefix, traits.suffix
+        self._characters_per_token = traits.characters_per_token
+        self.largest_id, self.encoding = traits.largest_id, bytes.fromhex(traits.encoding)
         self._renderers = renderers
         self._template, self.template_problem = _template_of(config)
         self.rendering = b"" if self._template is None else self._template.name

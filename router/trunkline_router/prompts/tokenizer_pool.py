@@ -15,7 +15,7 @@ from trunkline_router.prompts.encode_process import TOKENIZER_FIELD
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError, damaged
 from trunkline_router.prompts.tokenizer_config import CONFIG, NAMED_TEMPLATES, SPECIAL_TOKENS, TEMPLATE
-from trunkline_router.prompts.tokenizer_facts import FILE, TokenizerFacts, is_cheap
+from trunkline_router.prompts.tokenizer_traits import FILE, TokenizerTraits, is_cheap
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ class Tokenizers:
     async def _made(self, files: dict[str, bytes], digest: bytes, model: str, worker: str) -> PromptTokenizer:
         """The tokenizer of a worker's files, shared by equal files. Raises TokenizerError or WorkerUnusable."""
         key, is_true, is_read_here = await asyncio.to_thread(_identify, files, digest)
-        facts = None
+        traits = None
         if not is_read_here and key not in self._by_files:
-            facts = await self._inspected(files, worker)
+            traits = await self._inspected(files, worker)
         async with self._building:
             tokenizer = self._by_files.get(key)
             if tokenizer is None:
-                tokenizer = await asyncio.to_thread(PromptTokenizer, files, self._renderers, facts)
+                tokenizer = await asyncio.to_thread(PromptTokenizer, files, self._renderers, traits)
                 self._by_files[key] = tokenizer
                 if problem := tokenizer.template_problem:
                     get_logger().warning("a model is served without chat", model=model, problem=problem)
@@ -91,12 +91,12 @@ class Tokenizers:
             self._by_digest[digest] = tokenizer
         return tokenizer
 
-    async def _inspected(self, files: dict[str, bytes], worker: str) -> TokenizerFacts:
+    async def _inspected(self, files: dict[str, bytes], worker: str) -> TokenizerTraits:
         """Raises TokenizerError, or WorkerUnusable if the queue is full, so that the worker is tried again."""
         try:
-            facts = await self._renderers.encoders.inspect(files, worker=worker)
+            traits = await self._renderers.encoders.inspect(files, worker=worker)
             await self._renderers.short_encoders.load(EncoderSource(files[FILE]), worker=worker)
-            return facts
+            return traits
         except RequestRefused as refused:
             if refused.reason == OVERLOADED:
                 raise WorkerUnusable(refused.message) from None

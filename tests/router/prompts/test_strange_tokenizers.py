@@ -20,11 +20,11 @@ from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, Token
 from trunkline_router.prompts.encode_pool import EncodePool
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.prompts.tokenizer_facts import (
+from trunkline_router.prompts.tokenizer_traits import (
     CHEAP_BYTES,
     CHEAP_CHARACTERS,
     CHEAP_GROWTH,
-    TokenizerFacts,
+    TokenizerTraits,
     described,
     is_cheap,
 )
@@ -93,9 +93,9 @@ async def test_a_tokenizer_in_processes_makes_the_same_of_everything_as_here(
     model: Path | str, shared: Path, renderers: RenderPool
 ) -> None:
     files = {path.name: path.read_bytes() for path in (shared / model).glob("tokenizer*")}
-    facts = await renderers.encoders.inspect(files, worker="w")
-    assert facts == described(files)[1] == TokenizerFacts.from_json(facts.to_json())
-    here, there = PromptTokenizer(files, renderers), PromptTokenizer(files, renderers, facts)
+    traits = await renderers.encoders.inspect(files, worker="w")
+    assert traits == described(files)[1] == TokenizerTraits.from_json(traits.to_json())
+    here, there = PromptTokenizer(files, renderers), PromptTokenizer(files, renderers, traits)
     assert there.encoding == here.encoding
     assert there.largest_id == here.largest_id
     for text in ("a", "Once upon a time, Lily's 3 friends\n\nwent home.  ", "aé漢🦊\u0301 <s></s>", "x " * 5000):

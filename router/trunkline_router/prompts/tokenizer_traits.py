@@ -1,8 +1,8 @@
-"""The facts that a router keeps about a worker's tokenizer, and the test for tokenizers that it runs itself.
+"""The traits that a router keeps about a worker's tokenizer, and the test for tokenizers that it runs itself.
 
 The library holds the GIL while it reads a tokenizer.json: half a second for a vocabulary of 128,000 tokens. A pattern,
 or a rule that makes text longer, can take any time for a short text. Unless a tokenizer is known to be cheap, it is
-read and run in processes that have limits (encode_pool.py), and the router knows only its facts.
+read and run in processes that have limits (encode_pool.py), and the router knows only its traits.
 """
 
 import json
@@ -25,7 +25,7 @@ CHEAP_GROWTH = 64  # the largest factor by which a cheap tokenizer's replacement
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFacts:
+class TokenizerTraits:
     """What a router needs to know about a tokenizer."""
 
     encoding: str  # identifies how text becomes tokens, in hex
@@ -36,7 +36,7 @@ class TokenizerFacts:
     padding_token: str | None  # that of tokenizer.json
 
     def to_json(self) -> bytes:
-        """The facts as JSON, for from_json()."""
+        """The traits as JSON, for from_json()."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -46,8 +46,8 @@ class TokenizerFacts:
         return cls(**{**fields, "prefix": tuple(fields["prefix"]), "suffix": tuple(fields["suffix"])})
 
 
-def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerFacts]:
-    """A worker's tokenizer and its facts. Raises ConfigError, and whatever the library raises: a bare Exception or a
+def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerTraits]:
+    """A worker's tokenizer and its traits. Raises ConfigError, and whatever the library raises: a bare Exception or a
     panic."""
     tokenizer = Tokenizer.from_buffer(files[FILE])
     padding_token = (tokenizer.padding or {}).get("pad_token")
@@ -56,7 +56,7 @@ def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerFacts]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     prefix, suffix = _missing_special_ids(tokenizer, config)
-    return tokenizer, TokenizerFacts(
+    return tokenizer, TokenizerTraits(
         # Equal for files that are written differently but convert between text and tokens in the same way.
         sha256(f"{prefix}{suffix}{tokenizer.to_str()}".encode()).hexdigest(),
         tuple(prefix),
