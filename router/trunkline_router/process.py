@@ -5,8 +5,9 @@ import os
 import signal
 import sys
 
-from trunkline_router.main import SharedPort, router_settings, run
+from trunkline_router.main import router_settings, run
 from trunkline_router.processes import ONCE_USEFUL
+from trunkline_router.router import SharedPort
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 

@@ -20,7 +20,7 @@ EXIT_CANNOT_START = 2
 AT_ONCE, ONCE_USEFUL = "at-once", "once-useful"  # when a process begins to listen
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0  # before one that died is started again; doubles while it keeps dying
 HEALTHY_AFTER_S = 60.0  # one that lived this long starts over with the first delay
-LAST_WORDS_S = 3.0  # beyond their own time to stop: what is left then is killed
+KILL_AFTER_S = 3.0  # beyond the stop timeout: a process that still runs is killed
 
 
 def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
@@ -121,11 +121,11 @@ class Processes:
         self._signal_all(signal.SIGTERM)
         ended = asyncio.create_task(self._wait_all())
         at_once = asyncio.create_task(signals.stop_now.wait())
-        time_s = self._stop_timeout_s + LAST_WORDS_S
+        time_s = self._stop_timeout_s + KILL_AFTER_S
         await asyncio.wait({ended, at_once}, timeout=time_s, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done() and at_once.done():
             self._signal_all(signal.SIGTERM)
-            await asyncio.wait({ended}, timeout=LAST_WORDS_S)
+            await asyncio.wait({ended}, timeout=KILL_AFTER_S)
         at_once.cancel()
         if not ended.done():
             self._log.error("router processes did not stop in time and are killed")

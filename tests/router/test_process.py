@@ -21,8 +21,9 @@ from trunkline_runtime.channel import open_channel
 
 FREEZE_COUNT = """
 import asyncio, gc, os, signal, sys
-from trunkline_router.main import SharedPort, router_settings, serve
+from trunkline_router.main import router_settings
 from trunkline_router.request.tenants import Tenants
+from trunkline_router.router import SharedPort, serve
 
 def on_listening():
     print("frozen:", gc.get_freeze_count())

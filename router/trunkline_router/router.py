@@ -1,0 +1,248 @@
+"""One router: built from its settings, served until a signal, stopped."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
+from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.api.fleet_service import FleetService
+from trunkline_router.api.service import InferenceService
+from trunkline_router.discovery.discovery import Membership, sources_of
+from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.failover.failover import FailoverLimits
+from trunkline_router.failover.quarantine import Quarantine
+from trunkline_router.gate.freed_memory import return_freed_memory
+from trunkline_router.gate.open_calls import request_bounds
+from trunkline_router.gate.request_gate import RequestGate
+from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.request.tenants import Tenants
+from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.settings import RouterSettings
+from trunkline_router.shared_state.fleet import Fleet
+from trunkline_router.shared_state.pool_fleet import PoolFleet
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.stores.conviction_key import conviction_key
+from trunkline_router.stores.embedded_store import EmbeddedStore
+from trunkline_router.stores.redis_store import RedisStore
+from trunkline_router.stores.store import Store
+from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.workers.link_context import LinkContext, LinkLimits
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_runtime.garbage import keep_collecting, spare_what_stays
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.metrics import export_lag, metric_reader
+from trunkline_runtime.server import GrpcServer, Signals
+from trunkline_runtime.wake_ups import read_wake_ups_at_once
+
+SERVICE = "trunkline.v1.InferenceService"
+FLEET_SERVICE = "trunkline.v1.FleetService"
+
+FLUSH_S = 0.5  # time for the last responses to reach their clients once every request has ended
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPort:
+    """How one of several processes joins the others on their port.
+
+    on_listening: called once the process listens
+    once_useful: the process listens only when it has a worker. Until then the other processes serve the port, and no
+        client connects to one that cannot serve it
+    """
+
+    on_listening: Callable[[], None]
+    once_useful: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The parts of a router that serve() starts and stops. `background` runs for as long as the router does."""
+
+    settings: RouterSettings
+    pools: Pools
+    shared: SharedState
+    server: GrpcServer
+    service: InferenceService
+    renderers: RenderPool
+    lag: LoopLag
+    background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+
+
+async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedPort | None = None) -> None:
+    """Serves until a signal. Raises PortInUse."""
+    log = get_logger()
+    if not read_wake_ups_at_once():
+        log.warning("grpc.aio was in use already: its wake-ups are read one by one")
+    signals = Signals()
+    router = build(settings, tenants, is_port_shared=shared_port is not None)
+    await router.shared.start()
+    reader = metric_reader("trunkline-router")
+    metrics = None if reader is None else export_lag(router.lag, "trunkline-router", reader)
+    tasks = [asyncio.create_task(run()) for run in router.background]
+    stopped = asyncio.create_task(signals.stop.wait())
+    if shared_port is not None and shared_port.once_useful:
+        useful = asyncio.create_task(has_a_worker(router.pools))
+        await asyncio.wait({stopped, useful, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        useful.cancel()
+    if not signals.stop.is_set():
+        await listen(router, shared_port)
+    readiness = asyncio.create_task(follow_readiness(router))
+    tasks += [readiness, asyncio.create_task(keep_collecting())]
+    try:
+        done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # the tasks run until they are cancelled: one that has ended has a bug, which is raised here
+        log.info("router stopping")
+        readiness.cancel()  # from now on the router is not ready, whatever its workers do
+        await drain(router, signals)
+    finally:
+        await close(router, tasks)
+        if metrics is not None:
+            await asyncio.to_thread(metrics.shutdown)
+        log.info("router stopped")
+
+
+def build(settings: RouterSettings, tenants: Tenants, *, is_port_shared: bool) -> Router:
+    """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop."""
+    rng = Random()
+    pools = Pools(rng, RoutingPolicy(settings.policy))
+    fleet = PoolFleet(pools)
+    shared = share(settings, fleet, rng)
+    dispatcher = _dispatcher(settings, pools, shared, rng)
+    gate = RequestGate(pools, request_bounds(settings.max_calls, settings.max_tenant_calls))
+    server = GrpcServer(
+        settings.host,
+        settings.port,
+        services=[SERVICE, FLEET_SERVICE],
+        shared_port=is_port_shared,
+        max_connection_age_s=settings.max_connection_age_s,
+        max_request_bytes=MAX_REQUEST_BYTES,
+        gate=gate,
+    )
+    service = InferenceService(
+        dispatcher,
+        max_choices=settings.max_choices,
+        tenants=tenants,
+        shared=shared,
+        grant_key=settings.grant_key.encode(),
+    )
+    add_InferenceServiceServicer_to_server(service, server.grpc)
+    fleet_service = FleetService(pools, max_choices=settings.max_choices, shared=shared, tenants=tenants)
+    add_FleetServiceServicer_to_server(fleet_service, server.grpc)
+    renderers, lag = RenderPool(), LoopLag()
+
+    def in_and_freed() -> tuple[int, int]:
+        in_requests, of_requests = gate.large_requests()
+        return in_requests, of_requests + dispatcher.backlog.remains.bytes_so_far
+
+    background = (
+        shared.run,
+        _membership(settings, pools, fleet, renderers, rng),
+        lag.run,
+        partial(return_freed_memory, in_and_freed),
+    )
+    return Router(settings, pools, shared, server, service, renderers, lag, background)
+
+
+def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
+    """The state shared with other routers: in Redis if the settings have a URL, else in this process alone."""
+    patience_s = settings.redis_patience_ms / 1e3
+    if settings.redis_url:
+        store: Store = RedisStore(settings.redis_url, settings.key_prefix, patience_s=patience_s)
+    else:
+        store = EmbeddedStore(lambda: time.monotonic() * 1e3)
+    return SharedState(
+        store,
+        settings.name,
+        fleet,
+        rng,
+        admits_when_down=settings.quota_when_down == "open",
+        patience_s=patience_s,
+    )
+
+
+def _dispatcher(settings: RouterSettings, pools: Pools, shared: SharedState, rng: Random) -> Dispatcher:
+    key = conviction_key(settings.redis_url, settings.key_prefix, settings.grant_key.encode())
+    return Dispatcher(
+        pools,
+        time.monotonic,
+        rng,
+        limits=FailoverLimits(settings.max_resumptions),
+        quarantine=Quarantine(key, shared.convictions),
+        backlog=Backlog(settings.max_unread_mib << 20),
+    )
+
+
+def _membership(
+    settings: RouterSettings, pools: Pools, fleet: PoolFleet, renderers: RenderPool, rng: Random
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Keeps a link to each worker that the settings name and, if the router follows leases, that other routers know."""
+    context = LinkContext(
+        settings.name,
+        Tokenizers(renderers),
+        pools.index,
+        pools.notify,
+        rng,
+        LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s),
+        settings.grant_key.encode(),
+    )
+    members = Membership(pools.links, connect=lambda address: WorkerLink(address, context))
+    sources, lookups = sources_of(settings.workers, rng)
+    pools.search.lookups += lookups
+    leases = fleet.leased() if settings.redis_url and settings.follow_leases else None
+    return partial(members.run, sources, leases)
+
+
+async def has_a_worker(pools: Pools) -> None:
+    """Returns once a worker accepts requests."""
+    while True:
+        changed = pools.change()
+        if pools.models():
+            return
+        await changed.wait()
+
+
+async def listen(router: Router, shared_port: SharedPort | None) -> None:
+    """Opens the port. Raises PortInUse."""
+    await router.server.start()
+    spare_what_stays()
+    get_logger().info("router listening", port=router.server.port, workers=list(router.settings.workers))
+    if shared_port is not None:
+        shared_port.on_listening()
+
+
+async def follow_readiness(router: Router) -> None:
+    """Reports the router ready while at least one worker accepts requests; runs until it is cancelled."""
+    while True:
+        changed = router.pools.change()
+        await router.server.set_ready(bool(router.pools.models()))
+        await changed.wait()
+
+
+async def drain(router: Router, signals: Signals) -> None:
+    """Refuses new requests and lets running ones finish, for at most the stop timeout or until a second signal."""
+    await router.server.set_ready(False)
+    idle = asyncio.create_task(router.service.stop_admission())
+    at_once = asyncio.create_task(signals.stop_now.wait())
+    await asyncio.wait({idle, at_once}, timeout=router.settings.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    await router.server.stop(FLUSH_S if idle.done() else 0)
+
+
+async def close(router: Router, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Ends the tasks and every part."""
+    for task in tasks:
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await router.server.stop(0)
+    await router.shared.close()
+    await router.renderers.close()
