@@ -7,9 +7,6 @@ significant digit. A request's trace and a worker's GetStats have the exact ones
 
 import re
 import time
-from typing import Any
-
-import grpc
 
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import (
@@ -23,8 +20,9 @@ from trunkline.v1.fleet_pb2 import (
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
 from trunkline_router.request.call_charge import charged_call
-from trunkline_router.request.prepare import check_request_id, prepare, request_id_of, session_of
-from trunkline_router.request.tenants import Tenants, tenant_of
+from trunkline_router.request.prepare import Preparer
+from trunkline_router.request.request_call import Context, RequestCall
+from trunkline_router.request.tenants import Tenants
 from trunkline_router.routing.policy import Candidate
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.workers.pool import Pools
@@ -33,8 +31,6 @@ from trunkline_router.workers.worker_link import WorkerLink
 EXACT_MS = re.compile(r"\d+\.\d(?= ms)")
 ACCURACY_STEP = 20  # requests: each of them is one that found something cached
 MOST_SHOWN = (1 << 32) - 1  # some of the fields have 32 bits
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FleetService(FleetServiceServicer):
@@ -46,25 +42,13 @@ class FleetService(FleetServiceServicer):
         self._pools = pools
         self._shared = shared
         self._tenants = tenants or Tenants()
-        self._max_choices = max_choices
+        self._preparer = Preparer(pools, shared, self._tenants, max_choices)
 
     async def ExplainRoute(self, request: ExplainRouteRequest, context: Context) -> ExplainRouteResponse:
-        wanted = request.request
-        check_request_id(wanted)
-        metadata = context.invocation_metadata()
-        tenant = tenant_of(metadata)
-        pool = await self._pools.found(wanted.model, tenant, context.time_remaining())
-        prepared = await prepare(
-            wanted,
-            request_id_of(wanted),
-            pool,
-            max_choices=self._max_choices,
-            scheduling=self._tenants.scheduling(tenant, wanted.lane),
-            session=session_of(metadata, tenant),
-        )
-        async with charged_call(self._shared, self._tenants, tenant):
+        prepared = await self._preparer.prepare(RequestCall.of(request.request, context))
+        async with charged_call(self._shared, self._tenants, prepared.scheduling.tenant):
             now_s = time.monotonic()
-            pool = self._pools.pool(pool.name)  # it may have changed meanwhile
+            pool = self._pools.pool(prepared.model)
             workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
             plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
         return ExplainRouteResponse(

@@ -19,9 +19,10 @@ from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, G
 from trunkline.validation import validate_token_ids
 from trunkline_router.api.grant_charge import GrantCharge
 from trunkline_router.dispatch.dispatch import Dispatcher, trace_route
-from trunkline_router.dispatch.placement import Placement, TimeLeft
+from trunkline_router.dispatch.placement import Placement
 from trunkline_router.dispatch.running import Running
-from trunkline_router.request.prepare import PreparedRequest
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import TimeLeft
 from trunkline_router.routing.route import Route
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.streaming.request_stream import MAX_LEDGER_BYTES

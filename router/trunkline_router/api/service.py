@@ -7,7 +7,6 @@ from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-import grpc
 from opentelemetry.trace import Span, Status, StatusCode
 
 from trunkline.grant import forbidden
@@ -39,7 +38,9 @@ from trunkline_router.gate.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.prompts.token_ids import detokenize_response, read_ids, tokenize_response
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.request.call_charge import charged_call
-from trunkline_router.request.prepare import PreparedRequest, check_request_id, prepare, request_id_of, session_of
+from trunkline_router.request.prepare import Preparer
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import Context, RequestCall
 from trunkline_router.request.steps import give_way
 from trunkline_router.request.tenants import Tenants, tenant_of
 from trunkline_router.shared_state.state import SharedState
@@ -47,8 +48,6 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import request_span, trace_context_of
 
 FIRST_MESSAGE_S = 10.0  # a Grant call that says nothing for so long is over: it would be held for ever, for nothing
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceService(InferenceServiceServicer):
@@ -65,7 +64,7 @@ class InferenceService(InferenceServiceServicer):
         self._pools = dispatcher.pools
         self._shared = shared
         self._tenants = tenants or Tenants()
-        self._max_choices = max_choices
+        self._preparer = Preparer(self._pools, shared, self._tenants, max_choices)
         self._running = Running()
         self._granter = Granter(dispatcher, grant_key, lambda: int(time.time() * 1e3), self._running)
 
@@ -74,12 +73,12 @@ class InferenceService(InferenceServiceServicer):
         await self._running.stop()
 
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
-        request_id = request_id_of(request)
-        with self._observed("router.generate", request_id, context) as (span, facts), self._running.admitted():
-            prepared = await self._prepare(request, request_id, context, facts)
+        call = RequestCall.of(request, context)
+        with self._observed("router.generate", call) as span, self._running.admitted():
+            prepared = await self._preparer.prepare(call)
             with await self._reserve(prepared) as reservation:
                 async with aclosing(
-                    self._dispatcher.dispatch(prepared, context.time_remaining, span, facts, reservation.meter)
+                    self._dispatcher.dispatch(prepared, call.time_left, span, call.log_fields, reservation.meter)
                 ) as responses:
                     reservation.follow(responses.stream)
                     async for response in responses:
@@ -97,71 +96,51 @@ class InferenceService(InferenceServiceServicer):
         self._granter.check_offered()
         if first is None or first.WhichOneof("news") != "request":
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
-        request, request_id = first.request, request_id_of(first.request)
-        with self._observed("router.grant", request_id, context) as (span, facts), self._running.admitted():
-            prepared = await self._prepare(request, request_id, context, facts)
+        call = RequestCall.of(first.request, context)
+        with self._observed("router.grant", call) as span, self._running.admitted():
+            prepared = await self._preparer.prepare(call)
             self._granter.check_taken(prepared.model)
             self._check_reservable(prepared)
             reserve = partial(self._charge, prepared)
             async with aclosing(
-                self._granter.answers(prepared, request_iterator, context.time_remaining, reserve, span, facts)
+                self._granter.answers(prepared, request_iterator, call.time_left, reserve, span, call.log_fields)
             ) as answers:
                 async for answer in answers:
                     yield answer
-            facts["outcome"] = "granted"  # what became of it the worker's log says
+            call.log_fields["outcome"] = "granted"  # the worker's log has the outcome of the answer
 
     @contextmanager
-    def _observed(self, name: str, request_id: str, context: Context) -> Iterator[tuple[Span, dict[str, Any]]]:
-        """A request's span, and its line in the log with the facts that it gathers; bugs become INTERNAL."""
+    def _observed(self, name: str, call: RequestCall) -> Iterator[Span]:
+        """Opens the request's span and, when the request ends, writes its log line. An unexpected error becomes
+        RequestRefused (INTERNAL)."""
         started_s = time.monotonic()
-        traceparent, tracestate = trace_context_of(context.invocation_metadata())
+        traceparent, tracestate = trace_context_of(call.metadata)
+        request_id, log_fields = call.request_id, call.log_fields
         log = get_logger().bind(request_id=request_id)
-        facts: dict[str, Any] = {"outcome": "cancelled"}
+        log_fields["outcome"] = "cancelled"
         attributes = {"trunkline.request_id": request_id}
         with request_span(name, traceparent=traceparent, tracestate=tracestate, attributes=attributes) as span:
             try:
-                yield span, facts
+                yield span
             except RequestRefused as refused:
-                facts["outcome"] = refused.reason
+                log_fields["outcome"] = refused.reason
                 span.set_status(Status(StatusCode.ERROR, refused.reason))
                 if refused.reason == INTERNAL and request_id not in refused.message:  # a worker's
                     raise _internal(request_id) from None
                 raise
             except Exception as error:
-                facts["outcome"] = INTERNAL
+                log_fields["outcome"] = INTERNAL
                 log.error("unexpected error", exc_info=error)
                 raise _internal(request_id) from None
             except (asyncio.CancelledError, GeneratorExit):
-                remaining_s = context.time_remaining()
+                remaining_s = call.time_left()
                 if remaining_s is not None and remaining_s <= 0:
-                    facts["outcome"] = DEADLINE_EXCEEDED
+                    log_fields["outcome"] = DEADLINE_EXCEEDED
                 raise
             finally:
                 if span.is_recording():
-                    span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
-                log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **facts)
-
-    async def _prepare(
-        self, request: GenerateRequest, request_id: str, context: Context, facts: dict[str, Any]
-    ) -> PreparedRequest:
-        """The request as any worker can take it. Raises RequestRefused."""
-        check_request_id(request)
-        metadata = context.invocation_metadata()
-        facts["tenant"] = tenant = tenant_of(metadata)
-        scheduling = self._tenants.scheduling(tenant, request.lane)
-        facts["lane"] = scheduling.lane_name
-        pool = await self._pools.found(request.model, tenant, context.time_remaining())
-        facts["model"] = pool.name
-        prepared = await prepare(
-            request,
-            request_id,
-            pool,
-            max_choices=self._max_choices,
-            scheduling=scheduling.corrected(self._shared.weight_factor(tenant)),
-            session=session_of(metadata, tenant),
-        )
-        facts |= {"prompt_tokens": len(prepared.prompt), "choices": prepared.choices}
-        return prepared
+                    span.set_attributes({f"trunkline.{name}": value for name, value in log_fields.items()})
+                log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **log_fields)
 
     async def _reserve(self, prepared: PreparedRequest, *, in_full: bool = False) -> Reservation:
         """The request's part in its tenant's quotas; `in_full`: all that it can come to. Raises RequestRefused."""

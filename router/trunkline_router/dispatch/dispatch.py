@@ -14,13 +14,14 @@ from trunkline.answer_ledger import AnswerLedger
 from trunkline.names import finish_name
 from trunkline.status import OVERLOADED
 from trunkline.v1.inference_pb2 import GenerateResponse
-from trunkline_router.dispatch.placement import Placement, TimeLeft
+from trunkline_router.dispatch.placement import Placement
 from trunkline_router.failover.failover import FailoverLimits, Recovery
 from trunkline_router.failover.quarantine import Quarantine, quarantined
 from trunkline_router.failover.retry_budget import RetryBudget
 from trunkline_router.failover.suspicion import GONE_WITHIN_S, Cells, Suspicion, Witnesses
 from trunkline_router.quotas.meter import OutputMeter
-from trunkline_router.request.prepare import PreparedRequest
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import TimeLeft
 from trunkline_router.routing.route import Route
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.streaming.backlog import Backlog

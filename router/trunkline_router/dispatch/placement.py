@@ -14,14 +14,13 @@ from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
 from trunkline_router.failover.failover import MAX_JITTER_S, Recovery
 from trunkline_router.failover.retry_budget import RetryBudget
 from trunkline_router.failover.suspicion import Cells
-from trunkline_router.request.prepare import PreparedRequest
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import TimeLeft
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools
 
 FULL_FOR_MS = 500  # a worker that is full, and does not say for how long
-
-TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has none
 
 
 @dataclass(slots=True)

@@ -1,0 +1,87 @@
+"""A checked request, and what the router makes of it for routing and for workers."""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trunkline.ledger import Ledger
+from trunkline.v1.generation_pb2 import Lane, SamplingParams
+from trunkline.v1.inference_pb2 import PromptInfo
+from trunkline.v1.worker_pb2 import Submit
+from trunkline_router.request.tenants import Scheduling
+from trunkline_router.routing.route_request import RouteRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that can be sent to any worker of its model."""
+
+    request_id: str
+    model: str
+    prompt: "array[int]"  # four bytes per token: it is kept to the request's end
+    sampling: SamplingParams  # every default filled in, seed included
+    choices: int
+    scheduling: Scheduling
+    most_output_tokens: int  # of a choice: max_tokens, or the room that the most capable worker has beside the prompt
+    vocab_size: int
+    affinity_key: str = ""  # equal for requests of one conversation; "": none
+
+    @property
+    def seed(self) -> int:
+        return self.sampling.seed
+
+    def prompt_info(self) -> PromptInfo:
+        """What the client is told of it, as far as it is known before a worker has it."""
+        return PromptInfo(model=self.model, prompt_tokens=len(self.prompt), seed=self.seed, lane=self.scheduling.lane)
+
+    def least_room(self, num_output: int = 0) -> int:
+        """Tokens that a worker must take to answer it, or to go on after that much output. Workers of one model may
+        differ in memory."""
+        wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else num_output + 1
+        return len(self.prompt) + wanted
+
+    def route_request(self, now_s: float, output: "array[int] | None" = None) -> RouteRequest:
+        """For the routing policy; `output`: what it has said already."""
+        lane = self.scheduling.lane - Lane.LANE_INTERACTIVE
+        return RouteRequest(
+            self.prompt if output is None else self.prompt + output,
+            now_s,
+            salt=self.scheduling.cache_salt,
+            lane=lane,
+            choices=self.choices,
+            may_use_cache=not self.sampling.HasField("prompt_logprobs"),
+            session=self.affinity_key,
+        )
+
+    def submits(
+        self,
+        choices: Iterable[tuple[int, Ledger]],
+        *,
+        timeout_ns: int | None,
+        trace: tuple[str, str],
+        prompt_known: bool = False,
+        suspect: bool = False,
+    ) -> list[Submit]:
+        """One per choice, going on where its ledger ends. `prompt_known`: what is to be told of the prompt was told."""
+        submits = []
+        for choice, ledger in choices:
+            submit = Submit(
+                request_id=self.request_id,
+                choice=choice,
+                prompt_token_ids=self.prompt,
+                sampling=self.sampling,
+                resume=ledger.resume(),
+                cache_salt=self.scheduling.cache_salt,
+                traceparent=trace[0],
+                tracestate=trace[1],
+                lane=self.scheduling.lane,
+                tenant=self.scheduling.tenant,
+                tenant_weight=self.scheduling.weight,
+                suspect=suspect,
+            )
+            if choice > 0 or prompt_known:
+                submit.sampling.ClearField("prompt_logprobs")  # the same for every choice: computed once
+            if timeout_ns is not None:
+                submit.timeout.FromNanoseconds(timeout_ns)
+            submits.append(submit)
+        return submits
