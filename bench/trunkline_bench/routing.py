@@ -72,13 +72,15 @@ def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Po
             max_running_requests=256,
         )
         link = WorkerLink(f"worker-{number}", context)
-        live = ConnectedWorker(model, WorkerBlocks(pools.index), tokenizer, WorkerSession(), link.breaker, link.address)
-        live.blocks.store(chain[: draw.choice(SHARED) // BLOCK_SIZE])
-        live.blocks.store(keys_of(draw.randbytes(16 * (blocks // workers))))
-        link.live = live
+        worker = ConnectedWorker(
+            model, WorkerBlocks(pools.index), tokenizer, WorkerSession(), link.breaker, link.address
+        )
+        worker.blocks.store(chain[: draw.choice(SHARED) // BLOCK_SIZE])
+        worker.blocks.store(keys_of(draw.randbytes(16 * (blocks // workers))))
+        link.worker = worker
         pools.links.append(link)
-        states.append(live)
-        report_load(live, draw)
+        states.append(worker)
+        report_load(worker, draw)
     return pools, states
 
 

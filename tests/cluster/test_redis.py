@@ -201,7 +201,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
         if way == "restarted empty":
             assert [router.shared.times_entered for router in routers] == [2, 2]
             answered = sum(len(worker.submits) for worker in workers)
-            await until(lambda: all(not router.shared._book.has_news for router in routers))
+            await until(lambda: all(not router.shared._book.has_changes for router in routers))
             counted = await window_of(redis, "acme")
             assert answered <= counted[0] <= answered * 1.02 + 4, "what was admitted before and meanwhile counts again"
 
@@ -247,7 +247,7 @@ async def test_every_way_a_request_can_end_settles_it(redis: RedisServer) -> Non
         choice.fail(RequestRefused(CODE_INTERNAL, INTERNAL, "block 7 is held twice"))
         assert await ended(broken) == INTERNAL
         routers = a, b
-        await until(lambda: all(not router.shared._open and not router.shared._book.has_news for router in routers))
+        await until(lambda: all(not router.shared._open and not router.shared._book.has_changes for router in routers))
         for router in routers:
             syncs = router.shared.syncs
             await until(lambda router=router, syncs=syncs: router.shared.syncs > syncs + 1)
@@ -259,11 +259,11 @@ async def test_what_one_router_has_sent_counts_at_the_other(redis: RedisServer) 
     async with two_routers(redis, UNLIMITED, worker) as (a, b):
         call = generate(a.stub, metadata=())
         choice = await worker.arrived.get()
-        await until(lambda: b.live(0).foreign == Credit(1, len(PROMPT)))
-        assert a.live(0).foreign == NO_CREDIT
+        await until(lambda: b.connected(0).foreign == Credit(1, len(PROMPT)))
+        assert a.connected(0).foreign == NO_CREDIT
         choice.tokens(1, finish=True)
         assert await ended(call) == len(PROMPT) + 1
-        await until(lambda: b.live(0).foreign == NO_CREDIT)
+        await until(lambda: b.connected(0).foreign == NO_CREDIT)
 
 
 async def test_invented_names_do_not_fill_redis_nor_come_to_more_than_so_many_quotas(redis: RedisServer) -> None:

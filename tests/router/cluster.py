@@ -41,7 +41,7 @@ PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test wait
 
 
 class Cluster:
-    """`stub` and `fleet` call the router; `live(i)` is what the router knows of worker i."""
+    """`stub` and `fleet` call the router; `connected(i)` is what the router knows of worker i."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Cluster:
         self.port = port
         self.shared = shared
 
-    def live(self, index: int) -> ConnectedWorker:
-        live = self.links[index].live
-        assert live is not None
-        return live
+    def connected(self, index: int) -> ConnectedWorker:
+        connected = self.links[index].worker
+        assert connected is not None
+        return connected
 
     async def until_workers(self, *ready: bool) -> None:
         """Waits until exactly these workers are connected."""
-        await until(lambda: tuple(link.live is not None for link in self.links) == ready)
+        await until(lambda: tuple(link.worker is not None for link in self.links) == ready)
 
     def generate(self, prompt: Any, *, timeout_s: float | None = PATIENCE_S, **fields: Any) -> Any:
         """The call; a prompt is text or token ids."""
@@ -81,10 +81,10 @@ class Cluster:
     def assert_idle(self) -> None:
         """No trace of any request is left: a count that missed its end would keep a worker from being chosen."""
         for link in self.links:
-            if link.live is not None:
-                assert (link.live.open_choices, link.live.queued_tokens) == (0, 0)
-                assert link.live.session.num_open == 0
-                assert not link.live.blocks.num_expected
+            if link.worker is not None:
+                assert (link.worker.open_choices, link.worker.queued_tokens) == (0, 0)
+                assert link.worker.session.num_open == 0
+                assert not link.worker.blocks.num_expected
 
 
 def share_with_nobody(pools: Pools, rng: Random) -> SharedState:
@@ -184,7 +184,7 @@ async def router_before(
         made = Cluster(links, *stubs, server.port, shared, service, gate)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
-        await until(lambda: all(link.live is None or not link.live.open_choices for link in links))
+        await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))
         made.assert_idle()
         pools.check_integrity()
 

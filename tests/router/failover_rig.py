@@ -33,6 +33,6 @@ async def first_of(workers: list[FakeWorker]) -> FakeChoice:
 
 async def dies(router: Cluster, workers: list[FakeWorker], worker: FakeWorker) -> None:
     """A worker ends, once the router has read its last words: a connection that breaks loses what is on its way."""
-    live = router.live(workers.index(worker))
-    await until(lambda: not live.session.num_open)
+    connected = router.connected(workers.index(worker))
+    await until(lambda: not connected.session.num_open)
     await worker.die()

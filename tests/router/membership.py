@@ -90,4 +90,4 @@ async def serving(pools: Pools) -> AsyncIterator[Any]:
 
 
 def connected(pools: Pools) -> set[str]:
-    return {link.address for link in pools.links if link.live is not None}
+    return {link.address for link in pools.links if link.worker is not None}

@@ -70,24 +70,24 @@ def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
     status = WorkerStatus(address=link.address, state=fleet_pb2.WORKER_STATE_CONNECTING, problem=link.problem)
     if link.model is not None:
         status.worker_id, status.epoch, status.model = link.model.worker_id, link.model.epoch, link.model.model
-    live = link.live
-    if live is None:
+    worker = link.worker
+    if worker is None:
         return status
-    if live.is_hung:
+    if worker.is_hung:
         status.state, status.problem = fleet_pb2.WORKER_STATE_HUNG, "it has work, and says nothing"
-    elif live.load.draining:
+    elif worker.load.draining:
         status.state = fleet_pb2.WORKER_STATE_DRAINING
-    elif live.aside:
-        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, live.aside
+    elif worker.aside:
+        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, worker.aside
     elif not link.breaker.is_closed:
         status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, "requests failed there of late"
     else:
-        status.state, status.problem = fleet_pb2.WORKER_STATE_READY, live.distrust(now_s)
-    status.load.CopyFrom(shown_load(live.load))
-    status.open_choices = live.open_choices
-    status.index_accuracy = round(live.accuracy.share, 1)
-    status.index_accuracy_requests = live.accuracy.num_requests // ACCURACY_STEP * ACCURACY_STEP
-    status.routed_by_load = bool(live.distrust(now_s))
+        status.state, status.problem = fleet_pb2.WORKER_STATE_READY, worker.distrust(now_s)
+    status.load.CopyFrom(shown_load(worker.load))
+    status.open_choices = worker.open_choices
+    status.index_accuracy = round(worker.accuracy.share, 1)
+    status.index_accuracy_requests = worker.accuracy.num_requests // ACCURACY_STEP * ACCURACY_STEP
+    status.routed_by_load = bool(worker.distrust(now_s))
     return status
 
 

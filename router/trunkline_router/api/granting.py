@@ -63,14 +63,14 @@ class Granter:
         if not self.key:
             raise forbidden("this router gives no grants: it was started without --grant-key")
 
-    def takes_grants(self, live: ConnectedWorker) -> bool:
+    def takes_grants(self, worker: ConnectedWorker) -> bool:
         """Whether the worker would open this router's grants, and say what became of them."""
-        session = live.session
-        return live.model.grant_key_id == self.key_id and session.number > 0 and not session.is_broken
+        session = worker.session
+        return worker.model.grant_key_id == self.key_id and session.number > 0 and not session.is_broken
 
     def check_taken(self, model: str) -> None:
         """Raises RequestRefused (FORBIDDEN) where no worker takes this router's grants."""
-        if not any(self.takes_grants(live) for live in self.dispatcher.pools.pool(model).workers):
+        if not any(self.takes_grants(worker) for worker in self.dispatcher.pools.pool(model).workers):
             raise forbidden(
                 f"no worker of model {model} takes this router's grants: start both with one --grant-key, "
                 "and workers of a version that reports them"
@@ -79,16 +79,16 @@ class Granter:
     def answers(
         self,
         prepared: PreparedRequest,
-        news: AsyncIterator[GrantRequest],
+        messages: AsyncIterator[GrantRequest],
         time_left: TimeLeft,
         reserve: Reserve,
         span: Span,
-        facts: dict[str, Any],
+        log_fields: dict[str, Any],
     ) -> AsyncGenerator[GrantResponse, None]:
         """Grants, as often as the client has reason to ask; until it ends its side. Raises RequestRefused."""
         claims = Claims(prepared)
         placement = self.dispatcher.placement(prepared, time_left, claims.answer, is_usable=self.takes_grants)
-        return _Granting(self, prepared, claims, placement, news, reserve, span, facts).answers()
+        return _Granting(self, prepared, claims, placement, messages, reserve, span, log_fields).answers()
 
 
 class Claims:
@@ -131,10 +131,10 @@ class _Granting:
     prepared: PreparedRequest
     claims: Claims
     placement: Placement
-    news: AsyncIterator[GrantRequest]
+    messages: AsyncIterator[GrantRequest]
     reserve: Reserve
     span: Span
-    facts: dict[str, Any]
+    log_fields: dict[str, Any]
     grants: int = 0
     granted_bytes: int = 0
     has_lost: bool = False  # a worker, as the client says
@@ -151,11 +151,11 @@ class _Granting:
             while True:
                 route = await self.placement.place()
                 worker = route.worker
-                silence = Silence(worker.watched_s, news=worker.num_heard)
+                silence = Silence(worker.watched_s, num_messages=worker.num_messages)
                 with route.in_flight(is_granted=True) as flight:
                     yield self._grants(route, charge, flight)
                     while (lost := await self._next(flight)) is not None:
-                        silent_s = silence.lasts_s(worker.watched_s, news=worker.num_heard)
+                        silent_s = silence.lasts_s(worker.watched_s, num_messages=worker.num_messages)
                         is_left = worker.is_hung or silent_s >= worker.may_be_silent_s
                         if is_left or lost.WhichOneof("news") == "lost":
                             break
@@ -204,7 +204,7 @@ class _Granting:
 
     async def _message(self) -> GrantRequest | None:
         """The client's next one; None where it ends its side, or the router stops while the client streams."""
-        coming = anext(self.news, None)
+        coming = anext(self.messages, None)
         return await (self.granter.running.unneeded(coming) if self.is_streaming else coming)
 
     def _grants(self, route: Route[ConnectedWorker], charge: GrantCharge, flight: InFlight) -> GrantResponse:
@@ -233,10 +233,10 @@ class _Granting:
             charge.revoke()
             raise forbidden(f"too long to be granted: prompt and choices make {num_bytes} bytes")
         self.granted_bytes += num_bytes
-        response.prompt.worker_id = self.facts["worker"] = worker.model.worker_id
+        response.prompt.worker_id = self.log_fields["worker"] = worker.model.worker_id
         self.grants += 1
         self.is_streaming = False
-        self.facts["grants"] = self.grants
+        self.log_fields["grants"] = self.grants
         trace_route(self.span, route)
         return response
 
@@ -254,10 +254,10 @@ class _Granting:
         if self.grants >= MAX_GRANTS or self.granted_bytes > MAX_ALL_BYTES:
             raise refused
         problem = "granting another worker"
-        facts: dict[str, str | int] = {
+        log_fields: dict[str, str | int] = {
             "worker": worker.model.worker_id,
             "problem": kind or "",
             "tokens": self.claims.answer.completion_tokens,
         }
-        self.span.add_event(problem, facts)
-        get_logger().warning(problem, request_id=self.prepared.request_id, **facts)
+        self.span.add_event(problem, log_fields)
+        get_logger().warning(problem, request_id=self.prepared.request_id, **log_fields)

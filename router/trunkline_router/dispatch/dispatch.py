@@ -61,11 +61,11 @@ class Dispatcher:
         self.backlog = backlog or Backlog()
 
     def dispatch(
-        self, prepared: PreparedRequest, time_left: TimeLeft, span: Span, facts: dict[str, Any], meter: OutputMeter
-    ) -> "Dispatch":
-        """The request's responses, from as many workers as it takes. `facts` are filled in for the request's log line.
-        Iterating raises RequestRefused."""
-        return Dispatch(self, prepared, time_left, span, facts, meter)
+        self, prepared: PreparedRequest, time_left: TimeLeft, span: Span, log_fields: dict[str, Any], meter: OutputMeter
+    ) -> "DispatchedRequest":
+        """Returns the request's responses, from as many workers as it needs. Fills in `log_fields`. Iterating raises
+        RequestRefused."""
+        return DispatchedRequest(self, prepared, time_left, span, log_fields, meter)
 
     def placement(
         self,
@@ -93,14 +93,14 @@ class Dispatcher:
 
 
 @dataclass(slots=True)
-class Dispatch:
+class DispatchedRequest:
     """One request: its responses, to be closed whichever way they end. `stream` is what workers have come to."""
 
-    shared: Dispatcher
+    dispatcher: Dispatcher
     prepared: PreparedRequest
     time_left: TimeLeft
     span: Span
-    facts: dict[str, Any]
+    log_fields: dict[str, Any]
     meter: OutputMeter
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
@@ -110,16 +110,16 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         self.suspicion = suspicion = Suspicion()
-        prepared, shared = self.prepared, self.shared
+        prepared, dispatcher = self.prepared, self.dispatcher
         self.stream = RequestStream(
             prepared.request_id,
             prepared.choices,
             prepared.prompt_info(),
-            shared.fanout,
-            shared.backlog,
+            dispatcher.fanout,
+            dispatcher.backlog,
             self.meter,
         )
-        self.placement = self.shared.placement(
+        self.placement = self.dispatcher.placement(
             prepared,
             self.time_left,
             self.stream.answer,
@@ -135,14 +135,14 @@ class Dispatch:
         self.stream.close()
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
-        stream, facts, shared = self.stream, self.facts, self.shared
-        shared.budget.on_request()
+        stream, log_fields, dispatcher = self.stream, self.log_fields, self.dispatcher
+        dispatcher.budget.on_request()
         while True:
             self._check_quarantine()
             route = await self.placement.place()
             self._check_quarantine()  # another copy of it may have been convicted meanwhile
             if self.suspicion.is_suspect:
-                self.suspicion.enter(shared.cells.enter(route.worker))
+                self.suspicion.enter(dispatcher.cells.enter(route.worker))
             try:
                 async with aclosing(self._attempt(route)) as responses:
                     async for response in responses:
@@ -152,22 +152,22 @@ class Dispatch:
                 await self._note(route.worker, broken)
             finally:
                 self.suspicion.leave()
-        facts["cached_tokens"] = stream.cached_tokens
-        facts["completion_tokens"] = stream.answer.completion_tokens
+        log_fields["cached_tokens"] = stream.cached_tokens
+        log_fields["completion_tokens"] = stream.answer.completion_tokens
         reasons = [finish_name(ledger.finish_reason) for ledger in stream.answer.ledgers]
-        facts["outcome"] = ",".join(dict.fromkeys(reasons))
+        log_fields["outcome"] = ",".join(dict.fromkeys(reasons))
 
     def _check_quarantine(self) -> None:
         """Raises RequestRefused (QUARANTINED)."""
-        prepared, shared = self.prepared, self.shared
-        shared.quarantine.check(
-            prepared.scheduling.tenant, prepared.model, prepared.prompt, prepared.sampling, shared.clock_s()
+        prepared, dispatcher = self.prepared, self.dispatcher
+        dispatcher.quarantine.check(
+            prepared.scheduling.tenant, prepared.model, prepared.prompt, prepared.sampling, dispatcher.clock_s()
         )
 
     async def _attempt(self, route: Route[ConnectedWorker]) -> AsyncGenerator[GenerateResponse, None]:
         """The responses from one worker. Whichever way this ends, the worker is told and the load is settled. Raises
         BrokenOff where the worker gives up."""
-        worker, stream, prepared, shared = route.worker, self.stream, self.prepared, self.shared
+        worker, stream, prepared, dispatcher = route.worker, self.stream, self.prepared, self.dispatcher
         submits = prepared.submits(
             stream.answer.unfinished(),
             timeout_ns=self.placement.timeout_ns(),
@@ -175,13 +175,13 @@ class Dispatch:
             prompt_known=stream.answer.prompt_known,
             suspect=self.suspicion.is_suspect,
         )
-        self.facts["worker"] = worker.model.worker_id
+        self.log_fields["worker"] = worker.model.worker_id
         trace_route(self.span, route)
         is_told_cached = not stream.answer.prompt_known
         has_started = False
         trial = worker.breaker.dispatch()
         with route.in_flight() as flight:
-            attempt = _Attempt(worker, flight, self.suspicion, self.facts)
+            attempt = WorkerAttempt(worker, flight, self.suspicion, self.log_fields)
             stream.begin(worker.model.worker_id, attempt)
             attempt.handles += worker.session.submit(submits, [stream.put] * len(submits))
             try:
@@ -189,12 +189,12 @@ class Dispatch:
                     if not has_started:
                         has_started = True
                         flight.has_started(stream.cached_tokens if is_told_cached else None)
-                        trial.succeeded(shared.clock_s())
+                        trial.succeeded(dispatcher.clock_s())
                     yield response
             except BrokenOff as broken:
                 # One that drains or hangs has said so, and one that is lost is counted once, by its link.
                 if worker.accepts and not worker.session.is_broken:
-                    trial.refused(broken.refused.reason, shared.clock_s())
+                    trial.refused(broken.refused.reason, dispatcher.clock_s())
                 raise
             finally:
                 trial.end()
@@ -213,59 +213,61 @@ class Dispatch:
         else:
             problem = "going on at another worker"
             stream.resumptions += 1
-        facts: dict[str, str | int] = {
+        log_fields: dict[str, str | int] = {
             "worker": worker.model.worker_id,
             "problem": refused.message,
             "tokens": stream.answer.completion_tokens,
         }
-        self.span.add_event(problem, facts)
-        get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **facts)
+        self.span.add_event(problem, log_fields)
+        get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **log_fields)
 
     async def _are_gone(self) -> bool:
         """Whether the workers that it is said to have killed are gone."""
-        shared, killed = self.shared, self._killed[-2:]
+        dispatcher, killed = self.dispatcher, self._killed[-2:]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GONE_WITHIN_S):
-                while not all(live.session.is_broken for live in killed):
-                    await shared.pools.change().wait()
-        alive = [live.address for live in killed if not live.session.is_broken]
+                while not all(worker.session.is_broken for worker in killed):
+                    await dispatcher.pools.change().wait()
+        alive = [worker.address for worker in killed if not worker.session.is_broken]
         if not alive:
             return True
         get_logger().error("workers that say that a request has killed them are not believed",
-                           request_id=self.prepared.request_id, workers=sorted({live.address for live in killed}),
+                           request_id=self.prepared.request_id, workers=sorted({worker.address for worker in killed}),
                            alive=alive)  # fmt: skip
         return False
 
     def _convict(self) -> NoReturn:
         """In the whole fleet, or, where its workers have convicted too many of the tenant's requests, in this router
         for a short time. Raises RequestRefused (QUARANTINED)."""
-        prepared, shared = self.prepared, self.shared
-        tenant, now_s = prepared.scheduling.tenant, shared.clock_s()
-        workers = [live.address for live in self._killed[-2:]]
-        is_believed = shared.witnesses.believe(tenant, set(workers), now_s)
-        convict = shared.quarantine.convict if is_believed else shared.quarantine.convict_briefly
+        prepared, dispatcher = self.prepared, self.dispatcher
+        tenant, now_s = prepared.scheduling.tenant, dispatcher.clock_s()
+        workers = [worker.address for worker in self._killed[-2:]]
+        is_believed = dispatcher.witnesses.believe(tenant, set(workers), now_s)
+        convict = dispatcher.quarantine.convict if is_believed else dispatcher.quarantine.convict_briefly
         convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
         get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant, workers=workers,
                            everywhere=is_believed)  # fmt: skip
         raise quarantined()
 
 
-class _Attempt:
-    """At one worker; see request_stream.Attempt. The generator of responses stands still until the client reads on:
-    should it never do so, nothing waits for that."""
+class WorkerAttempt:
+    """An attempt at one worker, an AttemptListener. It ends here at once: the generator of responses may stand still
+    until the client reads on."""
 
-    def __init__(self, worker: ConnectedWorker, flight: InFlight, suspicion: Suspicion, facts: dict[str, Any]) -> None:
+    def __init__(
+        self, worker: ConnectedWorker, flight: InFlight, suspicion: Suspicion, log_fields: dict[str, Any]
+    ) -> None:
         self.handles: list[int] = []  # of its submits
         self.is_watched = suspicion.is_suspect
         self.progressed = suspicion.on_progress
         self._worker = worker
         self._flight = flight
         self._suspicion = suspicion
-        self._facts = facts
+        self._log_fields = log_fields
 
     def gave_up(self) -> None:
         self.broke_off()
-        self._facts["outcome"] = OVERLOADED
+        self._log_fields["outcome"] = OVERLOADED
 
     def broke_off(self) -> None:
         self._worker.session.abort(self.handles)

@@ -109,13 +109,13 @@ class Placement:
         RequestRefused."""
         workers = pool.with_room(self.prepared.least_room(self.progress.num_output))
         if self._failed:
-            workers = [live for live in workers if self._failed.get(live) != live.comebacks]
+            workers = [worker for worker in workers if self._failed.get(worker) != worker.comebacks]
         if self._full:
-            workers = [live for live in workers if self._full.get(live, 0.0) <= now_s]
+            workers = [worker for worker in workers if self._full.get(worker, 0.0) <= now_s]
         if self.progress.has_output:
-            workers = [live for live in workers if live.model.fingerprint == self._fingerprint]
+            workers = [worker for worker in workers if worker.model.fingerprint == self._fingerprint]
         if self.is_usable is not None:
-            workers = [live for live in workers if self.is_usable(live)]
+            workers = [worker for worker in workers if self.is_usable(worker)]
         if self.is_suspect():
             free = self.cells.free_of(workers)
             self._is_queueing = len(free) < len(workers)

@@ -50,7 +50,7 @@ class PreparedRequest:
             lane=lane,
             choices=self.choices,
             may_use_cache=not self.sampling.HasField("prompt_logprobs"),
-            session=self.affinity_key,
+            affinity_key=self.affinity_key,
         )
 
     def submits(

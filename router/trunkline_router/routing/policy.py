@@ -23,7 +23,7 @@ NEAR_S = 3e-3
 # A worker takes no request for its place by rendezvous hashing while it has more than its even share of choices by this
 # factor, and none for its sessions by that one.
 HASH_LOAD_BOUND = 1.25
-SESSION_LOAD_BOUND = 2.0
+AFFINITY_LOAD_BOUND = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ def _near_s(prediction: Prediction, best: int) -> float:
 def _holder(request: RouteRequest, workers: WorkerTable, policy: RoutingPolicy, rng: Random) -> _Choice:
     """The worker that had the session's last request; without one, or where it has too much to do, the soonest."""
     soonest = _soonest(request, workers, rng)
-    holder = policy.holder(request.session)
-    if not request.session:
+    holder = policy.holder(request.affinity_key)
+    if not request.affinity_key:
         why = "the request has no session"
     elif holder is None:
         why = "the session is new"
@@ -176,7 +176,7 @@ def _holder(request: RouteRequest, workers: WorkerTable, policy: RoutingPolicy, 
         why = f"the session's worker {holder} is not there"
     else:
         place = list(workers.worker_ids).index(holder)
-        bound = _load_bound(workers, SESSION_LOAD_BOUND)
+        bound = _load_bound(workers, AFFINITY_LOAD_BOUND)
         choices = workers.row(place).choices
         if choices < bound:
             return _Choice(place, "it had the session's last request", soonest.order, soonest.prediction)
@@ -197,13 +197,13 @@ def _least_load(workers: WorkerTable, rng: Random) -> _Choice:
 def _hashed(request: RouteRequest, workers: WorkerTable, prefix_key: int) -> _Choice:
     """Rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads (Mirrokni et al., 2018): every worker has a
     rank of its own for every key, so one that comes or goes moves no key between others."""
-    key = hash_53(request.session) if request.session else prefix_key
+    key = hash_53(request.affinity_key) if request.affinity_key else prefix_key
     ranks = _mix(workers.columns.name_hash.astype(np.uint64) ^ np.uint64(key & (1 << 64) - 1)).astype(np.float64)
     bound = _load_bound(workers, HASH_LOAD_BOUND)
     full = workers.columns.choices >= bound
     order = np.where(full, np.inf, -ranks)
     place = int(order.argmin())
-    of_what = "session" if request.session else "prompt's beginning"
+    of_what = "session" if request.affinity_key else "prompt's beginning"
     reason = f"it ranks first for the {of_what}"
     passed = int((full & (ranks > ranks[place])).sum())
     if passed:

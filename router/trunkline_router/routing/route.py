@@ -40,7 +40,7 @@ class Route(Generic[W]):
     def in_flight(self, *, is_granted: bool = False) -> Iterator[InFlight]:
         """Counts the request at its worker from dispatch to its end, whichever way it ends. `is_granted`: its client
         goes there by itself, or does not."""
-        self.policy.has_sent(self.request.session, self.worker.worker_id)
+        self.policy.has_sent(self.request.affinity_key, self.worker.worker_id)
         with self.worker.in_flight(self.request, self.plan, self.chain, is_granted=is_granted) as flight:
             yield flight
 

@@ -20,7 +20,7 @@ class RouteRequest:
     lane: int = STANDARD  # 0, 1, 2: lower ones go first
     choices: int = 1
     may_use_cache: bool = True  # not where every token of the prompt must be computed
-    session: str = ""  # requests with an equal one belong together; empty: with none
+    affinity_key: str = ""  # requests with an equal one belong together; empty: with none
 
     def most_reusable(self, block_size: int) -> int:
         """Prompt tokens that a cache can save: whole blocks, and at least one token is computed."""

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from enum import StrEnum
 
-MOST_SESSIONS = 1 << 16
+MOST_AFFINITY_KEYS = 1 << 16
 
 
 class PolicyName(StrEnum):
@@ -24,16 +24,16 @@ class RoutingPolicy:
         self.turn = 0  # requests sent so far
         self._holders: OrderedDict[str, str] = OrderedDict()  # session → worker's name, the latest last
 
-    def holder(self, session: str) -> str | None:
+    def holder(self, affinity_key: str) -> str | None:
         """The worker that had the session's last request."""
-        return self._holders.get(session) if session else None
+        return self._holders.get(affinity_key) if affinity_key else None
 
-    def has_sent(self, session: str, worker_id: str) -> None:
+    def has_sent(self, affinity_key: str, worker_id: str) -> None:
         """A request of this session (empty: of none) goes to this worker."""
         self.turn += 1
-        if not session or self.name is not PolicyName.SESSION_AFFINITY:
+        if not affinity_key or self.name is not PolicyName.SESSION_AFFINITY:
             return
-        self._holders[session] = worker_id
-        self._holders.move_to_end(session)
-        if len(self._holders) > MOST_SESSIONS:
+        self._holders[affinity_key] = worker_id
+        self._holders.move_to_end(affinity_key)
+        if len(self._holders) > MOST_AFFINITY_KEYS:
             self._holders.popitem(last=False)

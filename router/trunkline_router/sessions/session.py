@@ -12,12 +12,12 @@ from trunkline.v1.worker_pb2 import SessionHello, SessionRequest, SessionWelcome
 from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.claims.worker_claims import MAX_CONTEXT_TOKENS, MAX_VOCAB_SIZE, Expected, most_output_bytes
 from trunkline_router.sessions.session_message import split_request
-from trunkline_router.sessions.session_news import (
+from trunkline_router.sessions.session_outputs import (
     LOST,
     GrantedChoice,
     GrantSink,
     OpenChoice,
-    SessionNews,
+    SessionOutputs,
     Sink,
     lost,
     tell,
@@ -47,7 +47,7 @@ class WorkerSession:
     ) -> None:
         self._rest = rest
         self._vocab_size, self._most_tokens = vocab_size, most_tokens
-        self.news = SessionNews(vocab_size, lambda handle: self.abort([handle]))
+        self.outputs = SessionOutputs(vocab_size, lambda handle: self.abort([handle]))
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
         self._broken = False
@@ -56,12 +56,12 @@ class WorkerSession:
     @property
     def num_open(self) -> int:
         """Choices without a last output."""
-        return len(self.news.open)
+        return len(self.outputs.open)
 
     @property
-    def num_news(self) -> int:
+    def num_step_outputs(self) -> int:
         """Outputs of the worker's steps so far."""
-        return self.news.num_news
+        return self.outputs.num_step_outputs
 
     @property
     def is_broken(self) -> bool:
@@ -71,15 +71,15 @@ class WorkerSession:
     def submit(self, submits: Iterable[Submit], sinks: Iterable[Sink]) -> list[int]:
         """Sends choices; each one's news go to its sink, the last with a finish or an error. Returns their handles."""
         handles = []
-        news = self.news
+        outputs = self.outputs
         for submit, sink in zip(submits, sinks, strict=True):
-            news.last_handle += 1
-            submit.handle = news.last_handle
+            outputs.last_handle += 1
+            submit.handle = outputs.last_handle
             handles.append(submit.handle)
             if self._broken:
                 tell(sink, lost(submit.handle, LOST))
                 continue
-            news.open[submit.handle] = OpenChoice(sink, self._expected(submit))
+            outputs.open[submit.handle] = OpenChoice(sink, self._expected(submit))
             self._pending.submits.append(submit)
         self._wake.set()
         return handles
@@ -87,31 +87,31 @@ class WorkerSession:
     def grant(self, submits: Iterable[Submit], sink: GrantSink) -> list[int]:
         """Names choices that clients will bring, so that the worker reports them here. Returns their handles."""
         handles = []
-        news = self.news
+        outputs = self.outputs
         for submit in submits:
-            news.last_handle += 1
-            submit.handle, submit.report_session = news.last_handle, self.number
+            outputs.last_handle += 1
+            submit.handle, submit.report_session = outputs.last_handle, self.number
             granted = GrantedChoice(sink, self._most_output(submit), len(submit.prompt_token_ids))
-            news.granted[submit.handle] = granted
+            outputs.granted[submit.handle] = granted
             handles.append(submit.handle)
         return handles
 
     def forget(self, handles: Iterable[int]) -> None:
         """Drops these grants: reports on them are no longer passed on."""
-        self.news.forget(handles)
+        self.outputs.forget(handles)
 
     def abort(self, handles: Iterable[int]) -> None:
         """Has the worker end these choices. Those that have ended are left alone."""
         for handle in handles:
-            if self.news.drop(handle):
+            if self.outputs.drop(handle):
                 self._pending.abort_handles.append(handle)
                 self._wake.set()
 
     def give_up(self, why: str) -> None:
         """Nothing more is expected of what is open: it ends with UNAVAILABLE, and the worker should drop it."""
-        self._pending.abort_handles.extend(self.news.open)
+        self._pending.abort_handles.extend(self.outputs.open)
         self._wake.set()
-        self.news.end_all(why)
+        self.outputs.end_all(why)
 
     async def run(
         self,
@@ -137,7 +137,7 @@ class WorkerSession:
 
         try:
             async for raw in call:
-                await self.news.hear(raw, welcome)
+                await self.outputs.hear(raw, welcome)
         except (DecodeError, NotAMessage):
             raise FalseClaim("the worker says in its session what is no message") from None
         finally:
@@ -179,5 +179,5 @@ class WorkerSession:
 
     def _break(self) -> None:
         self._broken = True
-        self.news.end_all(LOST)
-        self.news.end_grants()
+        self.outputs.end_all(LOST)
+        self.outputs.end_grants()

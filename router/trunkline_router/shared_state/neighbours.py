@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from heapq import nlargest
 
 from trunkline_router.routing.credit import NO_CREDIT, Credit
-from trunkline_router.stores.store import News, RouterNews, WorkerKey
+from trunkline_router.stores.store import NeighbourReport, SyncReply, WorkerKey
 
 # Of all routers together: 63 others that are busy at 520 workers each fit in. Where they come to more, those that say
 # the most are heard in part.
@@ -16,7 +16,7 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._alive: frozenset[str] = frozenset()
-        self._said: dict[str, RouterNews] = {}
+        self._said: dict[str, NeighbourReport] = {}
         self._sums: dict[WorkerKey, Credit] = {}  # of what they have said; kept, since few say something new at a time
         self.competing: frozenset[str] = frozenset()  # tenants with open requests at any of them
 
@@ -28,15 +28,15 @@ class Neighbours:
         """Of what each has said."""
         return {name: said.version for name, said in self._said.items()}
 
-    def hear(self, news: News) -> bool:
+    def hear(self, reply: SyncReply) -> bool:
         """Whether what they have said is different now."""
-        self._alive = frozenset(news.routers)
+        self._alive = frozenset(reply.routers)
         gone = [name for name in self._said if name not in self._alive]
-        if not gone and not news.changed:
+        if not gone and not reply.changed:
             return False
         for name in gone:
             self._add(self._said.pop(name), -1)
-        for name, said in news.changed.items():
+        for name, said in reply.changed.items():
             if name in self._said:
                 self._add(self._said[name], -1)
             self._said[name] = said
@@ -52,7 +52,7 @@ class Neighbours:
         """What they have sent where, together."""
         return dict(self._sums)
 
-    def _add(self, said: RouterNews, times: int) -> None:
+    def _add(self, said: NeighbourReport, times: int) -> None:
         for key, credit in said.credits.items():
             before = self._sums.get(key, NO_CREDIT)
             now = Credit(before.choices + times * credit.choices, before.tokens + times * credit.tokens)
@@ -71,7 +71,7 @@ class Neighbours:
                 continue
             if len(credits) > most_credits:
                 credits = dict(nlargest(most_credits, credits.items(), key=lambda item: item[1].tokens))
-            kept = RouterNews(said.version, credits, competing[:most_tenants])
+            kept = NeighbourReport(said.version, credits, competing[:most_tenants])
             self._add(said, -1)
             self._said[name] = kept
             self._add(kept, 1)

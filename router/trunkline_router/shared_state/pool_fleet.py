@@ -18,20 +18,20 @@ class PoolFleet:
         self._leases_changed = asyncio.Event()
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
-        told = ((key_of(live), live.credit()) for live in self._live())
+        told = ((key_of(worker), worker.credit()) for worker in self._connected())
         return {key: credit for key, credit in told if credit != NO_CREDIT}
 
     def leases(self) -> Sequence[Lease]:
-        named = [(link, (link.same_as or link).live) for link in self._pools.links if link.is_named]
+        named = [(link, (link.same_as or link).worker) for link in self._pools.links if link.is_named]
         return [
-            Lease(link.address, live.model.worker_id, live.model.epoch, live.model.model)
-            for link, live in named
-            if live is not None and live.accepts
+            Lease(link.address, worker.model.worker_id, worker.model.epoch, worker.model.model)
+            for link, worker in named
+            if worker is not None and worker.accepts
         ]
 
     def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
-        for live in self._live():
-            live.take_foreign(others.get(key_of(live), NO_CREDIT))
+        for worker in self._connected():
+            worker.take_foreign(others.get(key_of(worker), NO_CREDIT))
 
     def take_leases(self, leases: Sequence[Lease]) -> None:
         leased = frozenset(lease.address for lease in leases)
@@ -46,9 +46,9 @@ class PoolFleet:
             self._leases_changed.clear()
             yield self._leased
 
-    def _live(self) -> list[ConnectedWorker]:
-        return [link.live for link in self._pools.links if link.live is not None]
+    def _connected(self) -> list[ConnectedWorker]:
+        return [link.worker for link in self._pools.links if link.worker is not None]
 
 
-def key_of(live: ConnectedWorker) -> WorkerKey:
-    return WorkerKey(live.model.worker_id, live.model.epoch)
+def key_of(worker: ConnectedWorker) -> WorkerKey:
+    return WorkerKey(worker.model.worker_id, worker.model.epoch)

@@ -113,12 +113,12 @@ class TenantBook:
         return WindowChange(max(0, int(now_ms - middle_ms)), requests, tokens, when.stores)
 
     @property
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         return bool(self._unreported) or self.in_flight != self.reported_in_flight
 
     def is_empty(self, now_ms: float) -> bool:
         self.window.expire(now_ms)
-        return not (self.window or self.in_flight or self.has_news or self._asking)
+        return not (self.window or self.in_flight or self.has_changes or self._asking)
 
 
 class QuotaBook:
@@ -137,8 +137,8 @@ class QuotaBook:
         return self._tenants[name]
 
     @property
-    def has_news(self) -> bool:
-        return any(self._tenants[name].has_news for name in self._touched)
+    def has_changes(self) -> bool:
+        return any(self._tenants[name].has_changes for name in self._touched)
 
     def changes(self, now_ms: float) -> dict[str, list[WindowChange]]:
         return {name: changes for name in self._touched if (changes := self._tenants[name].changes(now_ms))}

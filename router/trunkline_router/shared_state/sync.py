@@ -16,7 +16,7 @@ from trunkline_router.shared_state.neighbours import Neighbours
 from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.served import Served
 from trunkline_router.stores.convictions import Convictions
-from trunkline_router.stores.store import MAX_CONVICTIONS, TTL_MS, News, Report, StoreDown, WorkerKey
+from trunkline_router.stores.store import MAX_CONVICTIONS, TTL_MS, Report, StoreDown, SyncReply, WorkerKey
 from trunkline_router.stores.store_link import StoreLink
 
 LEAST_REST_S, MOST_REST_S = 0.005, 0.020
@@ -74,8 +74,8 @@ class Sync:
         began_s = self._steady_s()
         is_beat = began_s >= self._beat_at_s
         own = self._own(is_beat)
-        has_news = self._pending is not None or self._book.has_news or self.convictions.has_news
-        if is_beat or has_news or own != self._told:
+        has_changes = self._pending is not None or self._book.has_changes or self.convictions.has_changes
+        if is_beat or has_changes or own != self._told:
             await self._link.use(partial(self._exchange, own, is_beat))
         self.rest_s = rest_s(self._steady_s() - began_s) if len(self.neighbours) else MOST_REST_S
         # Whatever lies in the store, reading it takes no more than this share of the loop's time.
@@ -104,21 +104,21 @@ class Sync:
             self._pending = self._pending.aged(int(now_ms - self._pending_as_of_ms))
         self._pending_as_of_ms = now_ms
         report = self._pending
-        news = await self._link.store.sync(report)
-        if news.life != report.life:
+        reply = await self._link.store.sync(report)
+        if reply.life != report.life:
             self._link.life = ""  # until it knows everything it is not asked
             self._forget_others()
             self._versions = None, None
             self._on_entry()
-            self._pending = report = self._report(self._own(is_beat=True), news.life, is_beat=True, everything=True)
-            news = await self._link.store.sync(report)
-            if news.life != report.life:
+            self._pending = report = self._report(self._own(is_beat=True), reply.life, is_beat=True, everything=True)
+            reply = await self._link.store.sync(report)
+            if reply.life != report.life:
                 raise StoreDown("the store was lost again while it was told everything")
         self._pending = None
-        self._link.life = news.life
+        self._link.life = reply.life
         self.times += 1
         self._heard_at_s = self._steady_s()
-        self._take(news)
+        self._take(reply)
 
     def _report(self, own: Own, life: str, *, is_beat: bool, everything: bool = False) -> Report:
         """What it says now, and takes as told. `everything`: to a store that knows nothing of this router."""
@@ -152,20 +152,20 @@ class Sync:
             wants_served=is_beat,
         )
 
-    def _take(self, news: News) -> None:
-        if self.neighbours.hear(news):
+    def _take(self, reply: SyncReply) -> None:
+        if self.neighbours.hear(reply):
             self._fleet.take_credits(self.neighbours.credits())
-        if news.leases is not None:
-            self._fleet.take_leases(news.leases)
-        if news.convictions is not None:
-            self.convictions.hear(news.convictions, self._now_ms())
-        if news.served is not None:
-            self.served.fleet = news.served
-        self._read_s = news.read_s
-        self._versions = news.leases_version, news.convictions_version
-        is_beat = news.served is not None
-        if is_beat and news.convictions_count < min(self.convictions.count(self._now_ms()), MAX_CONVICTIONS):
-            self._versions = news.leases_version, None  # it has lost some: they are compared with the next news
+        if reply.leases is not None:
+            self._fleet.take_leases(reply.leases)
+        if reply.convictions is not None:
+            self.convictions.hear(reply.convictions, self._now_ms())
+        if reply.served is not None:
+            self.served.fleet = reply.served
+        self._read_s = reply.read_s
+        self._versions = reply.leases_version, reply.convictions_version
+        is_beat = reply.served is not None
+        if is_beat and reply.convictions_count < min(self.convictions.count(self._now_ms()), MAX_CONVICTIONS):
+            self._versions = reply.leases_version, None  # it has lost some: they are compared with the next news
 
     def _forget_others(self) -> None:
         self.neighbours.forget()

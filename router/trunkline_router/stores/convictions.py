@@ -19,7 +19,7 @@ class Convictions:
         self._new: dict[bytes, int] = {}  # ms to live of those that the store does not know yet
 
     @property
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether there are convictions that the store does not know."""
         return bool(self._new)
 

@@ -15,9 +15,9 @@ from trunkline_router.stores.store import (
     Ask,
     Lease,
     LifeEnded,
-    News,
+    NeighbourReport,
     Report,
-    RouterNews,
+    SyncReply,
 )
 
 
@@ -25,7 +25,7 @@ from trunkline_router.stores.store import (
 class _Router:
     expires_ms: float = 0.0
     counted: int = 0  # number of its last counted report
-    news: RouterNews | None = None
+    said: NeighbourReport | None = None
 
 
 @dataclass(slots=True)
@@ -91,10 +91,10 @@ class EmbeddedStore:
         future.set_result(Answer(refusal, used, tenant.window.bucket(now_ms)))
         return future
 
-    async def sync(self, report: Report) -> News:
+    async def sync(self, report: Report) -> SyncReply:
         """See Store."""
         if report.life != self._life:
-            return News(self._life)
+            return SyncReply(self._life)
         now_ms = self._clock_ms()
         mine = self._routers.setdefault(report.router, _Router())
         mine.expires_ms = now_ms + self._ttl_ms
@@ -104,13 +104,13 @@ class EmbeddedStore:
         for name, tokens in report.in_flight.items():
             self._tenant(name).in_flight[report.router] = tokens
         if report.credits is not None:
-            mine.news = RouterNews(report.number, dict(report.credits), list(report.competing))
+            mine.said = NeighbourReport(report.number, dict(report.credits), list(report.competing))
         if report.leases is not None:
             self._renew(report, now_ms)
         if report.convictions:
             self._convict(report, now_ms)
         self._forget(now_ms)
-        return self._news(report, now_ms)
+        return self._sync_reply(report, now_ms)
 
     def _count(self, report: Report, now_ms: float) -> None:
         for name, changes in report.windows.items():
@@ -138,16 +138,16 @@ class EmbeddedStore:
         self._convictions = dict(by_end[:MAX_CONVICTIONS])
         self._convictions_version += 1
 
-    def _news(self, report: Report, now_ms: float) -> News:
+    def _sync_reply(self, report: Report, now_ms: float) -> SyncReply:
         others = {
             name: router
             for name, router in self._routers.items()
             if name != report.router and router.expires_ms > now_ms
         }
         changed = {
-            name: router.news
+            name: router.said
             for name, router in others.items()
-            if router.news is not None and report.known.get(name) != router.news.version
+            if router.said is not None and report.known.get(name) != router.said.version
         }
         leases = convictions = served = None
         if report.known_leases != self._leases_version:
@@ -160,7 +160,7 @@ class EmbeddedStore:
             most = sorted(now.items(), key=lambda item: item[1], reverse=True)[:MAX_TENANTS]
             served = {name: amount for name, amount in most if amount >= 1}
             self._served = {name: (amount, now_ms) for name, amount in served.items()}
-        return News(
+        return SyncReply(
             life=self._life,
             routers=tuple(others),
             changed=changed,
@@ -176,7 +176,7 @@ class EmbeddedStore:
         """Drops expired entries, so that memory use stays bounded."""
         for name, router in list(self._routers.items()):
             if router.expires_ms <= now_ms:
-                router.news = None
+                router.said = None
             if router.expires_ms + KEEP_MS < now_ms:
                 del self._routers[name]
         if len(self._tenants) > 2 * MAX_TENANTS:

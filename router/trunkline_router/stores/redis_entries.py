@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from trunkline_router.discovery.address import is_address
 from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.convictions import CONVICTION_MS
-from trunkline_router.stores.store import Lease, RouterNews, WorkerKey
+from trunkline_router.stores.store import Lease, NeighbourReport, WorkerKey
 from trunkline_runtime.log import get_logger
 
 Entry = TypeVar("Entry")
@@ -62,21 +62,21 @@ class EntryReader:
         self._reported: set[str] = set()
         self._log = get_logger()
 
-    def router_news(self, name: str, version: int, text: Any) -> RouterNews:
+    def neighbour_report(self, name: str, version: int, text: Any) -> NeighbourReport:
         """The readable part of a router's credits and competing tenants."""
 
-        def entry() -> RouterNews:
+        def entry() -> NeighbourReport:
             workers, competing, *_ = json.loads(text)
             try:
-                return RouterNews(version, dict(map(_credit, workers)), list(map(_text, competing)))
+                return NeighbourReport(version, dict(map(_credit, workers)), list(map(_text, competing)))
             except DECODE_ERRORS:
                 pass  # below: one by one, without the invalid ones
             read = (self._read(f"credits of {name}", _credit, worker) for worker in workers)
             names = [self._read(f"tenants of {name}", _text, named) for named in competing]
             credits = dict(pair for pair in read if pair is not None)
-            return RouterNews(version, credits, [named for named in names if named is not None])
+            return NeighbourReport(version, credits, [named for named in names if named is not None])
 
-        return self._read(f"credits of {name}", entry) or RouterNews(version, {}, ())
+        return self._read(f"credits of {name}", entry) or NeighbourReport(version, {}, ())
 
     def lease(self, address: str, text: Any) -> Lease | None:
         """The lease, or None if it cannot be read."""

@@ -53,9 +53,9 @@ from trunkline_router.stores.store import (
     Answer,
     Ask,
     LifeEnded,
-    News,
     Report,
     StoreDown,
+    SyncReply,
     WindowChange,
 )
 from trunkline_router.stores.store_link import PATIENCE_S
@@ -100,7 +100,7 @@ class RedisStore:
         read = self._reader = EntryReader()
         self._readers: Mapping[str, Callable[[Any], Any]] = {
             "routers": lambda name: name,
-            "changed": lambda entry: (entry[0], read.router_news(entry[0], int(entry[1]), entry[2])),
+            "changed": lambda entry: (entry[0], read.neighbour_report(entry[0], int(entry[1]), entry[2])),
             "leases": lambda entry: read.lease(*entry),
             "convictions": lambda entry: read.conviction(*entry),
             "served": lambda entry: read.served(*entry),
@@ -154,7 +154,7 @@ class RedisStore:
         reply.add_done_callback(partial(_pass_on, answer))
         return answer
 
-    async def sync(self, report: Report) -> News:
+    async def sync(self, report: Report) -> SyncReply:
         """See Store."""
         body, tenants = self._written(report)
         of_tenants = (key for tenant in tenants for key in self._tenant_keys(report.life, tenant))
@@ -167,7 +167,7 @@ class RedisStore:
         try:
             if not reply.done():
                 raise StoreDown(f"no answer within {self._sync_timeout_s:g} s")
-            return await self._news(reply.result())
+            return await self._sync_reply(reply.result())
         except StoreDown:
             # Replies on this connection are now too late, and a server that refuses (it is full, or has become a
             # replica) may be the wrong one.
@@ -217,12 +217,12 @@ class RedisStore:
             body["leases"] = [(lease.address, written_lease(lease)) for lease in report.leases]
         return body, tenants
 
-    async def _news(self, pieces: list[str]) -> News:
+    async def _sync_reply(self, pieces: list[str]) -> SyncReply:
         """Decodes the script's reply piece by piece, so that other tasks run in between."""
         header = json.loads(pieces[0])
         if header.get("is_new"):
             self._credits = "", ""  # a new life has no credits
-            return News(header["life"])
+            return SyncReply(header["life"])
         self._credits_are_lost = header.get("credits_are_lost", False)
         for key in header["cleared"] or ():
             self._reader.cleared(key)
@@ -239,7 +239,7 @@ class RedisStore:
             read_s += time.perf_counter() - began_s
             if read_s > TURN_S:
                 await asyncio.sleep(0)
-        return News(
+        return SyncReply(
             life=header["life"],
             routers=tuple(entries["routers"]),
             changed=dict(entries["changed"]),

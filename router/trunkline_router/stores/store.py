@@ -111,7 +111,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterNews:
+class NeighbourReport:
     """The last credits and competing tenants that another router reported."""
 
     version: int
@@ -120,12 +120,12 @@ class RouterNews:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class SyncReply:
     """The store's answer to a report. Parts that the router knows already are None."""
 
     life: str  # if it differs from the report's, the report was ignored and all other fields are empty
     routers: Sequence[str] = ()  # the other routers that are alive
-    changed: Mapping[str, RouterNews] = field(default_factory=dict)
+    changed: Mapping[str, NeighbourReport] = field(default_factory=dict)
     leases: Sequence[Lease] | None = None
     leases_version: int = 0
     convictions: Mapping[bytes, int] | None = None  # ms to live by fingerprint
@@ -143,7 +143,7 @@ class Store(Protocol):
         caller has stopped waiting. It fails with StoreDown or LifeEnded."""
         ...
 
-    async def sync(self, report: Report) -> News:
+    async def sync(self, report: Report) -> SyncReply:
         """Sends a report and returns what is new. Raises StoreDown."""
         ...
 

@@ -25,7 +25,7 @@ class Fanout:
         self._began_s = 0.0
         self._rest_until_s = 0.0
 
-    def has_news(self, due: asyncio.Event) -> None:
+    def add(self, due: asyncio.Event) -> None:
         """Sets the stream's event in the next round."""
         if not self._due and not self._is_round:
             self._schedule()

@@ -49,7 +49,7 @@ class BrokenOff(Exception):
         self.sole_suspect = sole_suspect
 
 
-class Attempt(Protocol):
+class AttemptListener(Protocol):
     """The callbacks of one attempt of a worker to answer the request."""
 
     is_watched: bool  # whether progressed() is called
@@ -92,7 +92,7 @@ class RequestStream:
         self._meter = meter or OutputMeter()
         self._due = asyncio.Event()  # set when the next response may be taken
         self.answer = AnswerLedger(choices, max_ledger_bytes)
-        self._attempt: Attempt | None = None  # the current or last one
+        self._attempt: AttemptListener | None = None  # the current or last one
         self._is_watched = False
         self._attempt_tokens = 0  # of a watched attempt
         self._attempt_choices = choices
@@ -115,7 +115,7 @@ class RequestStream:
         """Whether every choice has ended."""
         return not self.answer.num_unfinished
 
-    def begin(self, worker_id: str, attempt: Attempt) -> None:
+    def begin(self, worker_id: str, attempt: AttemptListener) -> None:
         """Begins another attempt, at this worker."""
         self._attempt, self._is_watched = attempt, attempt.is_watched
         if not self._prompt_sent:
@@ -169,8 +169,8 @@ class RequestStream:
         """
         answer, client_buffer, due = self.answer, self._client_buffer, self._due
         client_buffer.mark_sent()
-        while not ((has_news := answer.prompt_known and client_buffer.holds_any) and due.is_set()):
-            if not has_news:
+        while not ((has_output := answer.prompt_known and client_buffer.holds_any) and due.is_set()):
+            if not has_output:
                 if self._refused is not None:
                     raise self._refused
                 if self._broken is not None:
@@ -206,7 +206,7 @@ class RequestStream:
 
     def _announce(self) -> None:
         if self._prompt_sent and self.answer.num_unfinished:
-            self._fanout.has_news(self._due)
+            self._fanout.add(self._due)
         else:  # the first response should be fast, and no more output merges with the last
             self._due.set()
 

@@ -28,7 +28,7 @@ CLEARED_WITHIN_S = 10.0  # a worker that empties its cache more than MOST_CLEARE
 
 
 async def follow_cache(
-    channel: grpc.aio.Channel, live: ConnectedWorker, synced: asyncio.Event, context: LinkContext
+    channel: grpc.aio.Channel, worker: ConnectedWorker, synced: asyncio.Event, context: LinkContext
 ) -> None:
     """Follows the worker's cache and load until it is cancelled, and sets `synced` once a snapshot is there. A gap or a
     broken stream starts a new subscription, while requests go on and what is known stays in use until the new snapshot
@@ -37,26 +37,26 @@ async def follow_cache(
     """
     log = get_logger()
     cleared = ClearedOften()
-    most_blocks = 2 * live.model.kv_blocks if live.model.kv_blocks else MOST_BLOCKS
+    most_blocks = 2 * worker.model.kv_blocks if worker.model.kv_blocks else MOST_BLOCKS
     while True:
         problem = "cache events ended"
-        follower = CacheFollower(live.blocks, live.model.epoch, min(most_blocks, MOST_BLOCKS))
+        follower = CacheFollower(worker.blocks, worker.model.epoch, min(most_blocks, MOST_BLOCKS))
         watch: Any = channel.unary_stream(METHOD, request_serializer=WatchCacheRequest.SerializeToString)
-        call = watch(WatchCacheRequest(stride=1), metadata=context.proof("WatchCache", live.model))
+        call = watch(WatchCacheRequest(stride=1), metadata=context.proof("WatchCache", worker.model))
         try:
             async for raw in call:
                 item = parsed(raw)
                 now_s = context.clock_s()
-                live.num_watched += 1
+                worker.num_watched += 1
                 if item.WhichOneof("item") == "load":
                     if claim := load_problem(item.load):
                         raise FalseClaim(claim)
-                    accepts = live.accepts
-                    live.take_load(item.load, now_s)
-                    if live.accepts != accepts:
+                    accepts = worker.accepts
+                    worker.take_load(item.load, now_s)
+                    if worker.accepts != accepts:
                         context.on_change()
                 elif await in_turns(follower.work(item)):
-                    live.heard(now_s)
+                    worker.heard(now_s)
                     cleared.check(follower, now_s)
                 else:
                     problem = "cache events have a gap"
@@ -71,7 +71,7 @@ async def follow_cache(
             call.cancel()
         # Where the whole worker is gone, its session has ended too and this task is cancelled here.
         await asyncio.sleep(SUBSCRIBE_AGAIN_S * context.rng.uniform(0.5, 1.0))
-        log.warning("subscribing anew", address=live.address, problem=problem)
+        log.warning("subscribing anew", address=worker.address, problem=problem)
 
 
 def parsed(raw: bytes) -> WatchCacheResponse:

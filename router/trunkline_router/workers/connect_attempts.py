@@ -29,35 +29,35 @@ class ConnectAttempts:
         self._clock_s = clock_s
         self._since_s = self.begun_s  # it has got no further
         self._hurry = asyncio.Event()
-        self._news = asyncio.Event()  # of the present try
+        self._changed = asyncio.Event()  # of the present try
 
     def answered(self, model: str) -> None:
         """A worker has answered, and will serve this model."""
         self.model, self._since_s = model, self._clock_s()
-        self._news.set()
+        self._changed.set()
 
     def worked(self) -> None:
         """The present try has come to something."""
         self.works = True
-        self._news.set()
+        self._changed.set()
 
     def lost(self) -> None:
         """What worked does so no longer: it is about to be tried again."""
         self.works = False
         self.model, self._since_s = None, self._clock_s()
-        self._news.set()
+        self._changed.set()
 
     async def pause(self, pause_s: float) -> None:
         """A try is over. Returns when the next one begins."""
         self.is_paused, self.model, self.tried_s = True, None, self.begun_s
-        self._news.set()
+        self._changed.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._hurry.wait()
         self._hurry.clear()
         self.is_paused = False
         self.begun_s = self._since_s = self._clock_s()
-        self._news.set()
+        self._changed.set()
 
     def hurry(self) -> None:
         """Ends the pause."""
@@ -76,14 +76,14 @@ class ConnectAttempts:
             left_s = self._since_s + patience_s - self._clock_s()
             if left_s <= 0:
                 return False
-            self._news.clear()
+            self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await self._news.wait()
+                    await self._changed.wait()
         return self.works
 
     async def next(self) -> None:
         """Returns when what works is lost, and the pause that comes with that is over."""
         while self.works or self.is_paused:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()

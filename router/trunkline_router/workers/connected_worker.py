@@ -38,9 +38,9 @@ class ConnectedWorker(WorkerState):
         self.may_be_silent_s = inf  # over work, before it is left: longer than its longest step, as its link knows it
 
     @property
-    def num_heard(self) -> int:
+    def num_messages(self) -> int:
         """Messages that came from it: steps make some, and nothing else does while it has work."""
-        return self.session.num_news + self.num_watched
+        return self.session.num_step_outputs + self.num_watched
 
     @property
     def accepts(self) -> bool:

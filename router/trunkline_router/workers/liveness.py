@@ -13,17 +13,19 @@ class Liveness:
         self.timeout_s = timeout_s
         self._silent_s = 0.0
         self._checked_s: float | None = None
-        self._news = 0
+        self._num_messages = 0
         self._had_work = False
 
-    def is_silent(self, now_s: float, *, news: int, has_work: bool, allowance_s: float = 0.0) -> bool:
-        """To be asked every check_interval_s. `news`: how many messages have come in all; `allowance_s`: what is added
-        to the time because the worker's steps are long."""
+    def is_silent(self, now_s: float, *, num_messages: int, has_work: bool, allowance_s: float = 0.0) -> bool:
+        """Returns whether the worker has been silent for too long. To be called every check_interval_s.
+
+        num_messages: messages received so far; allowance_s: added to the timeout because the worker's steps are long
+        """
         passed_s = 0.0 if self._checked_s is None else now_s - self._checked_s
         self._checked_s = now_s
         had_work, self._had_work = self._had_work, has_work
-        if news != self._news or not (has_work and had_work):
-            self._news = news
+        if num_messages != self._num_messages or not (has_work and had_work):
+            self._num_messages = num_messages
             self._silent_s = 0.0
             return False
         self._silent_s += min(passed_s, 2 * self.check_interval_s)
@@ -34,12 +36,12 @@ class Silence:
     """How long one request's worker has said nothing to anybody, as far as was noticed: news between two looks count
     from the second one, so it is never taken for longer than it was."""
 
-    def __init__(self, now_s: float, *, news: int) -> None:
+    def __init__(self, now_s: float, *, num_messages: int) -> None:
         self._since_s = now_s
-        self._news = news
+        self._num_messages = num_messages
 
-    def lasts_s(self, now_s: float, *, news: int) -> float:
-        """`news`: how many messages have come in all."""
-        if news != self._news:
-            self._news, self._since_s = news, now_s
+    def lasts_s(self, now_s: float, *, num_messages: int) -> float:
+        """`num_messages`: how many messages have come in all."""
+        if num_messages != self._num_messages:
+            self._num_messages, self._since_s = num_messages, now_s
         return now_s - self._since_s

@@ -32,19 +32,19 @@ class Pool:
     @cached_property
     def limits(self) -> GetModelResponse:
         """The model's description, see limits_of()."""
-        return limits_of([live.model for live in self.workers])
+        return limits_of([worker.model for worker in self.workers])
 
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
         """All encode alike; of chat templates the one that most have."""
-        rendering = most_common(live.tokenizer.rendering for live in self.workers)
-        return next(live.tokenizer for live in self.workers if live.tokenizer.rendering == rendering)
+        rendering = most_common(worker.tokenizer.rendering for worker in self.workers)
+        return next(worker.tokenizer for worker in self.workers if worker.tokenizer.rendering == rendering)
 
     def with_room(self, num_tokens: int) -> Sequence[ConnectedWorker]:
         """Those that take so many tokens, of prompt and output together."""
         if num_tokens <= self._least_tokens:
             return self.workers
-        return [live for live in self.workers if num_tokens <= live.most_tokens]
+        return [worker for worker in self.workers if num_tokens <= worker.most_tokens]
 
     def allowed(self, workers: Sequence[ConnectedWorker], now_s: float) -> Sequence[ConnectedWorker]:
         """Of these workers those that have not failed of late. Where all have, any may have recovered: all. Raises
@@ -53,15 +53,15 @@ class Pool:
             raise no_worker(f"no worker is left for model {self.name}")
         if not self._has_open_breakers:
             return workers
-        return [live for live in workers if live.breaker.allows(now_s)] or workers
+        return [worker for worker in workers if worker.breaker.allows(now_s)] or workers
 
     @cached_property
     def _least_tokens(self) -> int:
-        return min(live.most_tokens for live in self.workers)
+        return min(worker.most_tokens for worker in self.workers)
 
     @cached_property
     def _has_open_breakers(self) -> bool:
-        return not all(live.breaker.is_closed for live in self.workers)
+        return not all(worker.breaker.is_closed for worker in self.workers)
 
 
 class Pools:
@@ -147,21 +147,21 @@ class Pools:
     def _accepting(self) -> dict[str, Pool]:
         accepting: dict[str, list[ConnectedWorker]] = {}
         for link in self.links:
-            if (live := link.live) is not None and live.accepts:
-                accepting.setdefault(live.model_name, []).append(live)
+            if (worker := link.worker) is not None and worker.accepts:
+                accepting.setdefault(worker.model_name, []).append(worker)
         return {name: Pool(name, self._agreeing(name, workers)) for name, workers in accepting.items()}
 
     def _agreeing(self, name: str, workers: list[ConnectedWorker]) -> list[ConnectedWorker]:
         """Those on whose terms requests can go to any of them; the others are set aside."""
-        terms = [live.terms for live in workers]
+        terms = [worker.terms for worker in workers]
         common = agreed(terms, self._terms.get(name))
         count = terms.count(common)
-        for live in workers:
-            aside = deviation(live.terms, common, count, len(workers))
-            if aside and not live.aside:
-                get_logger().error("worker set aside", worker=live.worker_id, address=live.address, problem=aside)
-            live.aside = aside
-        return [live for live in workers if not live.aside]
+        for worker in workers:
+            aside = deviation(worker.terms, common, count, len(workers))
+            if aside and not worker.aside:
+                get_logger().error("worker set aside", worker=worker.worker_id, address=worker.address, problem=aside)
+            worker.aside = aside
+        return [worker for worker in workers if not worker.aside]
 
     def _has(self, name: str) -> bool:
         """Whether the model has a ready worker; of an empty name, whether any has."""

@@ -148,6 +148,6 @@ class PoolSearch:
         missing = [
             link.connect_attempts
             for link in self._links()
-            if link.live is None and link.same_as is None and link.wanted
+            if link.worker is None and link.same_as is None and link.wanted
         ]
         return self.lookups + missing

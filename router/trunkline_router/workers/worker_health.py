@@ -22,13 +22,13 @@ LEAST_SHARE = 0.1  # of a worker that has this moment come
 class WorkerHealth:
     """Notices a worker that hangs, and that it is back; lets it start slowly."""
 
-    def __init__(self, live: ConnectedWorker, stub: "WorkerServiceAsyncStub", context: LinkContext) -> None:
-        self._live = live
+    def __init__(self, worker: ConnectedWorker, stub: "WorkerServiceAsyncStub", context: LinkContext) -> None:
+        self._worker = worker
         self._stub = stub
         self._context = context
-        self._signs = self._new_signs()
-        self._granted_signs = self._new_signs()
-        self._news_when_hung = 0
+        self._liveness = self._new_liveness()
+        self._granted_liveness = self._new_liveness()
+        self._messages_when_hung = 0
         self._started_s = self._checked_s = context.clock_s()
         self._log = get_logger()
 
@@ -36,57 +36,64 @@ class WorkerHealth:
         """Until it is cancelled."""
         clock_s, slow_start_s = self._context.clock_s, self._context.limits.slow_start_s
         while True:
-            self._live.slow_start_share = slow_start_share(clock_s() - self._started_s, slow_start_s)
-            await asyncio.sleep(self._signs.check_interval_s)
-            now_s, news = clock_s(), self._live.num_heard
-            self._live.watched_s += min(now_s - self._checked_s, 2 * self._signs.check_interval_s)
+            self._worker.slow_start_share = slow_start_share(clock_s() - self._started_s, slow_start_s)
+            await asyncio.sleep(self._liveness.check_interval_s)
+            now_s, num_messages = clock_s(), self._worker.num_messages
+            self._worker.watched_s += min(now_s - self._checked_s, 2 * self._liveness.check_interval_s)
             self._checked_s = now_s
-            self._live.may_be_silent_s = self._signs.timeout_s + self._allowance_s
-            if self._live.is_hung and news != self._news_when_hung:
+            self._worker.may_be_silent_s = self._liveness.timeout_s + self._allowance_s
+            if self._worker.is_hung and num_messages != self._messages_when_hung:
                 self._is_back(now_s)
-            elif await self._is_silent(now_s, news) and not self._live.is_hung:
-                self._hangs(news)
+            elif await self._is_silent(now_s, num_messages) and not self._worker.is_hung:
+                self._hangs(num_messages)
 
     @property
     def _allowance_s(self) -> float:
-        return longest_silence_s(self._live.model, self._live.load.step_cost)
+        return longest_silence_s(self._worker.model, self._worker.load.step_cost)
 
-    async def _is_silent(self, now_s: float, news: int) -> bool:
-        live, allowance_s = self._live, self._allowance_s
-        has_work = live.session.num_open > 0
-        is_silent = self._signs.is_silent(now_s, news=news, has_work=has_work, allowance_s=allowance_s)
+    async def _is_silent(self, now_s: float, num_messages: int) -> bool:
+        worker, allowance_s = self._worker, self._allowance_s
+        has_work = worker.session.num_open > 0
+        is_silent = self._liveness.is_silent(
+            now_s, num_messages=num_messages, has_work=has_work, allowance_s=allowance_s
+        )
         # What was granted may never have come to the worker: before it is taken for hung it is asked.
-        is_granted = live.granted_choices > 0
-        if self._granted_signs.is_silent(now_s, news=news, has_work=is_granted, allowance_s=allowance_s):
-            self._granted_signs = self._new_signs()
-            is_silent |= not (live.is_hung or await self._answers() or live.num_heard != news)
+        is_granted = worker.granted_choices > 0
+        if self._granted_liveness.is_silent(
+            now_s, num_messages=num_messages, has_work=is_granted, allowance_s=allowance_s
+        ):
+            self._granted_liveness = self._new_liveness()
+            is_silent |= not (worker.is_hung or await self._answers() or worker.num_messages != num_messages)
         return is_silent
 
     async def _answers(self) -> bool:
         """Whether the worker's engine answers; it does between two steps."""
-        timeout_s, proof = self._context.limits.inter_token_timeout_s, self._context.proof("GetStats", self._live.model)
+        timeout_s, proof = (
+            self._context.limits.inter_token_timeout_s,
+            self._context.proof("GetStats", self._worker.model),
+        )
         try:
             await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=proof)
         except grpc.aio.AioRpcError as error:
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # other trouble is the session's to notice
         return True
 
-    def _hangs(self, news: int) -> None:
-        live = self._live
-        live.is_hung = True
-        self._news_when_hung = news
-        self._log.error("worker hangs", address=live.address, choices=live.session.num_open)
+    def _hangs(self, num_messages: int) -> None:
+        worker = self._worker
+        worker.is_hung = True
+        self._messages_when_hung = num_messages
+        self._log.error("worker hangs", address=worker.address, choices=worker.session.num_open)
         self._context.on_change()
-        live.session.give_up(f"the worker has said nothing for {self._signs.timeout_s:g} s")
+        worker.session.give_up(f"the worker has said nothing for {self._liveness.timeout_s:g} s")
 
     def _is_back(self, now_s: float) -> None:
-        self._live.is_hung = False
-        self._live.comebacks += 1
+        self._worker.is_hung = False
+        self._worker.comebacks += 1
         self._started_s = now_s
-        self._log.info("worker is back", address=self._live.address)
+        self._log.info("worker is back", address=self._worker.address)
         self._context.on_change()
 
-    def _new_signs(self) -> Liveness:
+    def _new_liveness(self) -> Liveness:
         return Liveness(self._context.limits.inter_token_timeout_s)
 
 

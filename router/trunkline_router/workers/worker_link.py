@@ -49,11 +49,11 @@ MOST_BYTES = {
 
 
 class WorkerLink:
-    """Keeps one worker connected. `live` is there while requests can be sent to it."""
+    """Keeps one worker connected. `worker` is there while requests can be sent to it."""
 
     def __init__(self, address: str, context: LinkContext) -> None:
         self.address = address
-        self.live: ConnectedWorker | None = None
+        self.worker: ConnectedWorker | None = None
         self.wanted = True  # once it is not, the present connection is the last one
         self.is_named = True  # by this router's own sources; else only another router's lease speaks for it
         self.is_on_trial = False  # a lease alone speaks for it, and no worker has been seen there yet
@@ -65,17 +65,17 @@ class WorkerLink:
         self._context = context
         self._sweeping: asyncio.Task[None] | None = None
         self._connected_s = 0.0
-        self._was_live = False  # in the present connection
+        self._was_connected = False  # in the present connection
         self._log = get_logger()
 
     async def run(self) -> None:
         """Connects, and again whenever the connection ends, as long as it is wanted."""
         backoff_s, aside_s = BACKOFF_FIRST_S, ASIDE_FIRST_S
-        last_logged = ("", "")
+        last_logged = (False, "")
         first_attempt_s = self._context.clock_s()
         while self.wanted:
             problem = "closed by the worker"
-            was_live = is_false = is_refused = False
+            was_connected = is_false = is_refused = False
             holder = None
             begun_s = self._context.clock_s()
             try:
@@ -94,19 +94,21 @@ class WorkerLink:
                 problem = f"unexpected {type(error).__name__}"
                 self._log.error("unexpected error", address=self.address, exc_info=error)
             finally:
-                was_live, self._was_live = self._was_live, False
-                if was_live:
+                was_connected, self._was_connected = self._was_connected, False
+                if was_connected:
                     now_s = self._context.clock_s()
                     self.breaker.on_lost(now_s, now_s - self._connected_s)
                     self._context.on_change()
             problem = one_line(problem)
             may_be_loading = self.model is None and self._context.clock_s() - first_attempt_s < LOADING_S
-            level = "info" if is_refused and may_be_loading else "warning"
-            if was_live or ((level, problem) != last_logged and not self.is_on_trial):  # once per change, not per try
-                getattr(self._log, level)("worker not connected", address=self.address, problem=problem)
-            last_logged, self.problem = (level, problem), problem
+            is_expected = is_refused and may_be_loading
+            # One line per change, not per attempt.
+            if was_connected or ((is_expected, problem) != last_logged and not self.is_on_trial):
+                log = self._log.info if is_expected else self._log.warning
+                log("worker not connected", address=self.address, problem=problem)
+            last_logged, self.problem = (is_expected, problem), problem
             self.same_as = holder
-            backoff_s = BACKOFF_FIRST_S if was_live else min(backoff_s * 2, BACKOFF_MOST_S)
+            backoff_s = BACKOFF_FIRST_S if was_connected else min(backoff_s * 2, BACKOFF_MOST_S)
             pause_s = backoff_s
             if self._context.clock_s() - begun_s > HONEST_S:
                 aside_s = ASIDE_FIRST_S
@@ -136,7 +138,9 @@ class WorkerLink:
                 f"vocab_size is {model.vocab_size}"
             )
         session = WorkerSession(vocab_size=model.vocab_size, most_tokens=max_total_tokens(model))
-        live = ConnectedWorker(model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address)
+        worker = ConnectedWorker(
+            model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address
+        )
         opened, synced = asyncio.Event(), asyncio.Event()
 
         def on_open(welcome: SessionWelcome) -> None:
@@ -148,22 +152,22 @@ class WorkerLink:
 
         proof = self._context.proof("Session", model)
         talking = asyncio.create_task(session.run(channel, self._context.router_id, on_open, proof))
-        watch = asyncio.create_task(follow_cache(channel, live, synced, self._context))
-        ready = asyncio.create_task(self._announce(live, opened, synced))
-        looking = asyncio.create_task(WorkerHealth(live, stub, self._context).look_after())
+        watch = asyncio.create_task(follow_cache(channel, worker, synced, self._context))
+        ready = asyncio.create_task(self._announce(worker, opened, synced))
+        looking = asyncio.create_task(WorkerHealth(worker, stub, self._context).look_after())
         try:
             done, _ = await asyncio.wait({talking, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if not task.cancelled():  # a stream that broke while it was written to
                     task.result()
         finally:
-            self.live = None  # before anything else runs: a worker that is gone must not be chosen
+            self.worker = None  # before anything else runs: a worker that is gone must not be chosen
             self._context.on_change()
             self.connect_attempts.lost()
             for task in (talking, watch, ready, looking):
                 task.cancel()
             await asyncio.gather(talking, watch, ready, looking, return_exceptions=True)
-            live.blocks.close()
+            worker.blocks.close()
             if self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.create_task(self._sweep())
 
@@ -172,15 +176,15 @@ class WorkerLink:
         for _ in iter(self._context.index.sweep, False):
             await asyncio.sleep(0)
 
-    async def _announce(self, live: ConnectedWorker, *conditions: asyncio.Event) -> None:
+    async def _announce(self, worker: ConnectedWorker, *conditions: asyncio.Event) -> None:
         for condition in conditions:
             await condition.wait()
-        self.live, self.model, self.problem = live, live.model, ""
-        self._was_live = True
+        self.worker, self.model, self.problem = worker, worker.model, ""
+        self._was_connected = True
         self.connect_attempts.worked()
         self._connected_s = self._context.clock_s()
-        self._log.info("worker connected", address=self.address, worker=live.model.worker_id, model=live.model.model,
-                       blocks=len(live.blocks))  # fmt: skip
+        self._log.info("worker connected", address=self.address, worker=worker.worker_id, model=worker.model_name,
+                       blocks=len(worker.blocks))  # fmt: skip
         self._context.on_change()
 
 

@@ -19,7 +19,7 @@ class Link(Protocol):
     """What is known here of a router's connection to a worker."""
 
     address: str
-    live: ConnectedWorker | None
+    worker: ConnectedWorker | None
 
 
 class SameWorker(Exception):

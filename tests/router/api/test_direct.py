@@ -72,16 +72,16 @@ async def test_a_request_counts_at_its_worker_for_as_long_as_it_runs_there() -> 
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         stream = Stream(client, n=2)
         zero, one = await choices(workers, 2)
-        live = router.live(0)
-        assert (live.open_choices, live.queued_tokens) == (2, len(PROMPT))
+        connected = router.connected(0)
+        assert (connected.open_choices, connected.queued_tokens) == (2, len(PROMPT))
         one.tokens(1)
         zero.tokens(2)
-        await until(lambda: live.queued_tokens == 0)
-        assert live.open_choices == 2
+        await until(lambda: connected.queued_tokens == 0)
+        assert connected.open_choices == 2
         one.tokens(1, finish=True)
         zero.tokens(1, finish=True)
         await stream.task
-        await until(lambda: live.open_choices == 0)
+        await until(lambda: connected.open_choices == 0)
     assert (stream.tokens(0), stream.tokens(1)) == ([0, 1, 2], [0, 1])
     assert stream.pieces[0].response.HasField("prompt"), "what is told of the prompt comes first"
     assert [piece.response.HasField("usage") for piece in stream.pieces].index(True) == len(stream.pieces) - 1
@@ -145,12 +145,12 @@ async def test_a_worker_that_was_restarted_meanwhile_takes_no_old_grant_and_the_
     workers = fakes("a", "b", answer=2)
     failover = FailoverLimits(patience_s=0.05)
     async with cluster(*workers, grant_key=KEY, failover=failover) as router, direct(router) as client:
-        router.live(0).model.epoch = router.live(1).model.epoch = 99  # as both were before
+        router.connected(0).model.epoch = router.connected(1).model.epoch = 99  # as both were before
         with pytest.raises(NoWorker):
             await client.complete(PROMPT)
         assert not workers[0].submits
         assert not workers[1].submits
-        router.live(1).model.epoch = workers[1].epoch
+        router.connected(1).model.epoch = workers[1].epoch
         assert (await client.complete(PROMPT)).prompt.worker_id == "b"
 
 
@@ -176,16 +176,16 @@ async def test_a_client_that_leaves_ends_everything_at_once() -> None:
             zero, _ = await choices(workers, 2)
             zero.tokens(1)
             await reading
-            assert router.live(0).open_choices == 2
+            assert router.connected(0).open_choices == 2
             await pieces.aclose()
-            await until(lambda: len(workers[0].aborted) == 2 and router.live(0).open_choices == 0)
+            await until(lambda: len(workers[0].aborted) == 2 and router.connected(0).open_choices == 0)
         gone = direct(router)
         stream = Stream(gone)
         await arrival(workers)
         await gone.close()
         with pytest.raises(TrunklineError, match="closed"):
             await stream.task
-        await until(lambda: len(workers[0].aborted) == 3 and router.live(0).open_choices == 0)
+        await until(lambda: len(workers[0].aborted) == 3 and router.connected(0).open_choices == 0)
 
 
 async def test_a_deadline_holds_at_the_worker_and_at_the_router() -> None:
@@ -193,7 +193,7 @@ async def test_a_deadline_holds_at_the_worker_and_at_the_router() -> None:
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         with pytest.raises(DeadlineExceeded):
             await client.complete(PROMPT, timeout_s=1.0)
-        await until(lambda: len(workers[0].aborted) == 1 and router.live(0).open_choices == 0)
+        await until(lambda: len(workers[0].aborted) == 1 and router.connected(0).open_choices == 0)
         await workers[0].die()
         await router.until_workers(False)
 

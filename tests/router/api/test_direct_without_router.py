@@ -40,11 +40,11 @@ def on_question(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnQuestion], None]
 
 async def works_for_others(router: Cluster, workers: list[FakeWorker], *numbers: int) -> None:
     """These do, as the router hears."""
-    lives = [router.live(number) for number in numbers]
-    heard = [live.num_heard for live in lives]
+    both = [router.connected(number) for number in numbers]
+    heard = [worker.num_messages for worker in both]
     for number in numbers:
         workers[number].send_load(running=1)
-    await until(lambda: all(live.num_heard > before for live, before in zip(lives, heard, strict=True)))
+    await until(lambda: all(worker.num_messages > before for worker, before in zip(both, heard, strict=True)))
 
 
 async def test_who_waits_in_a_queue_is_left_there_and_who_waits_for_a_hung_worker_goes_on_elsewhere(
@@ -72,9 +72,9 @@ async def test_who_waits_in_a_queue_is_left_there_and_who_waits_for_a_hung_worke
         assert resumed.worker is not choice.worker
         resumed.tokens(2, finish=True)
         await stream.task
-        live = router.live(workers.index(choice.worker))
-        assert live.breaker.is_closed
-        assert live.accepts
+        connected = router.connected(workers.index(choice.worker))
+        assert connected.breaker.is_closed
+        assert connected.accepts
 
 
 async def test_a_router_that_stands_still_stops_no_stream(on_question: Callable[[OnQuestion], None]) -> None:
@@ -127,10 +127,10 @@ async def test_a_worker_that_was_granted_too_late_is_gone_to_when_the_first_one_
         await asked.wait()
         choice.tokens(2)
         await stream.came(3)
-        asked_s = router.live(home).watched_s
-        await until(lambda: router.live(home).watched_s > asked_s + SOON.inter_token_timeout_s)
+        asked_s = router.connected(home).watched_s
+        await until(lambda: router.connected(home).watched_s > asked_s + SOON.inter_token_timeout_s)
         goes_on.set()  # it takes the worker for hung, and names the other one
-        other = router.live(1 - home)
+        other = router.connected(1 - home)
         await until(lambda: other.open_choices == 1)
         await choice.worker.die()
         resumed = await arrival(workers)
@@ -194,7 +194,7 @@ async def test_a_router_that_stops_does_not_wait_for_answers_that_have_begun(
         on_question(lambda: works_for_others(router, workers, 0))
         stream = Stream(client)
         choice = await arrival(workers)
-        live = router.live(0)
+        connected = router.connected(0)
         stopping = asyncio.create_task(router.service.stop_admission())
         await asyncio.sleep(0)  # it begins
         assert not stopping.done(), "an answer that has not begun may need it"
@@ -202,7 +202,7 @@ async def test_a_router_that_stops_does_not_wait_for_answers_that_have_begun(
         await stopping
         choice.tokens(2)
         await stream.came(3)
-        assert live.open_choices == 0
+        assert connected.open_choices == 0
         await asked_in_vain.wait()
         choice.tokens(2, finish=True)
         await stream.task

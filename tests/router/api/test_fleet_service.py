@@ -46,7 +46,7 @@ async def test_an_explanation_gives_matched_tokens_cost_terms_and_the_reason() -
     b.cached.update(b.hashes(PROMPT))
     async with cluster(a, b) as router:
         a.send_load(running=3, waiting=1, waiting_by_lane=[0, 0, 1], uncached_tokens_by_lane=[0, 100, 300])
-        await until(lambda: router.live(0).load.running == 3)
+        await until(lambda: router.connected(0).load.running == 3)
         told = await explain(router, [*PROMPT, 1])
         of_a, of_b = told.candidates
         assert told.worker_id == "b"
@@ -104,7 +104,7 @@ async def test_workers_are_listed_connected_or_not() -> None:
     a.cached.update(a.hashes(PROMPT))
     async with cluster(a, b) as router:
         a.send_load(running=1)
-        await until(lambda: router.live(0).load.running == 1)
+        await until(lambda: router.connected(0).load.running == 1)
         await router.answer([*PROMPT, 1])
         of_a, of_b = (await router.fleet.ListWorkers(ListWorkersRequest())).workers
         assert (of_a.worker_id, of_a.model, of_a.epoch) == ("a", "tiny", a.epoch)
@@ -113,9 +113,9 @@ async def test_workers_are_listed_connected_or_not() -> None:
         assert (of_a.index_accuracy, of_a.index_accuracy_requests, of_a.routed_by_load) == (1.0, 0, False)
         assert of_b.index_accuracy_requests == 0
         b.send_load(draining=True)
-        await until(lambda: not router.live(1).accepts)
+        await until(lambda: not router.connected(1).accepts)
         await a.die()
-        await until(lambda: router.links[0].live is None and bool(router.links[0].problem))
+        await until(lambda: router.links[0].worker is None and bool(router.links[0].problem))
         of_a, of_b = (await router.fleet.ListWorkers(ListWorkersRequest())).workers
         assert (of_a.state, of_a.worker_id, of_a.address) == (fleet_pb2.WORKER_STATE_CONNECTING, "a", a.address)
         assert of_a.problem
@@ -137,7 +137,7 @@ async def test_a_worker_whose_index_is_wrong_is_seen_to_be_routed_by_load() -> N
         assert status.problem == "routed by load: of what its index promised of late, 0% was cached"
         (candidate,) = (await explain(router, [*PROMPT, 1])).candidates
         assert candidate.routed_by_load
-        router.live(0).blocks.rely_on_reports()  # what is remembered is no trace of a request
+        router.connected(0).blocks.rely_on_reports()  # what is remembered is no trace of a request
 
 
 async def test_nothing_that_a_client_is_told_of_workers_depends_on_whether_another_tenants_prompt_was_new() -> None:
@@ -149,7 +149,7 @@ async def test_nothing_that_a_client_is_told_of_workers_depends_on_whether_anoth
             live = dict(running=2, kv_live_blocks=40, waiting=1, waiting_tokens=5000, running_kv_tokens=640)
             free = 1000 - 40 - cached
             worker.send_load(**live, kv_cached_blocks=cached, kv_free_blocks=free, step_time_us=20_000)
-            await until(lambda: router.live(0).load.kv_cached_blocks == cached)
+            await until(lambda: router.connected(0).load.kv_cached_blocks == cached)
             route = await explain(router, [1, 2, 3])
             listed = await router.fleet.ListWorkers(ListWorkersRequest())
             assert sum(status.indexed_blocks for status in listed.workers) == 0
@@ -159,7 +159,7 @@ async def test_nothing_that_a_client_is_told_of_workers_depends_on_whether_anoth
         request = GenerateRequest(token_ids=TokenIds(ids=PROMPT))
         async for _ in router.stub.Generate(request, metadata=(("x-trunkline-tenant", "innocent"),)):
             pass
-        await until(lambda: len(router.live(0).blocks) > 0)
+        await until(lambda: len(router.connected(0).blocks) > 0)
         assert await told(cached=104) == before
         async for _ in router.stub.Generate(request, metadata=(("x-trunkline-tenant", "innocent"),)):
             pass  # found in the cache this time: the index was right once more

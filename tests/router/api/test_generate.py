@@ -231,7 +231,7 @@ async def test_a_client_that_falls_too_far_behind_loses_its_request_at_once_and_
             mine.tokens(1, text="y" * 100_000)
             await asyncio.sleep(0)
         assert [submit.handle for submit in worker.aborted] == [mine.submit.handle]
-        assert router.live(0).open_choices == 1, "the worker is free of it, and is chosen as such"
+        assert router.connected(0).open_choices == 1, "the worker is free of it, and is chosen as such"
         other.tokens(2, finish=True)
         assert (await fast.read()).usage.completion_tokens == 3
         assert await fast.read() is grpc.aio.EOF
@@ -291,7 +291,7 @@ async def test_a_slow_client_that_gives_up_frees_its_work_on_the_worker(caplog: 
         for _ in range(1000):
             mine.tokens(1, text="y" * 8000)
             await asyncio.sleep(0)
-        await until(lambda: router.live(0).session.num_open == 1)
+        await until(lambda: router.connected(0).session.num_open == 1)
         slow.cancel()
         await until(lambda: worker.num_running == 0)
     assert not caplog.records, "the request's generator was closed in another context than its own"

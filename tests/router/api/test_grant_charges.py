@@ -182,7 +182,7 @@ async def test_who_hangs_up_holds_what_its_grants_may_come_to_until_they_cannot_
         call = Call(router, sampling=FIFTY)
         await call.begin()
         call.call.cancel()
-        await until(lambda: router.live(0).open_choices == 0)
+        await until(lambda: router.connected(0).open_choices == 0)
         assert await refused_for_quota(router)
         await timers.go_off(EXPIRY_S)
         await until_admitted(router, 50)
@@ -224,7 +224,7 @@ async def test_a_grant_that_is_used_after_its_client_has_hung_up_is_paid_for_and
             stub: WorkerServiceStub = WorkerServiceStub(channel)
             used = stub.Generate(WorkerServiceGenerateRequest(grant=granted.grants[0]))
             choice = await arrival([worker])
-            await until(lambda: router.live(0).open_choices == 0)
+            await until(lambda: router.connected(0).open_choices == 0)
             await until(lambda: reports == [GrantReport()])
             await timers.go_off(EXPIRY_S)
             assert await refused_for_quota(router)
@@ -260,7 +260,7 @@ async def test_what_runs_on_without_its_router_is_held_for_as_long_as_that_hears
         choice.tokens(1)
         await stream.came(1)
         await router.service.stop_admission()
-        assert router.live(0).open_choices == 0
+        assert router.connected(0).open_choices == 0
         assert await is_held(router)
         choice.tokens(2, finish=True)
         await stream.task

@@ -29,7 +29,7 @@ async def test_a_worker_that_has_nothing_to_do_for_those_it_was_granted_to_is_as
         call = Call(router)
         await call.begin()  # and does nothing with it
         await until(lambda: workers[0].asked_for_stats >= 3)
-        assert not router.live(0).is_hung
+        assert not router.connected(0).is_hung
         call.call.cancel()
 
 
@@ -39,12 +39,12 @@ async def test_a_worker_that_hangs_over_granted_work_is_noticed() -> None:
     async with cluster(*workers, grant_key=KEY, link_limits=limits) as router:
         call = Call(router)
         await call.begin()
-        live = router.live(0)
-        await until(lambda: live.is_hung)
+        connected = router.connected(0)
+        await until(lambda: connected.is_hung)
         assert (await refusal(router.generate(PROMPT))).reason == "NO_WORKER"
         workers[0].hangs = False
         workers[0].send_load(running=1)
-        await until(lambda: not live.is_hung)
+        await until(lambda: not connected.is_hung)
         call.call.cancel()
 
 
@@ -56,15 +56,15 @@ async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monke
         choice = await arrival(workers)
         choice.tokens(1)
         await used.came(1)
-        live = router.live(0)
-        await until(lambda: live.queued_tokens == 0)
+        connected = router.connected(0)
+        await until(lambda: connected.queued_tokens == 0)
         unused = [Call(router, prompt=[*PROMPT, number]) for number in range(3)]
         for call in unused:
             await call.begin()
-        assert live.open_choices == 4
-        assert live.queued_tokens > 0
+        assert connected.open_choices == 4
+        assert connected.queued_tokens > 0
         await timers.go_off(LIFETIME_S + CLOCK_MARGIN_S)
-        assert (live.open_choices, live.queued_tokens) == (1, 0)
+        assert (connected.open_choices, connected.queued_tokens) == (1, 0)
         choice.tokens(1, finish=True)
         await used.task
         for call in unused:
@@ -95,8 +95,8 @@ async def test_a_client_that_loses_one_worker_after_the_other_is_bounded_and_jud
             assert len(set(addresses)) == MAX_WITHOUT_PROGRESS
             assert (await call.refused(lost())).reason == "NO_WORKER"
         for number in range(len(workers)):
-            assert router.live(number).breaker.is_closed
-            assert not router.live(number).routed_by_load
+            assert router.connected(number).breaker.is_closed
+            assert not router.connected(number).routed_by_load
 
 
 async def test_full_workers_can_be_claimed_so_often_and_no_more() -> None:

@@ -95,7 +95,7 @@ async def serve_beside(said: list[Any]) -> dict[str, str]:
             links = dict(zip((liar.worker_id for liar in liars), router.links[len(goods) :], strict=True))
             for liar in liars:
                 liar.may_speak.set()  # the good ones are there first: what must agree, agrees with them
-            await until(lambda links=links: all(link.live or "yet" not in link.problem for link in links.values()))  # type: ignore[misc]
+            await until(lambda links=links: all(link.worker or "yet" not in link.problem for link in links.values()))  # type: ignore[misc]
             await asyncio.gather(*(innocents(router, good.model) for good in goods))
             listed = await router.fleet.ListWorkers(ListWorkersRequest())
             names = {link.address: name for name, link in links.items()}

@@ -59,7 +59,7 @@ async def test_a_worker_with_another_tokenizer_is_set_aside_by_name_and_its_text
         before = tokens_of_text(good[0])
         for worker in good:
             worker.send_load(draining=True)
-        await until(lambda: not (router.live(0).accepts or router.live(1).accepts))
+        await until(lambda: not (router.connected(0).accepts or router.connected(1).accepts))
         await router.answer("abba")
         assert tokens_of_text(odd)[-4:] != before[-4:], "when the others leave, its terms hold"
 
@@ -71,7 +71,7 @@ async def test_a_copied_digest_brings_nobody_the_copiers_files() -> None:
         workers = (copier, good) if number % 2 else (good, copier)
         async with cluster(*workers, seed=number) as router:
             await router.answer("abba")
-            assert router.live(workers.index(good)).tokenizer.encoding == encoding_of(good.files)
+            assert router.connected(workers.index(good)).tokenizer.encoding == encoding_of(good.files)
 
 
 def tokens_of_text(worker: FakeWorker) -> list[int]:

@@ -34,7 +34,7 @@ async def mixed() -> AsyncIterator[tuple[Cluster, PreviousWorker, FakeWorker]]:
 async def at_the_old_one(router: Cluster, old: PreviousWorker, new: FakeWorker) -> None:
     """From here on the new worker takes nothing, until it says otherwise."""
     new.send_load(draining=True)
-    await until(lambda: not router.live(1).accepts)
+    await until(lambda: not router.connected(1).accepts)
 
 
 async def test_a_worker_of_the_previous_protocol_serves_a_new_router() -> None:
@@ -62,7 +62,7 @@ async def test_an_answer_goes_on_from_the_previous_protocol_to_this_one() -> Non
 async def test_an_answer_goes_on_from_this_protocol_to_the_previous_one() -> None:
     async with mixed() as (router, old, new):
         new.cache_prompt(PROMPT)
-        await until(lambda: len(router.live(1).blocks) > 0)
+        await until(lambda: len(router.connected(1).blocks) > 0)
         call = router.generate(PROMPT)
         begun = await new.arrived.get()
         begun.tokens(3)

@@ -96,7 +96,7 @@ async def test_a_worker_with_a_large_cache_is_looked_for_as_soon_as_it_is_lost()
     worker = FakeWorker("a")
     async with cluster(worker) as router:
         for _ in range(3):
-            blocks = router.live(0).blocks
+            blocks = router.connected(0).blocks
             for start in range(0, 300_000, 1000):
                 blocks.store(range(start + 1, start + 1001))
             await worker.die()

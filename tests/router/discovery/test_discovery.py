@@ -42,7 +42,7 @@ async def test_workers_that_a_name_gains_are_connected_and_those_it_loses_go_whe
         await a.die()
         await until(lambda: [link.address for link in pools.links] == [b.address])
         await b.die()
-        await until(lambda: pools.links[0].live is None)
+        await until(lambda: pools.links[0].worker is None)
         assert len(pools.links) == 1, "what is still named is tried again"
         await b.start()
         await until(lambda: connected(pools) == {b.address})
@@ -64,7 +64,7 @@ async def test_a_stream_finishes_on_a_worker_that_is_no_longer_named_while_new_r
         await names.say(frozenset({new.address}))
         await until(lambda: connected(pools) == {old.address, new.address})
         old.send_load(draining=True)
-        await until(lambda: [live.model.worker_id for live in pools.models()["tiny"].workers] == ["new"])
+        await until(lambda: [worker.model.worker_id for worker in pools.models()["tiny"].workers] == ["new"])
         answers = [answer async for answer in stub.Generate(GenerateRequest(token_ids=TokenIds(ids=range(10, 30))))]
         assert answers[0].prompt.worker_id == "new"
         choice.tokens(3, finish=True)
@@ -153,7 +153,7 @@ async def test_a_worker_that_is_named_again_before_its_connection_ended_stays(re
         assert not link.wanted
         await names.say(frozenset({worker.address}))
         await worker.die()
-        await until(lambda: link.live is None)
+        await until(lambda: link.worker is None)
         await worker.start()
         await until(lambda: connected(pools) == {worker.address})
         assert pools.links == [link]

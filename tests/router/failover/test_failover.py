@@ -96,7 +96,7 @@ async def test_only_workers_with_equal_weights_go_on_with_an_answer_but_any_may_
     async with cluster(*workers) as router:
         old = workers[0]
         old.cache_prompt(PROMPT)
-        await until(lambda: len(router.live(0).blocks) > 0)
+        await until(lambda: len(router.connected(0).blocks) > 0)
         call, choice = await begun(router, workers)
         assert choice.worker is old
         choice.tokens(1)
@@ -108,7 +108,7 @@ async def test_only_workers_with_equal_weights_go_on_with_an_answer_but_any_may_
         assert not workers[2].submits, "its tokens might contradict what was sent"
         fresh = list(range(40, 60))
         workers[2].cache_prompt(fresh)
-        await until(lambda: len(router.live(2).blocks) > 0)
+        await until(lambda: len(router.connected(2).blocks) > 0)
         workers[2].answer = 3
         assert (await router.answer(fresh))[0].prompt.worker_id == "new"
         call.cancel()
@@ -181,19 +181,19 @@ async def test_a_worker_that_hangs_loses_its_requests_and_gets_new_ones_when_it_
         assert list(resumed.submit.resume.output_token_ids) == [0, 1]
         await until(lambda: len(hung.aborted) == 1)
         link = router.links[workers.index(hung)]
-        assert link.live is not None
-        assert not link.live.accepts
+        assert link.worker is not None
+        assert not link.worker.accepts
         resumed.tokens(1, finish=True)
         assert tokens_of(await rest(call)) == [0, 1, 2]
         hung.send_load(running=0)
-        await until(lambda: link.live is not None and link.live.accepts)
-        assert link.live.slow_start_share < 1
+        await until(lambda: link.worker is not None and link.worker.accepts)
+        assert link.worker.slow_start_share < 1
 
 
 async def test_a_worker_starts_slowly_from_its_first_moment_on() -> None:
     workers = fakes("a", "b")
     async with cluster(*workers, link_limits=LinkLimits(slow_start_s=3600.0)) as router:
-        shares = [router.live(place).slow_start_share for place in range(2)]
+        shares = [router.connected(place).slow_start_share for place in range(2)]
         assert shares == pytest.approx([LEAST_SHARE, LEAST_SHARE], abs=0.01)
 
 
@@ -204,9 +204,9 @@ async def test_an_idle_worker_that_says_nothing_does_not_hang_and_a_busy_one_tha
         hung = choice.worker
         other = next(worker for worker in workers if worker is not hung)
         hung.cache_prompt(LONG)
-        await until(lambda: len(router.live(workers.index(hung)).blocks) > 0)
+        await until(lambda: len(router.connected(workers.index(hung)).blocks) > 0)
         other.answer = 1
-        while router.live(workers.index(hung)).accepts:  # its front goes on to refuse what comes
+        while router.connected(workers.index(hung)).accepts:  # its front goes on to refuse what comes
             refused = router.generate(LONG)
             try:
                 async with asyncio.timeout(0.1):
@@ -215,7 +215,7 @@ async def test_an_idle_worker_that_says_nothing_does_not_hang_and_a_busy_one_tha
                 pass
             await rest(refused)
         await rest(call)
-        assert router.live(workers.index(other)).accepts
+        assert router.connected(workers.index(other)).accepts
 
 
 async def test_a_worker_that_was_hung_and_is_back_may_have_its_requests_again() -> None:
@@ -223,7 +223,7 @@ async def test_a_worker_that_was_hung_and_is_back_may_have_its_requests_again() 
     async with cluster(worker, link_limits=LinkLimits(inter_token_timeout_s=0.2)) as router:
         call, choice = await begun(router, [worker])
         choice.tokens(2)
-        await until(lambda: not router.live(0).accepts)
+        await until(lambda: not router.connected(0).accepts)
         worker.send_load(running=0)
         resumed = await worker.arrived.get()
         resumed.tokens(1, finish=True)
@@ -249,7 +249,7 @@ async def test_copies_of_a_convicted_request_that_wait_are_not_sent_any_more() -
     workers = fakes("a", "b", "c", "d")
     async with cluster(*workers) as router:
         workers[0].cache_prompt(LONG)
-        await until(lambda: len(router.live(0).blocks) > 0)
+        await until(lambda: len(router.connected(0).blocks) > 0)
         calls = [router.generate(LONG) for _ in range(5)]
         for choice in [await workers[0].arrived.get() for _ in calls]:
             choice.fail(DIED, suspect=True)
@@ -257,10 +257,10 @@ async def test_copies_of_a_convicted_request_that_wait_are_not_sent_any_more() -
         killer, *others = [await worker.arrived.get() for worker in workers[1:]]
         # As a front does whose engine has died.
         killer.worker.send_load(draining=True)
-        await until(lambda: not router.live(1).accepts)
+        await until(lambda: not router.connected(1).accepts)
         killer.fail(DIED, suspect=True, sole_suspect=True)
         await dies(router, workers, killer.worker)
-        await until(lambda: router.service._dispatcher.quarantine._convictions.has_news)
+        await until(lambda: router.service._dispatcher.quarantine._convictions.has_changes)
         for choice in others:
             choice.tokens(1, finish=True)
         ends = [await end_of(call) for call in calls]
@@ -278,7 +278,7 @@ async def end_of(call: Any) -> str:
 async def suspects(router: Cluster, workers: list[FakeWorker], *names: str) -> dict[str, Any]:
     """Requests with these ids and equal prompts that were in a step when worker 0 died."""
     workers[0].cache_prompt(LONG)
-    await until(lambda: len(router.live(0).blocks) > 0)
+    await until(lambda: len(router.connected(0).blocks) > 0)
     calls = {name: router.generate([*LONG, ord(name)], request_id=name) for name in names}
     choices = [await workers[0].arrived.get() for _ in names]
     for choice in choices:
@@ -350,12 +350,12 @@ async def test_a_worker_where_requests_keep_failing_is_left_alone() -> None:
     good.answer = 3
     async with cluster(bad, good) as router:
         bad.cache_prompt(PROMPT)
-        await until(lambda: len(router.live(0).blocks) > 0)
+        await until(lambda: len(router.connected(0).blocks) > 0)
         for _ in range(FAILURES_TO_OPEN):
             call = router.generate(PROMPT)
             (await bad.arrived.get()).fail(RequestRefused(CODE_INTERNAL, INTERNAL, "block 7 is held twice"))
             await refusal(call)
-        assert not router.live(0).breaker.is_closed
+        assert not router.connected(0).breaker.is_closed
         answer = await router.answer(PROMPT)
     assert answer[0].prompt.worker_id == "good", "although the other one holds the prefix"
 
@@ -376,7 +376,7 @@ async def test_an_answer_of_the_first_try_carries_the_worker_that_gave_it(lost: 
     workers = {worker.worker_id: worker for worker in fakes("a", "b")}
     async with cluster(*workers.values()) as router:
         workers[lost].cache_prompt(PROMPT)
-        await until(lambda: any(len(link.live.blocks) > 0 for link in router.links if link.live))
+        await until(lambda: any(len(link.worker.blocks) > 0 for link in router.links if link.worker))
         call, choice = await begun(router, list(workers.values()))
         assert choice.worker.worker_id == lost
         choice.fail(WORKER_DRAINS)
@@ -393,7 +393,7 @@ async def test_workers_without_step_cost_and_suspects_serve_beside_new_ones() ->
     async with cluster(old, new) as router:
         new.send_load(running=1, step_cost=StepCostModel(fixed_s=1e-3, token_s=1e-4), uncached_tokens_by_lane=[0, 0, 0])
         old.send_load(running=1)
-        await until(lambda: all(link.live is not None and link.live.load.running for link in router.links))
+        await until(lambda: all(link.worker is not None and link.worker.load.running for link in router.links))
         homes = set()
         calls = []
         for number in range(8):
@@ -418,5 +418,5 @@ async def test_the_siblings_of_a_choice_that_broke_off_are_not_computed_for_nobo
         (await worker.arrived.get()).fail(WORKER_DRAINS)
         await until(lambda: worker.num_running == 0)
         assert worker.aborted == [zero.submit]
-        await until(lambda: router.live(0).open_choices == 0)
+        await until(lambda: router.connected(0).open_choices == 0)
         call.cancel()

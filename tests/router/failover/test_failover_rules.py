@@ -197,18 +197,18 @@ def test_the_budget_lets_one_workers_requests_go_on_at_once_then_a_share_and_ref
 
 
 def test_silence_counts_only_with_work_and_while_this_side_was_awake() -> None:
-    signs = Liveness(4.0)
-    assert signs.check_interval_s == 1.0
-    assert not any(signs.is_silent(now, news=1, has_work=False) for now in range(20))
-    silent = [signs.is_silent(now, news=1, has_work=True) for now in (20, 21, 22, 23, 24)]
+    liveness = Liveness(4.0)
+    assert liveness.check_interval_s == 1.0
+    assert not any(liveness.is_silent(now, num_messages=1, has_work=False) for now in range(20))
+    silent = [liveness.is_silent(now, num_messages=1, has_work=True) for now in (20, 21, 22, 23, 24)]
     assert silent == [False, False, False, False, True]
-    assert not signs.is_silent(25, news=2, has_work=True), "a message ends it"
-    assert not signs.is_silent(1024, news=2, has_work=True), "a router that slept learns nothing from it"
+    assert not liveness.is_silent(25, num_messages=2, has_work=True), "a message ends it"
+    assert not liveness.is_silent(1024, num_messages=2, has_work=True), "a router that slept learns nothing from it"
 
 
 def test_a_worker_of_long_steps_may_be_silent_for_longer() -> None:
-    signs = Liveness(4.0)
-    silent = [signs.is_silent(now, news=1, has_work=True, allowance_s=2.0) for now in range(8)]
+    liveness = Liveness(4.0)
+    silent = [liveness.is_silent(now, num_messages=1, has_work=True, allowance_s=2.0) for now in range(8)]
     assert silent == [False] * 6 + [True] * 2
     model = GetModelResponse(max_step_tokens=2000, batch_window_ms=500)
     cost = StepCostModel(fixed_s=0.1, token_s=0.001)

@@ -28,7 +28,7 @@ async def test_workers_that_live_on_after_a_request_has_killed_them_convict_nobo
     workers = fakes("a", "b", "c")
     async with cluster(*workers) as router:
         workers[0].cache_prompt(LONG)
-        await until(lambda: len(router.live(0).blocks) > 0)
+        await until(lambda: len(router.connected(0).blocks) > 0)
         with capture_logs() as lines:
             call = router.generate(LONG, request_id="victim")
             (await workers[0].arrived.get()).fail(DIED, suspect=True)
@@ -49,7 +49,7 @@ async def test_one_of_two_that_is_gone_is_not_enough(monkeypatch: pytest.MonkeyP
     workers = fakes("a", "b", "c")
     async with cluster(*workers) as router:
         workers[0].cache_prompt(LONG)
-        await until(lambda: len(router.live(0).blocks) > 0)
+        await until(lambda: len(router.connected(0).blocks) > 0)
         call = router.generate(LONG)
         (await workers[0].arrived.get()).fail(DIED, suspect=True)
         await dies(router, workers, workers[0])
@@ -88,7 +88,7 @@ async def test_beyond_what_is_believed_a_deadly_request_is_still_refused_here_an
             assert again.reason == QUARANTINED
         assert not any(worker.submits for worker in left), "no further worker sees it"
         convictions = dispatcher.quarantine._convictions
-        assert not convictions.has_news
+        assert not convictions.has_changes
         assert not convictions.everything(0.0)
 
 
@@ -101,7 +101,7 @@ async def test_one_tenants_deadly_requests_leave_the_others_their_protection() -
         call = router.generate(LONG)
         await kills_two(router, workers, call)
         assert (await refusal(call)).reason == QUARANTINED
-        assert dispatcher.quarantine._convictions.has_news, "the whole fleet learns of it"
+        assert dispatcher.quarantine._convictions.has_changes, "the whole fleet learns of it"
 
 
 @given(

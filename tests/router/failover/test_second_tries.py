@@ -63,7 +63,7 @@ async def answered_by(*workers: FakeWorker, answers: dict[str, RequestRefused]) 
 
     async with cluster(*workers, failover=FailoverLimits(patience_s=0.1)) as router:
         workers[0].cache_prompt(PROMPT)  # so that it is asked first
-        await until(lambda: len(router.live(0).blocks) == len(PROMPT) // 4)
+        await until(lambda: len(router.connected(0).blocks) == len(PROMPT) // 4)
         serving = [asyncio.create_task(serve(worker)) for worker in workers]
         try:
             call = router.generate(PROMPT, n=2)

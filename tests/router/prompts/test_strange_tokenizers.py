@@ -119,7 +119,7 @@ async def test_a_large_tokenizer_is_never_read_in_the_process_that_serves() -> N
         await router.answer("x", model="tiny")
         async with watched_loop() as work:
             large.may_speak.set()
-            await until(lambda: router.links[1].live is not None)
+            await until(lambda: router.links[1].worker is not None)
         assert work.longest_s < MOST_WORK_S
         ids = (await router.stub.Tokenize(TokenizeRequest(text="Once", model="large"))).token_ids
         assert ids[0] == BOS

@@ -106,8 +106,8 @@ async def test_tokens_that_nobody_took_are_paid_for() -> None:
         choice.tokens(2)
         assert len((await call.read()).chunks[0].token_ids) == 2
         choice.tokens(5)
-        news = router.live(0).session
-        await until(lambda: news.num_news == 2)
+        session = router.connected(0).session
+        await until(lambda: session.num_step_outputs == 2)
         call.cancel()
         await until_ended(router)
         assert charged(router) == (1, len(PROMPT) + 7)

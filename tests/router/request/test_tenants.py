@@ -156,7 +156,7 @@ async def test_a_tenants_prefixes_are_sought_and_kept_under_its_own_salt_also_ac
         choice = first.arrived.get_nowait()
         choice.tokens(1)
         await call.read()
-        await until(lambda: len(router.live(workers.index(first)).blocks) > 0)
+        await until(lambda: len(router.connected(workers.index(first)).blocks) > 0)
         for tenant, is_known in (("left", True), ("right", True), ("other", False), ("", False)):
             candidates = (await matched(router, tenant)).candidates
             assert (max(candidate.matched_tokens for candidate in candidates) > 0) == is_known, tenant

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.router.fleet_of_states import Fleet, cache, prompt_of, report
-from trunkline_router.routing.routing_policy import MOST_SESSIONS, PolicyName, RoutingPolicy
+from trunkline_router.routing.routing_policy import MOST_AFFINITY_KEYS, PolicyName, RoutingPolicy
 
 PROMPT = prompt_of(1024)
 
@@ -65,42 +65,42 @@ def test_consistent_hash_bounds_what_one_worker_gets() -> None:
 
 def test_a_session_hashes_by_its_key_and_not_by_its_prompt() -> None:
     fleet = Fleet(8, policy=PolicyName.CONSISTENT_HASH)
-    assert len({fleet.route(prompt_of(300, seed=n), session="a").worker.worker_id for n in range(10)}) == 1
-    assert len({fleet.route(PROMPT, session=str(n)).worker.worker_id for n in range(40)}) > 4
+    assert len({fleet.route(prompt_of(300, seed=n), affinity_key="a").worker.worker_id for n in range(10)}) == 1
+    assert len({fleet.route(PROMPT, affinity_key=str(n)).worker.worker_id for n in range(40)}) > 4
 
 
 def test_a_session_stays_with_its_worker_until_that_has_too_much_or_is_gone() -> None:
     fleet = Fleet(3, policy=PolicyName.SESSION_AFFINITY)
-    first = fleet.route(PROMPT, session="a")
+    first = fleet.route(PROMPT, affinity_key="a")
     assert first.plan.reason.startswith("the session is new: the first token is expected in")
     with first.in_flight():
         pass
     holder = first.worker
     rest = [worker for worker in fleet.workers if worker is not holder]
     cache(rest[0], PROMPT)  # better, but not where the session is
-    assert fleet.chosen(PROMPT, session="a") == {holder.worker_id}
-    assert fleet.route(PROMPT, session="a").plan.reason == "it had the session's last request"
-    assert fleet.chosen(PROMPT, session="b") == {rest[0].worker_id}
+    assert fleet.chosen(PROMPT, affinity_key="a") == {holder.worker_id}
+    assert fleet.route(PROMPT, affinity_key="a").plan.reason == "it had the session's last request"
+    assert fleet.chosen(PROMPT, affinity_key="b") == {rest[0].worker_id}
     assert fleet.chosen(PROMPT) == {rest[0].worker_id}
     report(holder, running=30)
-    route = fleet.route(PROMPT, session="a")
+    route = fleet.route(PROMPT, affinity_key="a")
     assert route.worker is rest[0]
     assert route.plan.reason.startswith(
         f"the session's worker {holder.worker_id} has 30 choices, 21 or more: the first"
     )
     report(holder)
     fleet.workers.remove(holder)
-    route = fleet.route(PROMPT, session="a")
+    route = fleet.route(PROMPT, affinity_key="a")
     assert route.plan.reason.startswith(f"the session's worker {holder.worker_id} is not there: the first")
     with route.in_flight():
         pass
     fleet.workers.append(holder)
-    assert fleet.chosen(PROMPT, session="a") == {route.worker.worker_id}, "it has moved"
+    assert fleet.chosen(PROMPT, affinity_key="a") == {route.worker.worker_id}, "it has moved"
 
 
 def test_sessions_are_forgotten_in_the_order_of_their_last_requests() -> None:
     policy = RoutingPolicy(PolicyName.SESSION_AFFINITY)
-    for n in range(MOST_SESSIONS):
+    for n in range(MOST_AFFINITY_KEYS):
         policy.has_sent(str(n), "w")
     policy.has_sent("0", "v")
     policy.has_sent("new", "w")

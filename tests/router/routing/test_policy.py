@@ -264,7 +264,7 @@ def test_whatever_workers_report_the_plan_is_whole_and_repeats(
         for worker, sample in zip(fleet.workers, samples, strict=True):
             worker.take_load(sample, 0.0)
         cache(fleet.workers[-1], PROMPT[: 16 * cached])
-        plan = fleet.route(PROMPT, lane=lane, session="s").plan
+        plan = fleet.route(PROMPT, lane=lane, affinity_key="s").plan
         chosen = plan.candidates[plan.chosen]
         assert (chosen.worker_id, chosen.matched_tokens) == (plan.worker_id, plan.matched_tokens)
         assert plan.best(2)[0] == chosen
@@ -315,7 +315,7 @@ def test_weighed_one_by_one_or_all_at_once_workers_cost_the_same_to_the_last_bit
         with pytest.MonkeyPatch.context() as patch:
             for module in (ttft, policy_module, route_module):
                 patch.setattr(module, "FEW_WORKERS", few)
-            plan = fleet.route(PROMPT, lane=lane, session="s").plan
+            plan = fleet.route(PROMPT, lane=lane, affinity_key="s").plan
         return plan.candidates, plan.best(FEW_WORKERS), plan.chosen, plan.reason, fleet.rng.random()
 
     assert plan(0) == plan(FEW_WORKERS)

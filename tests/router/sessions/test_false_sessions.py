@@ -14,7 +14,7 @@ from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelc
 from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.claims.worker_claims import MOST_OUTPUT_BYTES
 from trunkline_router.sessions.session import WorkerSession
-from trunkline_router.sessions.session_news import FALSE_ANSWERS, FEW_OUTPUTS, PART_BYTES
+from trunkline_router.sessions.session_outputs import FALSE_ANSWERS, FEW_OUTPUTS, PART_BYTES
 from trunkline_runtime.wire import NotAMessage
 
 
@@ -47,7 +47,7 @@ def answer(handle: int, token_id: int) -> SequenceOutput:
 def test_one_answer_in_many_that_makes_no_sense_does_not_cost_the_others_their_worker() -> None:
     session = WorkerSession(vocab_size=10)
     for number, handle in enumerate(submitted(session, 500)):
-        session.news.hand_out(answer(handle, 10 if number % 20 == 19 else 9))
+        session.outputs.hand_out(answer(handle, 10 if number % 20 == 19 else 9))
     assert not session.num_open
 
 
@@ -55,9 +55,9 @@ def test_a_worker_whose_answers_often_make_no_sense_is_left() -> None:
     session = WorkerSession(vocab_size=10)
     handles = submitted(session, FALSE_ANSWERS)
     for handle in handles[:-1]:
-        session.news.hand_out(answer(handle, 10))
+        session.outputs.hand_out(answer(handle, 10))
     with pytest.raises(FalseClaim, match="token id 10 is not in"):
-        session.news.hand_out(answer(handles[-1], 10))
+        session.outputs.hand_out(answer(handles[-1], 10))
 
 
 def welcome(said: SessionWelcome) -> None:
@@ -84,7 +84,9 @@ async def test_others_have_their_turn_while_a_long_message_is_taken_apart(text_c
     for output in outputs:
         output.chunk.text = "x" * text_characters
     raw = SessionResponse(outputs=outputs).SerializeToString()
-    assert await turns_during(session.news.hear(raw, welcome)) >= max(len(outputs) / FEW_OUTPUTS, len(raw) / PART_BYTES)
+    assert await turns_during(session.outputs.hear(raw, welcome)) >= max(
+        len(outputs) / FEW_OUTPUTS, len(raw) / PART_BYTES
+    )
     assert not session.num_open
 
 
@@ -109,7 +111,7 @@ async def test_a_prompt_s_log_probabilities_are_taken_where_they_were_asked_for_
     first, second = session.submit([asked, not_asked], [heard.append] * 2)
     for handle in (first, second):
         raw = SessionResponse(outputs=[with_logprobs(handle, num_prompt, top)]).SerializeToString()
-        await session.news.hear(raw, welcome)
+        await session.outputs.hear(raw, welcome)
     assert len(heard[0].prompt.logprobs) == num_prompt
     if len(raw) > MOST_OUTPUT_BYTES:
         assert f"one output has {len(raw)} bytes" in heard[1].error.message
@@ -129,7 +131,7 @@ async def test_what_is_no_output_is_not_parsed_however_long_it_is() -> None:
         b"\x17" * (2 * PART_BYTES),
     ):
         with pytest.raises((FalseClaim, NotAMessage)):
-            await session.news.hear(raw, welcome)
+            await session.outputs.hear(raw, welcome)
     session.abort([handle])
     late = SequenceOutput(handle=handle, chunk=OutputChunk(text="x" * (1 << 20)))
-    await session.news.hear(SessionResponse(outputs=[late]).SerializeToString(), welcome)
+    await session.outputs.hear(SessionResponse(outputs=[late]).SerializeToString(), welcome)

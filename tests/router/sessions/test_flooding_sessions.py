@@ -12,7 +12,7 @@ from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse
 from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.sessions.session import WorkerSession
 from trunkline_router.sessions.session_message import MAX_UNKNOWN_BYTES, split_response
-from trunkline_router.sessions.session_news import EMPTY_PER_HANDLE, PART_BYTES
+from trunkline_router.sessions.session_outputs import EMPTY_PER_HANDLE, PART_BYTES
 from trunkline_runtime.wire import fields
 
 MESSAGE_BYTES = 8 << 20
@@ -59,14 +59,14 @@ def session_with_one_of_each() -> WorkerSession:
     submits = [Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=MAX_TOKENS)) for _ in range(3)]
     session.submit(submits[:2], [bool] * 2)
     session.grant(submits[2:], lambda handle, report: None)
-    session.news.hand_out(output(ENDED, 1, finish=2))
+    session.outputs.hand_out(output(ENDED, 1, finish=2))
     return session
 
 
 async def heard(session: WorkerSession, raw: bytes) -> int:
     """Returns in how many turns of the event loop."""
     turns = 0
-    task = asyncio.create_task(session.news.hear(raw, lambda welcome: None))
+    task = asyncio.create_task(session.outputs.hear(raw, lambda welcome: None))
     while not task.done():
         await asyncio.sleep(0)
         turns += 1
@@ -102,7 +102,7 @@ async def test_what_a_newer_worker_adds_to_a_long_message_is_passed_over() -> No
     known = of(*[output(OPEN)] * EMPTY_PER_HANDLE)
     large = of(SequenceOutput(handle=OPEN, chunk=OutputChunk(token_ids=[1], text="x" * 1000)))
     await heard(session, SessionResponse(welcome=SessionWelcome()).SerializeToString() + added + known + large)
-    assert session.news.open[OPEN].expected.left_tokens == MAX_TOKENS - 1
+    assert session.outputs.open[OPEN].expected.left_tokens == MAX_TOKENS - 1
 
 
 @pytest.mark.parametrize("most_fields", [1, 7, 1000])
@@ -144,13 +144,13 @@ async def test_a_worker_that_hears_late_of_every_abort_is_never_left(seed: int) 
             left[handle] -= 1
             is_last = not left[handle] or draw.random() < 0.01
             late.append(output(handle, 1, finish=2 if is_last else 0))
-            num_late += handle not in session.news.open
+            num_late += handle not in session.outputs.open
             if is_last:
                 del left[handle]
         if draw.random() < 0.2:
             await heard(session, of(*late))
             late.clear()
-        session.abort(draw.sample(list(session.news.open), k=len(session.news.open) // 3))
+        session.abort(draw.sample(list(session.outputs.open), k=len(session.outputs.open) // 3))
         if draw.random() < 0.02:
             session.give_up("the engine stands still")
     assert num_late > 1000

@@ -16,7 +16,7 @@ from trunkline_router.routing.credit import Credit
 from trunkline_router.shared_state.neighbours import MOST_CREDITS, Neighbours, fair_part
 from trunkline_router.stores.redis_entries import MOST_CREDIT_BYTES, written_credits
 from trunkline_router.stores.redis_store import RedisStore
-from trunkline_router.stores.store import News, Report, RouterNews, WorkerKey
+from trunkline_router.stores.store import NeighbourReport, Report, SyncReply, WorkerKey
 
 HALF_AN_ANSWER = 262_144  # bytes; see TOLD_BYTES in sync.lua
 Credits = dict[WorkerKey, Credit]
@@ -44,19 +44,19 @@ class Speakers:
         while True:
             self._number += 1
             report = Report(name, self._life, self._number, credits=credits, known=self._said)
-            news = await self._speaking.sync(report)
-            if news.life == self._life:
+            reply = await self._speaking.sync(report)
+            if reply.life == self._life:
                 self._said[name] = self._number
                 return self._number
-            self._life = news.life
+            self._life = reply.life
 
-    async def listen(self) -> News:
+    async def listen(self) -> SyncReply:
         self._number += 1
         report = Report("listener", self._life, self._number, known=self.neighbours.versions)
-        news = await self._listening.sync(report)
-        assert news.life == self._life
-        self.neighbours.hear(news)
-        return news
+        reply = await self._listening.sync(report)
+        assert reply.life == self._life
+        self.neighbours.hear(reply)
+        return reply
 
 
 @asynccontextmanager
@@ -97,11 +97,11 @@ async def test_every_router_is_heard_after_a_bounded_number_of_syncs_however_muc
             for _ in range(2 * syncs):
                 for name in sizes:
                     await fleet.say(name, credits[name])
-                news = await fleet.listen()
-                assert news.changed, "each sync brings something"
-                heard.append(set(news.changed))
+                reply = await fleet.listen()
+                assert reply.changed, "each sync brings something"
+                heard.append(set(reply.changed))
                 small = {name for name, workers in sizes.items() if workers == 5}
-                assert small <= news.changed.keys(), "who says little is heard each time"
+                assert small <= reply.changed.keys(), "who says little is heard each time"
         for begin in range(syncs + 1):
             assert set().union(*heard[begin : begin + syncs]) == sizes.keys()
         said = [line for line in lines if "in turns" in line["event"]]
@@ -125,7 +125,7 @@ async def test_what_a_router_knows_already_takes_no_room_from_what_is_new(redis:
             busiest = sent_to(1600, rng)
             version = await fleet.say(name, busiest)
             (heard,) = (await fleet.listen()).changed.items()
-            assert heard == (name, RouterNews(version, busiest, []))
+            assert heard == (name, NeighbourReport(version, busiest, []))
 
 
 async def test_a_router_whose_entry_has_no_version_is_heard_too(redis: RedisServer) -> None:
@@ -138,9 +138,9 @@ async def test_a_router_whose_entry_has_no_version_is_heard_too(redis: RedisServ
         key = f"{fleet._listening._of(fleet._life)}routers"
         version = await fleet.say("older", sent_to(4, rng))
         await without_version(redis, key, "older")
-        news = await fleet.listen()
-        assert set(news.routers) == {"older", "newer"}
-        assert {name: said.version for name, said in news.changed.items()} == {"older": version}
+        reply = await fleet.listen()
+        assert set(reply.routers) == {"older", "newer"}
+        assert {name: said.version for name, said in reply.changed.items()} == {"older": version}
         assert not (await fleet.listen()).changed, "what is known is not told again"
 
 
@@ -163,8 +163,8 @@ def test_the_fair_part_is_the_largest_that_fits(sizes: list[int], most: int) -> 
 
 def test_of_a_fleet_of_64_routers_and_400_workers_nothing_is_left_out() -> None:
     rng, neighbours = Random(3), Neighbours()
-    said = {f"router-{number}": RouterNews(1, sent_to(400, rng), ()) for number in range(63)}
-    neighbours.hear(News("life", tuple(said), said))
+    said = {f"router-{number}": NeighbourReport(1, sent_to(400, rng), ()) for number in range(63)}
+    neighbours.hear(SyncReply("life", tuple(said), said))
     sums = neighbours.credits()
     assert sum(credit.tokens for credit in sums.values()) == sum(
         credit.tokens for other in said.values() for credit in other.credits.values()
@@ -173,9 +173,9 @@ def test_of_a_fleet_of_64_routers_and_400_workers_nothing_is_left_out() -> None:
 
 def test_beyond_what_is_kept_the_busiest_routers_keep_the_workers_they_sent_the_most_to() -> None:
     rng, neighbours = Random(4), Neighbours()
-    said = {f"router-{number}": RouterNews(1, sent_to(200, rng), ()) for number in range(40)}
-    said |= {f"busy-{number}": RouterNews(1, sent_to(MOST_CREDITS // 10, rng), ()) for number in range(20)}
-    neighbours.hear(News("life", tuple(said), said))
+    said = {f"router-{number}": NeighbourReport(1, sent_to(200, rng), ()) for number in range(40)}
+    said |= {f"busy-{number}": NeighbourReport(1, sent_to(MOST_CREDITS // 10, rng), ()) for number in range(20)}
+    neighbours.hear(SyncReply("life", tuple(said), said))
     kept = neighbours._said
     assert sum(len(other.credits) for other in kept.values()) <= MOST_CREDITS
     for name, other in said.items():

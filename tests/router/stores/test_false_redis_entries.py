@@ -28,7 +28,7 @@ from trunkline_router.shared_state.quota_book import MOST_OTHERS, TenantBook
 from trunkline_router.stores.convictions import CONVICTION_MS, Convictions
 from trunkline_router.stores.redis_entries import MOST_CREDIT_BYTES, written_credits
 from trunkline_router.stores.redis_store import RedisStore
-from trunkline_router.stores.store import MAX_CONVICTIONS, News, RouterNews, WorkerKey
+from trunkline_router.stores.store import MAX_CONVICTIONS, NeighbourReport, SyncReply, WorkerKey
 
 MOST_PIECE_BYTES = 2 * MOST_CREDIT_BYTES  # one router's credits, with the backslashes of JSON in JSON
 MOST_ANSWER_BYTES = 4 << 20
@@ -44,13 +44,13 @@ def redis() -> Iterator[RedisServer]:
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What routers are told, in pieces, each of which is read in one turn of the loop."""
     heard: list[list[str]] = []
-    read = RedisStore._news
+    read = RedisStore._sync_reply
 
-    async def noted(self: RedisStore, pieces: list[str]) -> News:
+    async def noted(self: RedisStore, pieces: list[str]) -> SyncReply:
         heard.append(pieces)
         return await read(self, pieces)
 
-    monkeypatch.setattr(RedisStore, "_news", noted)
+    monkeypatch.setattr(RedisStore, "_sync_reply", noted)
     return heard
 
 
@@ -211,7 +211,7 @@ def test_own_convictions_stay_whatever_others_say() -> None:
         convictions.hear({f"{turn}-{number}".encode(): CONVICTION_MS for number in range(MAX_CONVICTIONS)}, 1.0)
     assert all(convictions.holds(b"own" + bytes([number]), 2.0) for number in range(100))
     assert len(convictions._ends) <= MAX_CONVICTIONS
-    assert not convictions.has_news, "a store that is full gets none of them again"
+    assert not convictions.has_changes, "a store that is full gets none of them again"
 
 
 credits_of_one = st.dictionaries(
@@ -238,7 +238,9 @@ def test_the_sums_of_what_others_have_sent_are_those_of_what_each_said_last(turn
             neighbours.forget()
             said = {}
         alive = alive | changes.keys()
-        neighbours.hear(News("life", tuple(alive), {n: RouterNews(number, c, [n]) for n, c in changes.items()}))
+        neighbours.hear(
+            SyncReply("life", tuple(alive), {n: NeighbourReport(number, c, [n]) for n, c in changes.items()})
+        )
         said = {name: credits for name, credits in {**said, **changes}.items() if name in alive}
         wanted = {key: credit for key, credit in summed(said.values()).items() if credit != NO_CREDIT}
         assert neighbours.credits() == wanted
@@ -248,11 +250,11 @@ def test_the_sums_of_what_others_have_sent_are_those_of_what_each_said_last(turn
 def test_routers_that_say_too_much_together_are_heard_in_part_and_the_small_ones_in_full() -> None:
     neighbours = Neighbours()
     large = {WorkerKey(f"w{n}", n): Credit(1, 1) for n in range(MOST_CREDITS // 2)}
-    small = RouterNews(1, {WorkerKey("real", 1): Credit(1, 7)}, ["tenant"])
+    small = NeighbourReport(1, {WorkerKey("real", 1): Credit(1, 7)}, ["tenant"])
     changed = {
-        f"large-{number}": RouterNews(1, large, [f"{n}" for n in range(MOST_TENANTS // 2)]) for number in range(4)
+        f"large-{number}": NeighbourReport(1, large, [f"{n}" for n in range(MOST_TENANTS // 2)]) for number in range(4)
     }
-    neighbours.hear(News("life", (*changed, "small"), {**changed, "small": small}))
+    neighbours.hear(SyncReply("life", (*changed, "small"), {**changed, "small": small}))
     assert neighbours.credits()[WorkerKey("real", 1)] == Credit(1, 7)
     assert "tenant" in neighbours.competing
     assert sum(len(said.credits) for said in neighbours._said.values()) <= MOST_CREDITS

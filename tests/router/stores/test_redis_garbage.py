@@ -185,9 +185,9 @@ json_values = st.recursive(
 @given(text=st.one_of(st.text(), st.none(), json_values.map(json.dumps)), version=st.integers(0))
 def test_entries_are_read_or_left_out_and_never_raise(text: Any, version: int) -> None:
     reader = EntryReader()
-    news = reader.router_news("n", version, text)
-    assert all(credit.choices >= 0 and credit.tokens >= 0 for credit in news.credits.values())
-    assert all(isinstance(name, str) for name in news.competing)
+    report = reader.neighbour_report("n", version, text)
+    assert all(credit.choices >= 0 and credit.tokens >= 0 for credit in report.credits.values())
+    assert all(isinstance(name, str) for name in report.competing)
     lease = reader.lease("h:1", text)
     assert lease is None or 0 <= lease.epoch < 2**64
     assert reader.lease(text, '["w", "1", "m"]') is None or str(text).rpartition(":")[2].isdigit()

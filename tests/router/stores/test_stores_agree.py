@@ -10,7 +10,7 @@ from trunkline_router.quotas.quota import Quotas
 from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.stores.redis_store import RedisStore
-from trunkline_router.stores.store import Ask, Lease, News, Report, Store, WindowChange, WorkerKey
+from trunkline_router.stores.store import Ask, Lease, Report, Store, SyncReply, WindowChange, WorkerKey
 
 ROUTERS, TENANTS = ("a", "b", "c"), ("t", "u")
 WINDOW_MS = 12_000
@@ -52,14 +52,14 @@ def some_report(draw: Random, life: str, number: int) -> Report:
     )
 
 
-def comparable(news: News) -> tuple[object, ...]:
+def comparable(reply: SyncReply) -> tuple[object, ...]:
     return (
-        sorted(news.routers),
-        {name: (said.version, said.credits, list(said.competing)) for name, said in news.changed.items()},
-        None if news.leases is None else sorted(news.leases, key=lambda lease: lease.address),
-        news.leases_version,
-        None if news.convictions is None else dict(news.convictions),
-        news.convictions_version,
+        sorted(reply.routers),
+        {name: (said.version, said.credits, list(said.competing)) for name, said in reply.changed.items()},
+        None if reply.leases is None else sorted(reply.leases, key=lambda lease: lease.address),
+        reply.leases_version,
+        None if reply.convictions is None else dict(reply.convictions),
+        reply.convictions_version,
     )
 
 
@@ -84,10 +84,10 @@ async def test_both_stores_give_the_same_answers(redis_of_all: RedisServer, seed
                 if draw.random() < 0.6:
                     said.append(await store.reserve(some_ask(draw, life)))
                 else:
-                    news = await store.sync(some_report(draw, life, step + 2))
-                    assert news.life == life
-                    said.append(comparable(news))
-                    served.append(dict(news.served or {}))
+                    reply = await store.sync(some_report(draw, life, step + 2))
+                    assert reply.life == life
+                    said.append(comparable(reply))
+                    served.append(dict(reply.served or {}))
             assert said[0] == said[1], f"step {step}"
             assert len(served) != 2 or served[0] == pytest.approx(served[1], rel=1e-3, abs=0.1), f"step {step}"
     finally:

@@ -63,7 +63,7 @@ async def a_round_that_takes(duration_s: float, rounds: Fanout, clock: Clock) ->
 
     writing = asyncio.create_task(write())
     await asyncio.sleep(0)
-    rounds.has_news(due)
+    rounds.add(due)
     await some_turns()
     assert writing.done()
 
@@ -71,7 +71,7 @@ async def a_round_that_takes(duration_s: float, rounds: Fanout, clock: Clock) ->
 async def news_for(rounds: Fanout) -> asyncio.Event:
     """Of one stream; there are some turns of the loop for a round."""
     due = asyncio.Event()
-    rounds.has_news(due)
+    rounds.add(due)
     await some_turns()
     return due
 
@@ -79,8 +79,8 @@ async def news_for(rounds: Fanout) -> asyncio.Event:
 async def test_streams_with_news_are_woken_together_and_at_once() -> None:
     rounds = Fanout(Clock())
     first, second = asyncio.Event(), asyncio.Event()
-    rounds.has_news(first)
-    rounds.has_news(second)
+    rounds.add(first)
+    rounds.add(second)
     assert not first.is_set()
     await some_turns()
     assert first.is_set()
@@ -105,12 +105,12 @@ async def test_news_that_come_while_a_round_is_under_way_wait_like_those_after_i
 
     async def write() -> None:
         await first.wait()
-        rounds.has_news(second)
+        rounds.add(second)
         clock.now_s += 0.002
 
     writing = asyncio.create_task(write())
     await asyncio.sleep(0)
-    rounds.has_news(first)
+    rounds.add(first)
     await some_turns()
     assert writing.done()
     assert not second.is_set()

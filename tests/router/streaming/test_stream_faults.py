@@ -76,9 +76,9 @@ async def test_a_sink_that_raises_costs_the_session_nothing() -> None:
     granted = session.grant([Submit(), Submit()], broken)
     for _ in range(2):
         for handle in range(1, 4):
-            session.news.hand_out(SequenceOutput(handle=handle))
+            session.outputs.hand_out(SequenceOutput(handle=handle))
         for handle in granted:
-            session.news.hand_out(SequenceOutput(handle=handle, granted=GrantReport()))
+            session.outputs.hand_out(SequenceOutput(handle=handle, granted=GrantReport()))
     assert len(heard) == 2
     assert list(session._pending.abort_handles) == [1, 3]
     session.submit([Submit(), Submit()], [broken, heard.append])  # type: ignore[list-item]

@@ -46,12 +46,12 @@ async def watched(pools: Pools) -> AsyncIterator[None]:
 
 
 def routed(pools: Pools) -> set[str]:
-    return {live.worker_id for pool in pools.models().values() for live in pool.workers}
+    return {worker.worker_id for pool in pools.models().values() for worker in pool.workers}
 
 
 def fleet_of(*fingerprints: str, capacities: tuple[int, ...] = ()) -> tuple[Pools, list[ConnectedWorker]]:
     """Pools of one model whose workers are connected, and stay so."""
-    pools, lives = Pools(Random(0)), []
+    pools, workers = Pools(Random(0)), []
     for number, fingerprint in enumerate(fingerprints):
         tokenizer: Any = SimpleNamespace(encoding=b"", rendering=b"")
         tokenizers: Any = None
@@ -64,12 +64,12 @@ def fleet_of(*fingerprints: str, capacities: tuple[int, ...] = ()) -> tuple[Pool
             kv_token_capacity=capacities[number] if capacities else 4096,
         )
         link = WorkerLink(f"w{number}:1", LinkContext("r", tokenizers, pools.index, pools.notify, Random(0)))
-        link.live = ConnectedWorker(
+        link.worker = ConnectedWorker(
             model, WorkerBlocks(pools.index), tokenizer, WorkerSession(), link.breaker, link.address
         )
         pools.links.append(link)
-        lives.append(link.live)
-    return pools, lives
+        workers.append(link.worker)
+    return pools, workers
 
 
 async def test_a_worker_that_is_lost_and_comes_back_is_out_and_in_at_once() -> None:
@@ -142,7 +142,7 @@ async def test_failures_open_a_workers_breaker_time_lets_a_trial_through_and_its
     def allowed(now_s: float) -> list[str]:
         pools.check_integrity()
         pool = pools.pool("m")
-        return [live.worker_id for live in pool.allowed(pool.workers, now_s)]
+        return [worker.worker_id for worker in pool.allowed(pool.workers, now_s)]
 
     for _ in range(FAILURES_TO_OPEN):
         assert allowed(0.0) == ["w0", "w1"]
@@ -161,11 +161,11 @@ async def test_failures_open_a_workers_breaker_time_lets_a_trial_through_and_its
 
 
 def test_where_all_have_failed_all_are_allowed() -> None:
-    pools, lives = fleet_of("x", "x")
-    for live in lives:
-        live.breaker.on_lost(0.0, 0.0)
+    pools, workers = fleet_of("x", "x")
+    for worker in workers:
+        worker.breaker.on_lost(0.0, 0.0)
     pool = pools.pool("m")
-    assert pool.allowed(pool.workers, 0.0) == lives
+    assert pool.allowed(pool.workers, 0.0) == workers
     with pytest.raises(RequestRefused, match="no worker is left for model m"):
         pool.allowed([], 0.0)
 
@@ -201,11 +201,11 @@ def test_limits_are_those_of_the_most_capable_worker_and_long_requests_go_only_w
 
 
 def test_what_is_kept_is_made_once_between_two_changes() -> None:
-    pools, (live, other) = fleet_of("x", "x")
+    pools, (worker, other) = fleet_of("x", "x")
     kept = pools.pool("m")
     assert pools.pool("m") is kept
     assert pools.pool("") is kept
-    live.is_hung = True
+    worker.is_hung = True
     with pytest.raises(AssertionError):
         pools.check_integrity()
     pools.notify()

@@ -103,7 +103,7 @@ class Address:
                 await asyncio.sleep(LONG_S if self.hangs else CONNECT_S)
                 model = GetModelResponse(model=self.model, worker_id=self.link.address, block_size=16)
                 tokenizer: Any = SimpleNamespace(encoding=b"")
-                self.link.live = ConnectedWorker(
+                self.link.worker = ConnectedWorker(
                     model, WorkerBlocks(fleet.pools.index), tokenizer, WorkerSession(), self.link.breaker, ""
                 )
                 fleet.pools.notify()

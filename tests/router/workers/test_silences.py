@@ -49,16 +49,16 @@ def home(workers: list[FakeWorker], address: str) -> int:
 
 async def until_watched(router: Cluster, number: int, for_s: float) -> None:
     """Waits until the router has looked after the worker for so much longer."""
-    live = router.live(number)
-    since_s = live.watched_s
-    await until(lambda: live.watched_s >= since_s + for_s)
+    connected = router.connected(number)
+    since_s = connected.watched_s
+    await until(lambda: connected.watched_s >= since_s + for_s)
 
 
 def test_a_silence_is_never_taken_for_longer_than_it_was() -> None:
-    silence = Silence(100.0, news=7)
-    assert silence.lasts_s(104.0, news=7) == 4.0
-    assert silence.lasts_s(109.0, news=8) == 0.0, "it may have come this moment"
-    assert silence.lasts_s(112.0, news=8) == 3.0
+    silence = Silence(100.0, num_messages=7)
+    assert silence.lasts_s(104.0, num_messages=7) == 4.0
+    assert silence.lasts_s(109.0, num_messages=8) == 0.0, "it may have come this moment"
+    assert silence.lasts_s(112.0, num_messages=8) == 3.0
 
 
 async def test_a_worker_in_a_long_step_is_not_left_however_impatient_the_client_is(
@@ -91,14 +91,14 @@ async def test_steps_that_are_long_by_the_workers_own_word_make_the_router_as_pa
     async with patient(*workers, link_limits=SOON, quotas=Quotas()) as router:
         call = Call(router, sampling=FIFTY)
         number = home(workers, (await call.begin()).worker_address)
-        live = router.live(number)
+        connected = router.connected(number)
         workers[number].send_load(running=1, step_cost=StepCostModel(fixed_s=10.0))
-        await until(lambda: live.may_be_silent_s > 30.0)
+        await until(lambda: connected.may_be_silent_s > 30.0)
         for _ in range(3):
             assert (await call.ask(SILENT)).wait
             await until_watched(router, number, 2 * SOON.inter_token_timeout_s)
         workers[number].send_load(running=1, step_cost=StepCostModel(fixed_s=0.001))
-        await until(lambda: live.may_be_silent_s < 1.0)
+        await until(lambda: connected.may_be_silent_s < 1.0)
         assert (await call.ask(SILENT)).wait, "it has said something since"
         await until_watched(router, number, 2 * SOON.inter_token_timeout_s)
         moved = await call.ask(SILENT)
@@ -111,7 +111,7 @@ async def test_a_worker_that_hangs_is_left_on_the_same_account() -> None:
     async with patient(*workers, link_limits=SOON) as router:
         call = Call(router, sampling=FIFTY)
         number = home(workers, (await call.begin()).worker_address)
-        await until(lambda: router.live(number).is_hung)
+        await until(lambda: router.connected(number).is_hung)
         moved = await call.ask(SILENT)
         assert home(workers, moved.worker_address) != number
         call.call.cancel()
@@ -146,7 +146,7 @@ async def test_the_account_of_a_worker_that_was_left_is_settled_as_soon_as_that_
 
         for worker in workers:
             worker.send_load(running=1, step_cost=StepCostModel(fixed_s=100.0))
-        await until(lambda: all(router.live(number).may_be_silent_s >= 300.0 for number in range(2)))
+        await until(lambda: all(router.connected(number).may_be_silent_s >= 300.0 for number in range(2)))
         stream = Stream(client, max_tokens=50)
         left = await arrival(workers)
         assert await is_settled(), "of one grant"

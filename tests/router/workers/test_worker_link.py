@@ -31,11 +31,11 @@ async def test_routing_follows_the_cache_wherever_it_is() -> None:
     a, b = FakeWorker("a"), FakeWorker("b")
     async with cluster(a, b) as router:
         b.cache_prompt(PREFIX)
-        await until(lambda: len(router.live(1).blocks) == 16)
+        await until(lambda: len(router.connected(1).blocks) == 16)
         assert await served_by(router, [*PREFIX, 1]) == ("b", 64)
         b.evict([*PREFIX, 1])
         a.cache_prompt(PREFIX)
-        await until(lambda: len(router.live(0).blocks) == 16 and not len(router.live(1).blocks))
+        await until(lambda: len(router.connected(0).blocks) == 16 and not len(router.connected(1).blocks))
         assert await served_by(router, [*PREFIX, 2]) == ("a", 64)
 
 
@@ -73,7 +73,7 @@ async def test_a_burst_with_one_prefix_stays_together_before_the_worker_has_repo
         await calls[0].read()
         calls += [router.generate([*prefix, number]) for number in range(2, 8)]
         await until(lambda: sum(len(worker.submits) for worker in workers) == 7)
-        assert not len(router.live(workers.index(holder)).blocks)
+        assert not len(router.connected(workers.index(holder)).blocks)
         assert len(holder.submits) == 7
         for call in calls:
             call.cancel()
@@ -86,7 +86,7 @@ async def test_a_gap_in_the_events_leads_to_a_new_snapshot() -> None:
         worker.cache_prompt(PREFIX[:32])
         worker.lose_an_event()
         worker.cache_prompt(PREFIX)
-        await until(lambda: worker.snapshots == 2 and len(router.live(0).blocks) == 16)
+        await until(lambda: worker.snapshots == 2 and len(router.connected(0).blocks) == 16)
 
 
 async def test_a_broken_watch_is_opened_again_while_requests_go_on() -> None:
@@ -98,15 +98,15 @@ async def test_a_broken_watch_is_opened_again_while_requests_go_on() -> None:
         await until(lambda: worker.snapshots == 2)
         choice.tokens(2, finish=True)
         assert [r async for r in call][-1].usage.completion_tokens == 2
-        await until(lambda: len(router.live(0).blocks) == 16)
+        await until(lambda: len(router.connected(0).blocks) == 16)
 
 
 async def test_a_new_life_of_a_worker_starts_with_nothing_held() -> None:
     worker = FakeWorker("a")
     async with cluster(worker) as router:
         worker.cache_prompt(PREFIX)
-        await until(lambda: len(router.live(0).blocks) == 16)
-        before = router.live(0)
+        await until(lambda: len(router.connected(0).blocks) == 16)
+        before = router.connected(0)
         await worker.die()
         await router.until_workers(False)
         assert (await refusal(router.generate(PREFIX))).code == grpc.StatusCode.UNAVAILABLE
@@ -114,19 +114,19 @@ async def test_a_new_life_of_a_worker_starts_with_nothing_held() -> None:
         worker.cached.clear()
         await worker.start()
         await router.until_workers(True)
-        assert router.live(0) is not before
-        assert not len(router.live(0).blocks)
+        assert router.connected(0) is not before
+        assert not len(router.connected(0).blocks)
         assert await served_by(router, PREFIX) == ("a", 0)
 
 
 async def test_an_epoch_that_changes_under_a_connection_is_a_new_life() -> None:
     worker = FakeWorker("a")
     async with cluster(worker) as router:
-        before = router.live(0)
+        before = router.connected(0)
         worker.epoch = 2
         worker.cache_prompt(PREFIX)
-        await until(lambda: router.links[0].live not in (None, before))
-        assert len(router.live(0).blocks) == 16
+        await until(lambda: router.links[0].worker not in (None, before))
+        assert len(router.connected(0).blocks) == 16
 
 
 async def test_a_draining_worker_gets_nothing_new() -> None:
@@ -134,7 +134,7 @@ async def test_a_draining_worker_gets_nothing_new() -> None:
     a.cache_prompt(PREFIX)
     async with cluster(a, b) as router:
         a.send_load(draining=True)
-        await until(lambda: not router.live(0).accepts)
+        await until(lambda: not router.connected(0).accepts)
         assert await served_by(router, [*PREFIX, 1]) == ("b", 0)
         models = (await router.stub.ListModels(ListModelsRequest())).models
         assert models[0].ready_workers == 1
@@ -145,7 +145,7 @@ async def test_a_loaded_workers_samples_send_requests_elsewhere() -> None:
     a.cache_prompt(PREFIX)
     async with cluster(a, b) as router:
         a.send_load(running=3, waiting=5, waiting_uncached_tokens=5000)
-        await until(lambda: router.live(0).load.waiting == 5)
+        await until(lambda: router.connected(0).load.waiting == 5)
         assert (await served_by(router, [*PREFIX, 1]))[0] == "b"
 
 
@@ -215,7 +215,7 @@ async def test_a_worker_whose_limits_make_no_sense_gets_no_requests(nonsense: di
 async def test_a_bug_in_one_workers_link_ends_neither_the_link_nor_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = FakeWorker("a")
     async with cluster(worker) as router:
-        before = router.live(0)
+        before = router.connected(0)
 
         def broken(self: CacheFollower, item: object) -> bool:
             monkeypatch.undo()
@@ -223,8 +223,8 @@ async def test_a_bug_in_one_workers_link_ends_neither_the_link_nor_the_router(mo
 
         monkeypatch.setattr(CacheFollower, "work", broken)
         worker.cache_prompt(PREFIX)
-        await until(lambda: router.links[0].live not in (None, before))
-        assert len(router.live(0).blocks) == 16
+        await until(lambda: router.links[0].worker not in (None, before))
+        assert len(router.connected(0).blocks) == 16
 
 
 async def test_an_event_of_a_kind_that_this_router_does_not_know_changes_nothing() -> None:
@@ -233,7 +233,7 @@ async def test_an_event_of_a_kind_that_this_router_does_not_know_changes_nothing
         worker.cache_prompt(PREFIX)
         worker.tell(CacheEvent())
         worker.cache_prompt([*PREFIX, 1, 2, 3, 4])
-        await until(lambda: len(router.live(0).blocks) == 17)
+        await until(lambda: len(router.connected(0).blocks) == 17)
     assert worker.snapshots == 1
 
 

@@ -20,7 +20,7 @@ async def test_who_copies_a_name_and_an_epoch_does_not_take_the_others_place(cop
         assert worker.submits
         await innocents(router, "tiny")
         await copier.die()
-        await until(lambda: router.links[0].live is None)
+        await until(lambda: router.links[0].worker is None)
         await innocents(router, "tiny")
 
 

@@ -193,7 +193,7 @@ class _Simulation:
         lane = Lane[request.lane.upper()]
         found = router.send(
             handle,
-            RouteRequest(tokens, now_s, lane=lane, session=request.conversation),
+            RouteRequest(tokens, now_s, lane=lane, affinity_key=request.conversation),
             keys_of(b"".join(prompt.digests)),
         )
         place = found.plan.chosen

@@ -10,9 +10,9 @@ from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk, PromptReport, SamplingParams, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
 from trunkline_router.claims.model_check import FalseClaim
-from trunkline_router.sessions.news_sum import news_sum
+from trunkline_router.sessions.outputs_summary import outputs_summary
 from trunkline_router.sessions.session import WorkerSession
-from trunkline_router.sessions.session_news import FEW_OUTPUTS
+from trunkline_router.sessions.session_outputs import FEW_OUTPUTS
 
 VOCAB_SIZE = 50
 MAX_TOKENS = 6
@@ -51,10 +51,10 @@ class Heard:
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        session, news = self.session, self.session.news
-        expected = [(handle, taker.expected) for handle, taker in news.open.items()]
+        session, outputs = self.session, self.session.outputs
+        expected = [(handle, taker.expected) for handle, taker in outputs.open.items()]
         aborted = list(session._pending.abort_handles)
-        return self.told, expected, list(news.granted), aborted, news._num_ended, news._num_false, self.claim
+        return self.told, expected, list(outputs.granted), aborted, outputs._num_ended, outputs._num_false, self.claim
 
 
 def said(draw: Random, choices: list[int]) -> SequenceOutput:
@@ -107,22 +107,22 @@ async def test_a_message_taken_as_a_whole_comes_to_what_each_of_its_outputs_alon
     for seed in range(SEEDS):
         whole, one_by_one = Heard(Random(seed)), Heard(Random(seed))
         draw = Random(f"news {seed}")
-        choices = [taker.expected.choice for taker in whole.session.news.open.values()]
+        choices = [taker.expected.choice for taker in whole.session.outputs.open.values()]
         for _ in range(8):
             response = SessionResponse(outputs=[said(draw, choices) for _ in range(draw.randrange(1, 9))])
             raw = response.SerializeToString()
-            num_whole += news_sum(raw, VOCAB_SIZE) is not None
+            num_whole += outputs_summary(raw, VOCAB_SIZE) is not None
             try:
-                await whole.session.news.hear(raw, unwelcome)
+                await whole.session.outputs.hear(raw, unwelcome)
             except FalseClaim as claim:
                 whole.claim = str(claim)
             try:
                 for output in response.outputs:
-                    one_by_one.session.news.hand_out(output)
+                    one_by_one.session.outputs.hand_out(output)
             except FalseClaim as claim:
                 one_by_one.claim = str(claim)
             assert whole.outcome == one_by_one.outcome
-            assert whole.session.num_news == one_by_one.session.num_news
+            assert whole.session.num_step_outputs == one_by_one.session.num_step_outputs
             if whole.claim:
                 num_claims += 1
                 break
@@ -139,11 +139,11 @@ def unwelcome(welcome: SessionWelcome) -> None:
 @pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, -(1 << 31), (1 << 31) - 1])
 def test_one_token_id_that_is_none_is_seen_among_any_number_of_others(count: int, place: int, token_id: int) -> None:
     outputs = [SequenceOutput(handle=1, chunk=OutputChunk(token_ids=[49])) for _ in range(count)]
-    assert news_sum(SessionResponse(outputs=outputs).SerializeToString(), VOCAB_SIZE) is not None
+    assert outputs_summary(SessionResponse(outputs=outputs).SerializeToString(), VOCAB_SIZE) is not None
     outputs[place].chunk.token_ids[0] = token_id
-    assert news_sum(SessionResponse(outputs=outputs).SerializeToString(), VOCAB_SIZE) is None
+    assert outputs_summary(SessionResponse(outputs=outputs).SerializeToString(), VOCAB_SIZE) is None
 
 
 def test_what_is_no_message_is_none_either_way() -> None:
     with pytest.raises(DecodeError):
-        news_sum(b"\x12\x7f", VOCAB_SIZE)
+        outputs_summary(b"\x12\x7f", VOCAB_SIZE)

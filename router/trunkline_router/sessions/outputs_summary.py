@@ -38,7 +38,7 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class NewsSum:
+class OutputsSummary:
     """`tokens_alone`: no output is an error, a grant's report, the first or the last one of its choice.
     `is_indexed`: some output says that it is of another choice than a request's first."""
 
@@ -46,7 +46,7 @@ class NewsSum:
     is_indexed: bool
 
 
-def news_sum(raw: bytes, vocab_size: int) -> NewsSum | None:
+def outputs_summary(raw: bytes, vocab_size: int) -> OutputsSummary | None:
     """Of a session's message. None where its outputs must be looked at one by one: it has log-probabilities, or a token
     id that is not in [0, vocab_size). Raises DecodeError."""
     news = _NEWS.FromString(raw)
@@ -54,7 +54,7 @@ def news_sum(raw: bytes, vocab_size: int) -> NewsSum | None:
     chunks = outputs.chunk
     if chunks.HasField("logprobs") or max(chunks.token_ids[:], default=0) >= vocab_size:
         return None
-    return NewsSum(
+    return OutputsSummary(
         not (
             chunks.HasField("finish_reason")
             or outputs.HasField("error")

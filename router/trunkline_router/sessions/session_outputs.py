@@ -9,7 +9,7 @@ from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome
 from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.claims.worker_claims import Expected, end_problem, output_problem, report_problem
-from trunkline_router.sessions.news_sum import NewsSum, news_sum
+from trunkline_router.sessions.outputs_summary import OutputsSummary, outputs_summary
 from trunkline_router.sessions.session_message import large_output, split_response
 from trunkline_runtime.log import get_logger
 
@@ -54,7 +54,7 @@ class GrantedChoice:
     prompt_tokens: int
 
 
-class SessionNews:
+class SessionOutputs:
     """`abort` is called with the handle of a choice of which nothing more is wanted, while it is open.
 
     Methods that take in what a worker says raise FalseClaim where it cannot be true, beyond what a bug with single
@@ -67,7 +67,7 @@ class SessionNews:
         self.open: dict[int, OpenChoice] = {}
         self.granted: dict[int, GrantedChoice] = {}
         self.last_handle = 0  # of all that was ever sent
-        self.num_news = 0  # outputs of steps; refusals, which a front gives without its engine, are none
+        self.num_step_outputs = 0  # outputs of steps; refusals, which a front gives without its engine, are none
         self._num_ended = self._num_false = 0  # answers
         # Outputs that may still come without content, for handles up to this one, and of choices that were aborted.
         self._left_empty = self._counted_handle = self._left_late = 0
@@ -83,7 +83,7 @@ class SessionNews:
             await asyncio.sleep(0)
 
     async def _hear_part(self, raw: bytes, welcome: Callable[[SessionWelcome], None]) -> None:
-        known = news_sum(raw, self._vocab_size)
+        known = outputs_summary(raw, self._vocab_size)
         response = SessionResponse.FromString(raw)
         if response.HasField("welcome"):
             welcome(response.welcome)
@@ -110,7 +110,7 @@ class SessionNews:
             return False
         return True
 
-    def hand_out_all(self, outputs: Sequence[SequenceOutput], known: NewsSum | None) -> None:
+    def hand_out_all(self, outputs: Sequence[SequenceOutput], known: OutputsSummary | None) -> None:
         """Every token of every request comes through here. Most outputs are one more token of their choice and nothing
         else; for these `known`, of the whole message, tells most of what output_problem() would look for in each."""
         if known is None:
@@ -139,7 +139,7 @@ class SessionNews:
                 self.hand_out(output)
                 continue
             expected.left_tokens = left_tokens
-            self.num_news += 1
+            self.num_step_outputs += 1
             try:
                 if taker.sink(output) is not False:
                     continue
@@ -160,7 +160,7 @@ class SessionNews:
                 return
             self._count_late()
             if not output.HasField("error"):
-                self.num_news += 1  # aborted meanwhile
+                self.num_step_outputs += 1  # aborted meanwhile
             return
         is_error = output.HasField("error")
         chunk: OutputChunk = output.chunk
@@ -169,7 +169,7 @@ class SessionNews:
         if problem is not None:
             self._refuse(handle, taker, problem)
             return
-        self.num_news += not is_error
+        self.num_step_outputs += not is_error
         if ended := is_error or chunk.finish_reason:
             del self.open[handle]
             self._num_ended += 1
