@@ -16,19 +16,19 @@ def main() -> None:
     parent, listening_fd, when, *arguments = sys.argv[1:]
     die_with(int(parent))
 
-    def say_listening() -> None:
+    def report_listening() -> None:
         os.write(int(listening_fd), b"1")
         os.close(int(listening_fd))
 
-    sys.exit(run(router_settings(arguments), SharedPort(say_listening, once_useful=when == ONCE_USEFUL)))
+    sys.exit(run(router_settings(arguments), SharedPort(report_listening, once_useful=when == ONCE_USEFUL)))
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel end this process when its parent ends (Linux): nothing else would stop it then."""
+    """Makes the kernel kill this process when its parent ends (Linux only): otherwise it would keep running."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("trunkline-router: the process that starts the others is gone")
+        sys.exit("trunkline-router: the parent process has ended")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Several processes of one router on one port: started, started again when they die, stopped together.
+"""Runs several processes of one router on one port: starts them, restarts those that die, stops them together.
 
-The kernel deals connections out among them (SO_REUSEPORT). They share nothing else: to a worker each is a router.
+The kernel distributes connections among them (SO_REUSEPORT). They share nothing else: to workers, each is a router.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from trunkline_runtime.server import PortInUse, Signals, hold_port
 
 EXIT_CANNOT_START = 2
 AT_ONCE, ONCE_USEFUL = "at-once", "once-useful"  # when a process begins to listen
-FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0  # before one that died is started again; doubles while it keeps dying
-HEALTHY_AFTER_S = 60.0  # one that lived this long starts over with the first delay
+FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0  # before a process that died is restarted; doubles while it keeps dying
+HEALTHY_AFTER_S = 60.0  # a process that ran for this long is restarted after the first delay again
 KILL_AFTER_S = 3.0  # beyond the stop timeout: a process that still runs is killed
 
 
@@ -44,7 +44,7 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
 
 
 class Processes:
-    """`commands` are the arguments of each."""
+    """Child processes. `commands` has the arguments of each."""
 
     def __init__(self, commands: Sequence[Sequence[str]], stop_timeout_s: float, rng: Random) -> None:
         self._commands = commands
@@ -55,7 +55,7 @@ class Processes:
         self._log = get_logger()
 
     async def run(self) -> int:
-        """Until a signal, or until one cannot start; returns the exit status."""
+        """Runs until a signal, or until the first process cannot start. Returns the exit status."""
         signals = Signals()
         stopped = asyncio.create_task(signals.stop.wait())
         working = asyncio.create_task(self._start_and_keep())
@@ -68,8 +68,8 @@ class Processes:
             await self._stop(signals)
 
     async def _start_and_keep(self) -> int:
-        """Returns the status with which the first one ended before it served."""
-        # The first alone: what keeps it from starting would keep the others too, and be said as often as there are.
+        """Returns the exit status of the first process if it ends before it serves; else runs until it is cancelled."""
+        # The first process starts alone: a problem that stops it would stop every process, and each would report it.
         status = await self._start(0)
         if status is not None:
             return status or EXIT_CANNOT_START
@@ -79,7 +79,8 @@ class Processes:
         raise AssertionError("keeping a process running does not end")
 
     async def _start(self, number: int) -> int | None:
-        """Returns None once it listens, else its exit status. Raises OSError where the system starts nothing more."""
+        """Starts a process. Returns None once it listens, its exit status if it ends before that. Raises OSError if the
+        system cannot start another process."""
         read_end, write_end = os.pipe()
         with os.fdopen(read_end, "rb", 0) as pipe, os.fdopen(write_end, "wb", 0) as theirs:
             process = self._running[number] = await asyncio.create_subprocess_exec(
@@ -98,7 +99,7 @@ class Processes:
         return None
 
     async def _keep(self, number: int) -> None:
-        """Starts it, and again whenever it dies, after a growing delay."""
+        """Restarts a process whenever it dies, after a growing delay."""
         now_s = asyncio.get_running_loop().time
         deaths = 0
         while True:
@@ -107,7 +108,7 @@ class Processes:
                 status = None if number in self._listening else await self._start(number)
                 if status is None:
                     status = await self._running[number].wait()
-            except OSError as error:  # the system is out of processes or memory: it counts as a death
+            except OSError as error:  # the system is out of processes or memory: counts as a death
                 status = None
                 self._log.warning("router process cannot be started", number=number, problem=error.strerror)
             self._listening.discard(number)
@@ -117,7 +118,7 @@ class Processes:
             await asyncio.sleep(delay_s)
 
     async def _stop(self, signals: Signals) -> None:
-        """Asks all to stop, once more at a second signal, and ends by force what does not in time."""
+        """Sends SIGTERM to all, again at a second signal, and kills the processes that do not stop in time."""
         self._signal_all(signal.SIGTERM)
         ended = asyncio.create_task(self._wait_all())
         at_once = asyncio.create_task(signals.stop_now.wait())
@@ -143,12 +144,12 @@ class Processes:
 
 
 def restart_delay_s(deaths: int) -> float:
-    """How long to wait at most before the next start, after so many deaths that each followed soon after a start."""
+    """Returns the longest delay before the next restart, after `deaths` deaths that each came soon after a start."""
     return min(FIRST_DELAY_S * 2.0 ** min(deaths - 1, 16), MOST_DELAY_S)
 
 
 async def _has_byte(pipe: IO[bytes]) -> bool:
-    """Whether a byte comes before the other end is closed."""
+    """Returns whether a byte arrives before the other end is closed."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe

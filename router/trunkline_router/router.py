@@ -78,7 +78,7 @@ class Router:
 
 
 async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedPort | None = None) -> None:
-    """Serves until a signal. Raises PortInUse."""
+    """Builds a router, serves until a signal, then stops it. Raises PortInUse."""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")

@@ -1,1 +1,1 @@
-"""The calls that clients make."""
+"""The RPCs that clients and operators call."""

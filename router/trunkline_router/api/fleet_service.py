@@ -1,8 +1,8 @@
-"""FleetService: what operators ask a router.
+"""FleetService: a router's RPCs for operators.
 
-Clients can ask it too, so its answers must not tell one tenant of another's prompts. The number of cached blocks would
-tell whether a prompt was new, so it is left out. Numbers that depend on what waits or runs are rounded to one
-significant digit. A request's trace and a worker's GetStats have the exact ones.
+Clients can call them too, so the answers must not reveal one tenant's prompts to another. The number of cached blocks
+would tell whether a prompt was new, so it is left out. Numbers that depend on waiting or running requests are rounded
+to one significant digit. A request's trace and a worker's GetStats have the exact numbers.
 """
 
 import re
@@ -29,13 +29,14 @@ from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 
 EXACT_MS = re.compile(r"\d+\.\d(?= ms)")
-ACCURACY_STEP = 20  # requests: each of them is one that found something cached
-MOST_SHOWN = (1 << 32) - 1  # some of the fields have 32 bits
+ACCURACY_STEP = 20  # requests, each of which found something cached
+MOST_SHOWN = (1 << 32) - 1  # some fields have 32 bits
 
 
 class FleetService(FleetServiceServicer):
-    """Asks the same functions that requests go through, and changes nothing of what these go by. As they do,
-    ExplainRoute looks for workers before it says that there is none: it hurries tries to connect that were due later.
+    """Answers with the functions that requests go through, and changes no state that routing depends on.
+
+    If no worker is connected, ExplainRoute searches for one as requests do, which brings connection attempts forward.
     """
 
     def __init__(self, pools: Pools, *, max_choices: int, shared: SharedState, tenants: Tenants | None = None) -> None:
@@ -66,7 +67,7 @@ class FleetService(FleetServiceServicer):
 
 
 def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
-    """Where a worker stands."""
+    """Returns a worker's state, load and accuracy, as any client may see them."""
     status = WorkerStatus(address=link.address, state=fleet_pb2.WORKER_STATE_CONNECTING, problem=link.problem)
     if link.model is not None:
         status.worker_id, status.epoch, status.model = link.model.worker_id, link.model.epoch, link.model.model
@@ -74,13 +75,13 @@ def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
     if worker is None:
         return status
     if worker.is_hung:
-        status.state, status.problem = fleet_pb2.WORKER_STATE_HUNG, "it has work, and says nothing"
+        status.state, status.problem = fleet_pb2.WORKER_STATE_HUNG, "it has work, and sends nothing"
     elif worker.load.draining:
         status.state = fleet_pb2.WORKER_STATE_DRAINING
     elif worker.aside:
         status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, worker.aside
     elif not link.breaker.is_closed:
-        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, "requests failed there of late"
+        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, "requests failed there recently"
     else:
         status.state, status.problem = fleet_pb2.WORKER_STATE_READY, worker.distrust(now_s)
     status.load.CopyFrom(shown_load(worker.load))
@@ -92,8 +93,8 @@ def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
 
 
 def shown_load(load: LoadSample) -> LoadSample:
-    """A load sample as any client may see it. Numbers that depend on other tenants' prompts have one significant digit,
-    and blocks that hold cached prefixes count as free."""
+    """Returns a load sample as any client may see it: numbers that depend on other tenants' prompts have one
+    significant digit, and blocks that hold cached prefixes count as free."""
     shown = LoadSample()
     shown.CopyFrom(load)
     shown.waiting_tokens = about(load.waiting_tokens)
@@ -108,7 +109,7 @@ def shown_load(load: LoadSample) -> LoadSample:
 
 
 def about(number: int) -> int:
-    """The number, rounded to one significant digit, and at most MOST_SHOWN."""
+    """Returns the number rounded to one significant digit, at most MOST_SHOWN."""
     return min(int(float(f"{number:.0e}")), MOST_SHOWN)
 
 

@@ -1,8 +1,7 @@
-"""What a direct client's request holds of its tenant's quotas: from the signing of its grants until nothing more can
-come of them, which is told by their worker and not by the client.
+"""What a direct client's request holds of its tenant's quotas, from the signing of its grants until they are over.
 
-It outlives the client's call: who hangs up may use the grants all the same. A grant that nobody uses is given back when
-it can no longer be used, and one that was used costs what the worker has computed for it.
+The worker says when a grant is over, not the client. A charge outlives the client's call, because a client that hangs
+up may still use its grants. An unused grant is given back when it expires; a used one costs what the worker computed.
 """
 
 import asyncio
@@ -17,9 +16,9 @@ from trunkline.v1.worker_pb2 import GrantReport, Submit
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.sessions.session import WorkerSession
 
-CLOCK_MARGIN_S = WINDOW_S  # by which the clocks of routers and workers may differ: with more, no session opens
-# Where the link to the worker breaks, what runs there runs on, and nobody tells of it: until the request's deadline, or
-# for so long.
+CLOCK_MARGIN_S = WINDOW_S  # the clocks of a router and a worker differ by less, or no session opens
+# If the link to a worker breaks, granted requests run on there and are no longer reported. They are charged as running
+# until the request's deadline, at most for this time.
 UNTOLD_S = 120.0
 
 
@@ -27,18 +26,21 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
-Later = Callable[[float, Callable[[], None]], Timer]  # calls after so many seconds, as the event loop's call_later
+Later = Callable[[float, Callable[[], None]], Timer]  # as the event loop's call_later: delay in seconds, callback
 
 
 class _Told(NamedTuple):
-    """What a charge came to, without the charge: it refers to its reservation, and no cycle is to be left."""
+    """A charge's outcome without the charge, which refers to its reservation: so no reference cycle is left."""
 
     is_owed: bool
     has_ended: bool
 
 
 class GrantCharge:
-    """`most_output_tokens`: of all choices. `later`: None is the event loop's. To be let go of, whatever comes."""
+    """The charge for a request's grants. The request must call let_go() when it ends, however it ends.
+
+    most_output_tokens: of all choices together. later: None: the event loop's call_later
+    """
 
     def __init__(
         self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int, later: Later | None = None
@@ -47,13 +49,13 @@ class GrantCharge:
         self._prompt_tokens = prompt_tokens
         self._most_output_tokens = most_output_tokens
         self._session: WorkerSession | None = None
-        self._open: dict[int, int] = {}  # choices by handle: of grants that run, or may yet be used
+        self._open: dict[int, int] = {}  # choices by handle, of grants that run or may still be used
         self._begun: set[int] = set()  # handles
-        self._told = asyncio.Event()  # nothing more can come of the grants
+        self._told = asyncio.Event()  # the grants are over
         self._given_up = False  # by the worker
-        self._untold = False  # the worker was lost, and what comes of them is not known
+        self._untold = False  # the worker was lost, and what it computes is not known
         self._is_let_go = self._is_settled = False
-        self._prompt = PromptInfo()  # as far as it was computed
+        self._prompt = PromptInfo()  # the part that was computed
         self._output_tokens: dict[int, int] = {}  # by choice
         self._later = later or asyncio.get_running_loop().call_later
         self._expiry: Timer | None = None
@@ -70,15 +72,15 @@ class GrantCharge:
 
     @property
     def is_limited(self) -> bool:
-        """Whether its tenant has quotas."""
+        """Whether the tenant has quotas."""
         return self._reservation.tokens > 0
 
     def grant(
         self, session: WorkerSession, submits: Sequence[Submit], timeout_ns: int | None, on_over: Callable[[], None]
     ) -> None:
-        """Choices, to be signed now, for the worker of this session; those granted before are past.
+        """Charges choices that are about to be signed for the worker of this session; earlier ones no longer count.
 
-        timeout_ns: the time left to the request. on_over: called once nothing more can come of them.
+        timeout_ns: the time left to the request. on_over: called once these grants are over.
         """
         self._forget(list(self._open))
         handles = session.grant(submits, self._hear)
@@ -99,8 +101,8 @@ class GrantCharge:
         self._forget(list(self._open))
 
     async def is_excused(self, within_s: float, *, hangs: bool) -> bool:
-        """Whether what was granted last ended through the worker's doing: it `hangs` as the router sees it, or its
-        session says or shows it. What is not told within this time is not excused."""
+        """Returns whether the worker, not the client, ended the last grants: it hangs (`hangs`), gave the request up,
+        or was lost. Waits up to `within_s` for the worker's report; without one, the answer is False."""
         if not hangs:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
@@ -112,7 +114,7 @@ class GrantCharge:
         return self._given_up or self._untold
 
     def let_go(self) -> None:
-        """The client's call has ended, or goes on on another account: it settles once nothing more can come of it."""
+        """The client's call has ended, or has a new charge: this one settles as soon as its grants are over."""
         self._is_let_go = True
         self._review()
 
@@ -127,12 +129,12 @@ class GrantCharge:
             self._given_up |= report.given_up
             if report.prompt_tokens:
                 self._prompt = PromptInfo(prompt_tokens=report.prompt_tokens, cached_tokens=report.cached_tokens)
-                # A client may claim less of a ledger than the worker before has computed.
+                # A client may claim fewer tokens than the previous worker has computed.
                 self._output_tokens[choice] = max(report.output_tokens, self._output_tokens.get(choice, 0))
         self._review()
 
     def _expire(self) -> None:
-        """What is not used by now never will be."""
+        """Gives back the grants that were not used in time."""
         self._forget([handle for handle in self._open if handle not in self._begun])
         self._review()
 
@@ -148,7 +150,7 @@ class GrantCharge:
         self._told.set()
         self._on_over()
         if self._is_workers_doing and not self._is_let_go:
-            return  # the request may go on elsewhere, on the same account
+            return  # the request may continue on another worker, at this charge
         self._is_settled = True
         if self._expiry is not None:
             self._expiry.cancel()

@@ -1,7 +1,7 @@
-"""The direct path: the router chooses and signs, the client streams from the worker.
+"""The direct path: the router chooses a worker and signs a grant, the client streams from the worker.
 
-The client's word moves its own request and nothing else. It opens no breaker, counts in no worker's accuracy, and
-raises no suspicion: all of that a client could say of a worker that is well. How often it may ask is bounded.
+What a client reports affects its own request alone. It opens no breaker, counts in no worker's accuracy and raises no
+suspicion, because a client could report anything of a healthy worker. The number of grants for a request is bounded.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -31,25 +31,27 @@ from trunkline_router.workers.liveness import Silence
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 
-# Of one request, whatever becomes of them: failover is bounded by what is lost, but full workers may come again.
+# For one request. Failover bounds the retries after lost workers, but not those after full ones.
 MAX_GRANTS = 64
-# A grant holds the prompt, once for each choice: what a client asks for in few bytes must not come to many. The first
-# answer leaves room in a message for ledgers; all of a request's together come to eight of those.
+# A grant holds the prompt once for each choice, so a small request could ask for a large response. The first response
+# leaves room in a message for ledgers; all responses to a request together have at most eight times its size.
 MAX_FIRST_BYTES = MAX_MESSAGE_BYTES // 2
 MAX_ALL_BYTES = 8 * MAX_FIRST_BYTES
-LEAST_COME_BACK_MS, MOST_COME_BACK_MS = 10, 60_000  # what a client may say that a full worker said
-REPORT_WAIT_S = 0.5  # for the worker's own word on what its client says that it has lost
-MID_ANSWER_WAIT_S = 15.0  # for the same, or for the router to see that the worker hangs
+LEAST_COME_BACK_MS, MOST_COME_BACK_MS = 10, 60_000  # bounds on the retry delay that a client says a full worker gave
+REPORT_WAIT_S = 0.5  # for the worker's report on a request that its client says was lost
+MID_ANSWER_WAIT_S = 15.0  # for that report in the middle of an answer, or for the router to see that the worker hangs
 LOST = "the client has lost the worker that computed its request"
 FULL = "the worker has no room"
 
 
-Reserve = Callable[[], Awaitable[GrantCharge]]  # a request's part in its tenant's quotas; raises RequestRefused
+Reserve = Callable[[], Awaitable[GrantCharge]]  # reserves quota for a request; raises RequestRefused
 
 
 class Granter:
-    """What granted requests of one router have in common. `key`: empty where it grants nothing. `now_unix_ms`: the time
-    that grants expire by. `running`: where they are counted."""
+    """Answers Grant calls: what the granted requests of one router have in common.
+
+    key: signs the grants; empty if this router gives none. now_unix_ms: the clock for the expiry of grants
+    """
 
     def __init__(self, dispatcher: Dispatcher, key: bytes, now_unix_ms: Callable[[], int], running: Running) -> None:
         self.dispatcher = dispatcher
@@ -59,17 +61,17 @@ class Granter:
         self.running = running
 
     def check_offered(self) -> None:
-        """Raises RequestRefused (FORBIDDEN) where this router grants nothing."""
+        """Raises RequestRefused (FORBIDDEN) if this router gives no grants."""
         if not self.key:
             raise forbidden("this router gives no grants: it was started without --grant-key")
 
     def takes_grants(self, worker: ConnectedWorker) -> bool:
-        """Whether the worker would open this router's grants, and say what became of them."""
+        """Whether the worker accepts this router's grants and reports on them."""
         session = worker.session
         return worker.model.grant_key_id == self.key_id and session.number > 0 and not session.is_broken
 
     def check_taken(self, model: str) -> None:
-        """Raises RequestRefused (FORBIDDEN) where no worker takes this router's grants."""
+        """Raises RequestRefused (FORBIDDEN) if no worker of the model accepts this router's grants."""
         if not any(self.takes_grants(worker) for worker in self.dispatcher.pools.pool(model).workers):
             raise forbidden(
                 f"no worker of model {model} takes this router's grants: start both with one --grant-key, "
@@ -85,14 +87,15 @@ class Granter:
         span: Span,
         log_fields: dict[str, Any],
     ) -> AsyncGenerator[GrantResponse, None]:
-        """Grants, as often as the client has reason to ask; until it ends its side. Raises RequestRefused."""
+        """Yields grants until the client ends its side: the first ones, and others whenever it needs another worker.
+        Raises RequestRefused."""
         claims = Claims(prepared)
         placement = self.dispatcher.placement(prepared, time_left, claims.answer, is_usable=self.takes_grants)
         return _Granting(self, prepared, claims, placement, messages, reserve, span, log_fields).answers()
 
 
 class Claims:
-    """What a client says that it has of its answer, as far as that can be."""
+    """The part of its answer that a client says it has, checked for consistency."""
 
     def __init__(self, prepared: PreparedRequest) -> None:
         self._most_tokens = prepared.most_output_tokens
@@ -100,7 +103,7 @@ class Claims:
         self.answer = AnswerLedger(prepared.choices, MAX_LEDGER_BYTES)
 
     def take(self, lost: DirectLost) -> None:
-        """The client's ledgers. What it once had it still has. Raises RequestRefused (INVALID_REQUEST)."""
+        """Takes the client's ledgers, which must not shrink. Raises RequestRefused (INVALID_REQUEST)."""
         answer = self.answer
         for claimed in lost.ledgers:
             choice, output = claimed.choice, claimed.output
@@ -125,7 +128,7 @@ class Claims:
 
 @dataclass(slots=True)
 class _Granting:
-    """One request."""
+    """One Grant call."""
 
     granter: Granter
     prepared: PreparedRequest
@@ -137,8 +140,8 @@ class _Granting:
     log_fields: dict[str, Any]
     grants: int = 0
     granted_bytes: int = 0
-    has_lost: bool = False  # a worker, as the client says
-    is_streaming: bool = False  # from its present worker, likewise
+    has_lost: bool = False  # the client says that it lost a worker
+    is_streaming: bool = False  # the client says that its present worker streams
 
     async def answers(self) -> AsyncGenerator[GrantResponse, None]:
         prepared, dispatcher = self.prepared, self.granter.dispatcher
@@ -159,7 +162,7 @@ class _Granting:
                         is_left = worker.is_hung or silent_s >= worker.may_be_silent_s
                         if is_left or lost.WhichOneof("news") == "lost":
                             break
-                        # It does something for others, or may be in a long step: the request waits for its turn.
+                        # The worker serves other requests, or may be in a long step: this request waits for its turn.
                         yield GrantResponse(request_id=prepared.request_id, wait=True)
                 if lost is None:
                     return
@@ -169,8 +172,8 @@ class _Granting:
             charge.let_go()
 
     async def _account(self, worker: ConnectedWorker, charge: GrantCharge) -> GrantCharge:
-        """What the next grants are charged to. Where the client alone says that it needs others, those before may be
-        computed all the same: it pays for both. Raises RequestRefused."""
+        """Returns the charge for the next grants. If only the client says that it needs another worker, the previous
+        one may still compute the request: the tenant pays for both. Raises RequestRefused."""
         within_s = REPORT_WAIT_S if charge.is_limited else 0.0
         if await charge.is_excused(within_s, hangs=worker.is_hung):
             return charge
@@ -179,7 +182,7 @@ class _Granting:
         except RequestRefused:
             if not self.claims.answer.has_output:
                 raise
-            # In the middle of an answer it is worth waiting for: the worker's link may only take its time to break.
+            # In the middle of an answer the report is worth a wait: the link to a lost worker can take a while to break.
             is_told = await charge.is_excused(MID_ANSWER_WAIT_S, hangs=False)
             if not is_told and not await charge.is_excused(0.0, hangs=worker.is_hung):
                 raise
@@ -188,7 +191,7 @@ class _Granting:
         return further
 
     async def _next(self, flight: InFlight) -> GrantRequest | None:
-        """The next message that wants an answer; None where the client needs none any more. Raises RequestRefused."""
+        """Returns the client's next message that needs an answer; None once there is none. Raises RequestRefused."""
         while (message := await self._message()) is not None:
             kind = message.WhichOneof("news")
             if kind == "started":
@@ -203,12 +206,12 @@ class _Granting:
         return None
 
     async def _message(self) -> GrantRequest | None:
-        """The client's next one; None where it ends its side, or the router stops while the client streams."""
+        """Returns the next message; None if the client ends its side, or the router stops while the client streams."""
         coming = anext(self.messages, None)
         return await (self.granter.running.unneeded(coming) if self.is_streaming else coming)
 
     def _grants(self, route: Route[ConnectedWorker], charge: GrantCharge, flight: InFlight) -> GrantResponse:
-        """What the client takes to this worker. Raises RequestRefused."""
+        """Returns the grants for this worker, signed. Raises RequestRefused."""
         granter, prepared, worker, claims = self.granter, self.prepared, route.worker, self.claims
         timeout_ns = self.placement.timeout_ns()
         submits = prepared.submits(
@@ -216,7 +219,7 @@ class _Granting:
             timeout_ns=timeout_ns,
             trace=current_trace_context(),
             prompt_known=claims.answer.prompt_known,
-            # Convicts nobody. But should this be what killed that worker, no innocent one beside it is convicted.
+            # Convicts no request. But if this one killed the worker, no other request in its step is convicted for it.
             suspect=self.has_lost,
         )
         charge.grant(worker.session, submits, timeout_ns, on_over=flight.end)
@@ -241,7 +244,7 @@ class _Granting:
         return response
 
     def _take(self, worker: ConnectedWorker, message: GrantRequest) -> None:
-        """The client wants to go on elsewhere. Raises RequestRefused where it may not."""
+        """The client wants to continue on another worker. Raises RequestRefused if it may not."""
         kind = message.WhichOneof("news")
         lost = message.lost if kind == "lost" else message.silent
         self.claims.take(lost)

@@ -1,4 +1,4 @@
-"""InferenceService: what clients call."""
+"""InferenceService: a router's RPCs for clients."""
 
 import asyncio
 import time
@@ -47,10 +47,12 @@ from trunkline_router.shared_state.state import SharedState
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import request_span, trace_context_of
 
-FIRST_MESSAGE_S = 10.0  # a Grant call that says nothing for so long is over: it would be held for ever, for nothing
+FIRST_MESSAGE_S = 10.0  # a Grant call that sends nothing for this long is ended: otherwise it would stay open forever
 
 
 class InferenceService(InferenceServiceServicer):
+    """Serves clients' requests. A call that fails raises RequestRefused, which becomes the call's gRPC status."""
+
     def __init__(
         self,
         dispatcher: Dispatcher,
@@ -69,7 +71,7 @@ class InferenceService(InferenceServiceServicer):
         self._granter = Granter(dispatcher, grant_key, lambda: int(time.time() * 1e3), self._running)
 
     async def stop_admission(self) -> None:
-        """Refuses new requests from now on; returns when the last running one has ended."""
+        """Refuses new requests from now on. Returns when the last running request has ended."""
         await self._running.stop()
 
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
@@ -92,7 +94,7 @@ class InferenceService(InferenceServiceServicer):
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_MESSAGE_S):
                 first = await anext(request_iterator, None)
-        # Not before: a call that ends while its client writes can hide its status from it.
+        # Only now: if a call ends while its client is still writing, grpc.aio can hide the status from the client.
         self._granter.check_offered()
         if first is None or first.WhichOneof("news") != "request":
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
@@ -143,7 +145,8 @@ class InferenceService(InferenceServiceServicer):
                 log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **log_fields)
 
     async def _reserve(self, prepared: PreparedRequest, *, in_full: bool = False) -> Reservation:
-        """The request's part in its tenant's quotas; `in_full`: all that it can come to. Raises RequestRefused."""
+        """Reserves the request's tokens in its tenant's quotas; `in_full`: the most that it can use. Raises
+        RequestRefused (QUOTA_EXCEEDED)."""
         sampling, tenant = prepared.sampling, prepared.scheduling.tenant
         most_tokens = prepared.most_output_tokens
         terms = self._tenants.terms(tenant)
@@ -159,8 +162,8 @@ class InferenceService(InferenceServiceServicer):
         )
 
     def _check_reservable(self, prepared: PreparedRequest) -> None:
-        """Raises RequestRefused (FORBIDDEN) where its tenant's quotas can never hold all that it may come to, and the
-        router would serve it by an estimate."""
+        """Raises RequestRefused (FORBIDDEN) if the most that the request can use is more than its tenant's quotas ever
+        allow. Generate would serve such a request by an estimate."""
         quotas = self._tenants.terms(prepared.scheduling.tenant).quotas
         bound = None if quotas is None else quotas.largest_request()
         if bound is None or prepared.sampling.HasField("max_tokens"):
@@ -176,7 +179,7 @@ class InferenceService(InferenceServiceServicer):
             )
 
     async def _charge(self, prepared: PreparedRequest) -> GrantCharge:
-        """The same for one that is granted: all that it can come to. Raises RequestRefused."""
+        """Reserves the most that a granted request can use. Raises RequestRefused (QUOTA_EXCEEDED)."""
         reservation = await self._reserve(prepared, in_full=True)
         return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
 
@@ -194,7 +197,7 @@ class InferenceService(InferenceServiceServicer):
             async with charged_call(self._shared, self._tenants, tenant):
                 ids = await tokenizer.encode_chat(chat, tenant=tenant, weight=weight)
         else:
-            text = request.text  # a copy each time that it is asked for
+            text = request.text  # each access makes a copy
             await give_way(len(text))
             tokenizer.check_fits(text)
             await give_way(len(text))
