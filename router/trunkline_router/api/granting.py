@@ -182,7 +182,7 @@ class _Granting:
         except RequestRefused:
             if not self.claims.answer.has_output:
                 raise
-            # In the middle of an answer the report is worth a wait: the link to a lost worker can take a while to break.
+            # In mid-answer the report is worth a wait: the link to a lost worker can take a while to break.
             is_told = await charge.is_excused(MID_ANSWER_WAIT_S, hangs=False)
             if not is_told and not await charge.is_excused(0.0, hangs=worker.is_hung):
                 raise

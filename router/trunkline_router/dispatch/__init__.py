@@ -1,1 +1,1 @@
-"""One request at one worker after the other."""
+"""Sends a request to a worker, and to another one if that worker fails."""

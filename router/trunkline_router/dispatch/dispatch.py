@@ -1,4 +1,4 @@
-"""A prepared request at the workers: which one computes it, and what happens where that one cannot."""
+"""Dispatches prepared requests to workers, and moves a request to another worker if its own fails."""
 
 import asyncio
 import contextlib
@@ -32,12 +32,12 @@ from trunkline_router.workers.pool import Pools
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import current_trace_context
 
-# Candidates in a request's trace: the chosen one and those that came next.
+# Candidates in a request's trace: the chosen worker and the next best.
 MOST_TRACED = 8
 
 
 class Dispatcher:
-    """What requests of one router have in common."""
+    """Dispatches requests: holds what all requests of one router have in common."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Dispatcher:
         is_usable: Callable[[ConnectedWorker], bool] | None = None,
         is_suspect: Callable[[], bool] = lambda: False,
     ) -> Placement:
-        """Where a request goes; see Placement."""
+        """Returns the placement of one request."""
         return Placement(
             self.pools,
             self.budget,
@@ -94,7 +94,8 @@ class Dispatcher:
 
 @dataclass(slots=True)
 class DispatchedRequest:
-    """One request: its responses, to be closed whichever way they end. `stream` is what workers have come to."""
+    """One request, iterated for its responses. Must be closed, however the iteration ends. `stream` holds the output of
+    its workers so far."""
 
     dispatcher: Dispatcher
     prepared: PreparedRequest
@@ -105,7 +106,7 @@ class DispatchedRequest:
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
     placement: Placement = field(init=False)
-    _killed: list[ConnectedWorker] = field(default_factory=list)  # workers that died in a step of it, as they say
+    _killed: list[ConnectedWorker] = field(default_factory=list)  # workers that report having died in a step of it
     _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +124,7 @@ class DispatchedRequest:
             prepared,
             self.time_left,
             self.stream.answer,
-            is_suspect=lambda: suspicion.is_suspect,  # without `self`: no cycle
+            is_suspect=lambda: suspicion.is_suspect,  # refers to no `self`, which would make a cycle
         )
         self._responses = self.responses()
 
@@ -140,7 +141,7 @@ class DispatchedRequest:
         while True:
             self._check_quarantine()
             route = await self.placement.place()
-            self._check_quarantine()  # another copy of it may have been convicted meanwhile
+            self._check_quarantine()  # another copy of the request may have been convicted meanwhile
             if self.suspicion.is_suspect:
                 self.suspicion.enter(dispatcher.cells.enter(route.worker))
             try:
@@ -165,8 +166,8 @@ class DispatchedRequest:
         )
 
     async def _attempt(self, route: Route[ConnectedWorker]) -> AsyncGenerator[GenerateResponse, None]:
-        """The responses from one worker. Whichever way this ends, the worker is told and the load is settled. Raises
-        BrokenOff where the worker gives up."""
+        """Yields the responses from one worker. However this ends, the worker is told and its load is settled. Raises
+        BrokenOff if the worker gives the request up."""
         worker, stream, prepared, dispatcher = route.worker, self.stream, self.prepared, self.dispatcher
         submits = prepared.submits(
             stream.answer.unfinished(),
@@ -192,7 +193,7 @@ class DispatchedRequest:
                         trial.succeeded(dispatcher.clock_s())
                     yield response
             except BrokenOff as broken:
-                # One that drains or hangs has said so, and one that is lost is counted once, by its link.
+                # The link counts a lost worker once, and a worker that drains or hangs has not failed.
                 if worker.accepts and not worker.session.is_broken:
                     trial.refused(broken.refused.reason, dispatcher.clock_s())
                 raise
@@ -201,7 +202,7 @@ class DispatchedRequest:
                 worker.session.abort(attempt.handles)
 
     async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
-        """An attempt broke off. Raises RequestRefused where it was the last one."""
+        """An attempt broke off. Raises RequestRefused if it was the last one."""
         prepared, stream, refused = self.prepared, self.stream, broken.refused
         if broken.suspect:
             self._killed.append(worker)
@@ -211,7 +212,7 @@ class DispatchedRequest:
         if not stream.answer.has_output:
             problem = "trying another worker"
         else:
-            problem = "going on at another worker"
+            problem = "continuing on another worker"
             stream.resumptions += 1
         log_fields: dict[str, str | int] = {
             "worker": worker.model.worker_id,
@@ -222,7 +223,7 @@ class DispatchedRequest:
         get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **log_fields)
 
     async def _are_gone(self) -> bool:
-        """Whether the workers that it is said to have killed are gone."""
+        """Whether the workers that report being killed by the request are gone, after a short wait."""
         dispatcher, killed = self.dispatcher, self._killed[-2:]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GONE_WITHIN_S):
@@ -231,14 +232,14 @@ class DispatchedRequest:
         alive = [worker.address for worker in killed if not worker.session.is_broken]
         if not alive:
             return True
-        get_logger().error("workers that say that a request has killed them are not believed",
+        get_logger().error("workers report that a request killed them, but they are still connected",
                            request_id=self.prepared.request_id, workers=sorted({worker.address for worker in killed}),
                            alive=alive)  # fmt: skip
         return False
 
     def _convict(self) -> NoReturn:
-        """In the whole fleet, or, where its workers have convicted too many of the tenant's requests, in this router
-        for a short time. Raises RequestRefused (QUARANTINED)."""
+        """Quarantines the request in the whole fleet; or in this router, for a short time, if the workers have
+        convicted too many of the tenant's requests. Raises RequestRefused (QUARANTINED)."""
         prepared, dispatcher = self.prepared, self.dispatcher
         tenant, now_s = prepared.scheduling.tenant, dispatcher.clock_s()
         workers = [worker.address for worker in self._killed[-2:]]
@@ -251,8 +252,8 @@ class DispatchedRequest:
 
 
 class WorkerAttempt:
-    """An attempt at one worker, an AttemptListener. It ends here at once: the generator of responses may stand still
-    until the client reads on."""
+    """A request's attempt at one worker; an AttemptListener. Its methods act at once, because the generator of
+    responses stands still until the client reads on."""
 
     def __init__(
         self, worker: ConnectedWorker, flight: InFlight, suspicion: Suspicion, log_fields: dict[str, Any]
@@ -276,7 +277,7 @@ class WorkerAttempt:
 
 
 def trace_route(span: Span, route: Route[ConnectedWorker]) -> None:
-    """What was weighed, and why it came out so."""
+    """Adds the routing decision and its best candidates to the span."""
     if not span.is_recording():
         return
     plan = route.plan

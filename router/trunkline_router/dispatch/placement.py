@@ -1,6 +1,6 @@
-"""Where one request goes, and where it goes on: choosing, waiting for a worker, and which ones are no longer asked.
+"""Chooses the worker for a request and, after a failure, the next one; waits while no worker can take it.
 
-The same whether the router streams the answer or grants it to the client.
+Generate and Grant both use it.
 """
 
 import asyncio
@@ -20,13 +20,16 @@ from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools
 
-FULL_FOR_MS = 500  # a worker that is full, and does not say for how long
+FULL_FOR_MS = 500  # retry delay after a full worker that gives none
 
 
 @dataclass(slots=True)
 class Placement:
-    """One request. `is_usable` is what else a worker must be. While it `is_suspect` it waits for one in whose cell no
-    other suspect is; else it only prefers those."""
+    """The placement of one request.
+
+    is_usable: a further condition on workers. is_suspect: whether the request may have killed a worker. If so, it waits
+    for a worker whose cell holds no other suspect; else it only prefers such workers.
+    """
 
     pools: Pools
     budget: RetryBudget
@@ -39,16 +42,14 @@ class Placement:
     cells: Cells
     is_usable: Callable[[ConnectedWorker], bool] | None
     is_suspect: Callable[[], bool]
-    _failed: dict[ConnectedWorker, int] = field(
-        default_factory=dict
-    )  # where an attempt was lost, and how often it was back then
-    _full: dict[ConnectedWorker, float] = field(default_factory=dict)  # where there was no room, and until when
-    _is_queueing: bool = False  # a worker could have it, were it free
-    _has_looked: bool = False  # for workers, in vain, since it had one
+    _failed: dict[ConnectedWorker, int] = field(default_factory=dict)  # workers that lost it → their comebacks then
+    _full: dict[ConnectedWorker, float] = field(default_factory=dict)  # full workers → until when they are left out
+    _is_queueing: bool = False  # waits for a cell that another suspect occupies
+    _has_looked: bool = False  # has searched for workers in vain, since it last had one
     _fingerprint: str = ""  # of the weights that have begun the answer
 
     async def place(self) -> Route[ConnectedWorker]:
-        """Chooses a worker, once there is one. Raises RequestRefused."""
+        """Returns a route to a worker, as soon as one can take the request. Raises RequestRefused."""
         progress = self.progress
         if self.recovery.lost_last and not progress.has_output:
             delay_s = self.budget.take(self.clock_s())
@@ -63,17 +64,17 @@ class Placement:
                 workers = self._workers(self.pools.pool(self.prepared.model), now_s)
                 route = self.pools.route(workers, self.prepared.route_request(now_s, progress.longest_output()))
                 break
-            except RequestRefused as nobody:
+            except RequestRefused as refused:
                 if not self._has_looked:
                     self._has_looked = True
                     tenant = self.prepared.scheduling.tenant
                     await self.pools.search.look_for(self.prepared.model, tenant, self.time_left())
                     continue
                 if self._is_queueing:
-                    self.recovery.stop_waiting()  # it has its turn, and its patience is for workers that do not come
+                    self.recovery.stop_waiting()  # its turn will come; the limit is for workers that do not come
                     wait_s = float("inf")
                 else:
-                    wait_s = self.recovery.wait_s(now_s, nobody, has_output=progress.has_output)
+                    wait_s = self.recovery.wait_s(now_s, refused, has_output=progress.has_output)
             wait_s = min([wait_s, *(until_s - now_s for until_s in self._full.values() if until_s > now_s)])
             wait_s = self._within_deadline(wait_s)
             with contextlib.suppress(TimeoutError):
@@ -85,12 +86,12 @@ class Placement:
         return route
 
     def timeout_ns(self) -> int | None:
-        """Time left to the request; None: it has no deadline. Raises RequestRefused where there is none left."""
+        """Returns the time left to the request; None: it has no deadline. Raises RequestRefused if none is left."""
         left_s = self._within_deadline(float("inf"))
         return None if left_s == float("inf") else int(left_s * 1e9)
 
     def on_lost(self, worker: ConnectedWorker, refused: RequestRefused) -> None:
-        """An attempt there ended before the answer was complete. Raises RequestRefused where it was the last one."""
+        """The worker ended the attempt before the answer was complete. Raises RequestRefused if no other may follow."""
         progress = self.progress
         self.recovery.on_refusal(
             refused,
@@ -105,8 +106,8 @@ class Placement:
             self._failed[worker] = worker.comebacks
 
     def _workers(self, pool: Pool, now_s: float) -> Sequence[ConnectedWorker]:
-        """Those that one is chosen among, at least one. Most requests rule out none, and look at none. Raises
-        RequestRefused."""
+        """Returns the workers to choose among, at least one. Most requests rule out no worker, and so loop over none.
+        Raises RequestRefused."""
         workers = pool.with_room(self.prepared.least_room(self.progress.num_output))
         if self._failed:
             workers = [worker for worker in workers if self._failed.get(worker) != worker.comebacks]
@@ -124,7 +125,7 @@ class Placement:
         return self.cells.free_of(workers) or workers
 
     def _within_deadline(self, wait_s: float) -> float:
-        """Raises RequestRefused where the deadline has passed."""
+        """Returns the wait, cut to the deadline. Raises RequestRefused if the deadline has passed."""
         left_s = self.time_left()
         if left_s is None:
             return wait_s

@@ -1,4 +1,4 @@
-"""The requests that run at a router, which it waits for before it stops."""
+"""Counts the running requests, which a router waits for before it stops."""
 
 import asyncio
 import contextlib
@@ -12,25 +12,25 @@ T = TypeVar("T")
 
 
 class Running:
-    """See the module. A request that could do without its router is let go as soon as no other one needs it."""
+    """The running requests of a router. At a stop, waits that do not need the router end once no request needs it."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._needing = 0  # of these, those that cannot do without this router
-        self._unneeded: set[asyncio.Timeout] = set()  # the others' waits
+        self._needing = 0  # requests that need this router
+        self._unneeded: set[asyncio.Timeout] = set()  # the waits of the others
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_stopping = False
 
     async def stop(self) -> None:
-        """Refuses new requests from now on; returns when the last running one has ended."""
+        """Refuses new requests from now on. Returns when the last running request has ended."""
         self._is_stopping = True
         self._review()
         await self._idle.wait()
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Counts a request while it runs. Raises RequestRefused where the router is about to stop."""
+        """Counts a request while it runs. Raises RequestRefused if the router is stopping."""
         if self._is_stopping:
             raise no_worker("this router is stopping; another one, or this one restarted, may serve you")
         self._count += 1
@@ -44,8 +44,8 @@ class Running:
             self._review()
 
     async def unneeded(self, coming: Awaitable[T]) -> T | None:
-        """What comes to a running request, which does not need the router until then; None where the router stops
-        meanwhile."""
+        """Waits for the next event of a running request that does not need the router until then. Returns None if the
+        router stops first."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as wait:
                 self._needing -= 1

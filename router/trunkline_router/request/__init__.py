@@ -1,1 +1,1 @@
-"""From a client's request to what workers are asked."""
+"""Checks and completes a client's request before it is sent to workers."""

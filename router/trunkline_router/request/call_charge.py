@@ -1,5 +1,5 @@
-"""What calls that generate nothing cost their tenants: Tokenize, Detokenize and ExplainRoute count as one request each,
-and as no tokens. A call that is refused costs nothing, as with Generate, so cheap checks come before the charge."""
+"""The charge for calls that generate nothing: Tokenize, Detokenize and ExplainRoute count as one request each and as no
+tokens. As with Generate, a refused call costs nothing, so cheap checks come before the charge."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,8 +12,8 @@ from trunkline_router.shared_state.state import SharedState
 
 @asynccontextmanager
 async def charged_call(shared: SharedState, tenants: Tenants, tenant: str) -> AsyncIterator[None]:
-    """Counts one request of the tenant. Where the work inside raises RequestRefused, it is taken back: with the next
-    sync for other routers. A call that its client gives up counts. Raises RequestRefused (QUOTA_EXCEEDED)."""
+    """Counts one request of the tenant. If the body raises RequestRefused, the count is taken back, at other routers
+    with the next sync. A call that its client cancels counts. Raises RequestRefused (QUOTA_EXCEEDED)."""
     terms = tenants.terms(tenant)
     most = terms.quotas.requests_per_minute
     if most is None:

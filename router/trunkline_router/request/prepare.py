@@ -80,17 +80,17 @@ class Preparer:
 async def prompt_tokens(
     request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse, scheduling: Scheduling
 ) -> Sequence[int]:
-    """The prompt's tokens; unchecked where there are too many for any worker. Raises RequestRefused."""
+    """Returns the prompt's token ids, unchecked if there are too many for any worker. Raises RequestRefused."""
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise invalid("prompt", "one of text, token_ids and chat must be set")
     most_tokens = max_total_tokens(limits)
     if kind == "token_ids":
         prompt: Sequence[int] = request.token_ids.ids
-        if len(prompt) < most_tokens:  # others are refused for their length, and need not be read through
+        if len(prompt) < most_tokens:  # a longer prompt is refused for its length, so its ids need no check
             prompt = await read_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
     elif kind == "text":
-        text = request.text  # a copy each time that it is asked for
+        text = request.text  # each access makes a copy
         if not text:
             raise invalid("text", "the prompt is empty")
         await give_way(len(text))
@@ -107,8 +107,8 @@ async def prompt_tokens(
 
 
 def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
-    """The client's parameters with the model's defaults in the places it left open, and a seed. Fields that this
-    version does not know have not been checked: no worker gets them."""
+    """Returns the client's parameters, completed with the model's defaults and a seed. Unknown fields are dropped,
+    because they have not been checked."""
     resolved = SamplingParams()
     resolved.CopyFrom(params)
     resolved.DiscardUnknownFields()
@@ -116,5 +116,5 @@ def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> Sampli
         if not params.HasField(name) and defaults.HasField(name):  # type: ignore[arg-type]
             setattr(resolved, name, getattr(defaults, name))
     if not params.HasField("seed"):
-        resolved.seed = secrets.randbits(63)  # 63: clients in languages without unsigned integers can give it back
+        resolved.seed = secrets.randbits(63)  # 63 bits: clients in languages without unsigned integers can send it back
     return resolved

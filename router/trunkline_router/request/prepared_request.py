@@ -1,4 +1,4 @@
-"""A checked request, and what the router makes of it for routing and for workers."""
+"""A prepared request: checked, complete, and ready to be routed and sent."""
 
 from array import array
 from collections.abc import Iterable
@@ -18,11 +18,13 @@ class PreparedRequest:
 
     request_id: str
     model: str
-    prompt: "array[int]"  # four bytes per token: it is kept to the request's end
+    prompt: "array[int]"  # four bytes a token: it is kept until the request ends
     sampling: SamplingParams  # every default filled in, seed included
     choices: int
     scheduling: Scheduling
-    most_output_tokens: int  # of a choice: max_tokens, or the room that the most capable worker has beside the prompt
+    most_output_tokens: (
+        int  # of a choice: max_tokens, or what the worker with the most memory can hold after the prompt
+    )
     vocab_size: int
     affinity_key: str = ""  # equal for requests of one conversation; "": none
 
@@ -31,17 +33,17 @@ class PreparedRequest:
         return self.sampling.seed
 
     def prompt_info(self) -> PromptInfo:
-        """What the client is told of it, as far as it is known before a worker has it."""
+        """Returns what the client is told of the prompt, as far as it is known before a worker has it."""
         return PromptInfo(model=self.model, prompt_tokens=len(self.prompt), seed=self.seed, lane=self.scheduling.lane)
 
     def least_room(self, num_output: int = 0) -> int:
-        """Tokens that a worker must take to answer it, or to go on after that much output. Workers of one model may
-        differ in memory."""
+        """Returns how many tokens a worker must be able to hold to answer the request, or to continue it after
+        `num_output` tokens. Workers of one model may differ in memory."""
         wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else num_output + 1
         return len(self.prompt) + wanted
 
     def route_request(self, now_s: float, output: "array[int] | None" = None) -> RouteRequest:
-        """For the routing policy; `output`: what it has said already."""
+        """Returns the request for the routing policy; `output`: tokens generated so far."""
         lane = self.scheduling.lane - Lane.LANE_INTERACTIVE
         return RouteRequest(
             self.prompt if output is None else self.prompt + output,
@@ -62,7 +64,10 @@ class PreparedRequest:
         prompt_known: bool = False,
         suspect: bool = False,
     ) -> list[Submit]:
-        """One per choice, going on where its ledger ends. `prompt_known`: what is to be told of the prompt was told."""
+        """Returns one Submit per choice, which continues where its ledger ends.
+
+        prompt_known: the prompt's report has arrived already; suspect: the request may have killed a worker
+        """
         submits = []
         for choice, ledger in choices:
             submit = Submit(
@@ -80,7 +85,7 @@ class PreparedRequest:
                 suspect=suspect,
             )
             if choice > 0 or prompt_known:
-                submit.sampling.ClearField("prompt_logprobs")  # the same for every choice: computed once
+                submit.sampling.ClearField("prompt_logprobs")  # the same for every choice, so computed once
             if timeout_ns is not None:
                 submit.timeout.FromNanoseconds(timeout_ns)
             submits.append(submit)

@@ -1,7 +1,7 @@
-"""What a router knows of its tenants: how much each counts, how urgent its requests may be, and how much it may use.
+"""The terms of tenants: weights, lanes, quotas and cache groups.
 
-A tenant is named by the call's metadata, x-trunkline-tenant. Until authentication comes, whoever reaches the router is
-trusted to name itself: keep it on a private network.
+A call names its tenant in the metadata x-trunkline-tenant. The router does not authenticate callers: keep it on a
+private network.
 """
 
 import json
@@ -17,14 +17,14 @@ from trunkline.v1.generation_pb2 import Lane
 from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem, validate_scheduling
 from trunkline_router.quotas.quota import QUOTA_NAMES, Quotas
 
-EVERYBODY_ELSE = "*"
+OTHER_TENANTS = "*"
 CACHE_GROUP = "cache_group"
 TERMS = ("weight", "lane", *QUOTA_NAMES, CACHE_GROUP)
-MOST_QUOTA = 10**12  # sums of it stay exact in every number of the way
+MOST_QUOTA = 10**12  # sums stay exact in every number format on the way
 
 
 class TenantsError(Exception):
-    """The tenants file makes no sense. One line for a person."""
+    """The tenants file is invalid. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class Tenant:
     """One tenant's terms."""
 
     weight: float = 1.0
-    # The highest lane that its requests run in. The interactive one goes before all others, so it has to be granted.
+    # The highest lane that its requests run in. The interactive lane goes before all others, so it must be granted.
     cap: "Lane.ValueType" = Lane.LANE_STANDARD
     quotas: Quotas = field(default_factory=Quotas)
-    # Tenants of one group share cached prefixes; None: with nobody; "": with whoever names no tenant.
+    # Tenants of one group share cached prefixes; None: with no other tenant; "": with requests without a tenant.
     cache_group: str | None = None
 
     def lane(self, asked: "Lane.ValueType") -> "Lane.ValueType":
-        """The lane that a request of it runs in."""
+        """Returns the lane that a request of the tenant runs in."""
         return max(asked or Lane.LANE_STANDARD, self.cap)
 
     def cache_salt(self, name: str) -> bytes:
-        """What cached prefixes are kept apart by: requests with an equal one share them. How long a prompt took and how
-        much of it was cached would else tell one tenant what another one has sent."""
+        """Returns the salt of the tenant's cache entries: requests with equal salts share cached prefixes. Without it,
+        a prompt's latency and cached tokens would tell one tenant what another has sent."""
         if self.cache_group is not None:
             return f"group\0{self.cache_group}".encode() if self.cache_group else b""
         return f"tenant\0{name}".encode() if name else b""
@@ -52,7 +52,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """How a request is to be scheduled: on whose account, how urgently, and with whose cached prefixes."""
+    """How a request is scheduled: its tenant, weight and lane, and the salt of its cached prefixes."""
 
     tenant: str
     weight: float
@@ -60,7 +60,7 @@ class Scheduling:
     cache_salt: bytes = b""
 
     def corrected(self, factor: float) -> "Scheduling":
-        """With so many times the weight."""
+        """Returns a copy with the weight multiplied by `factor`, within the bounds on weights."""
         weight = min(MOST_TENANT_WEIGHT, max(LEAST_TENANT_WEIGHT, factor * self.weight))
         return replace(self, weight=weight)
 
@@ -78,7 +78,7 @@ class Tenants:
 
     @property
     def have_quotas(self) -> bool:
-        """Whether anybody is limited in what it may use."""
+        """Whether any tenant has quotas."""
         return any(tenant.quotas != Quotas() for tenant in (*self.named.values(), self.otherwise))
 
     def terms(self, name: str) -> Tenant:
@@ -89,14 +89,14 @@ class Tenants:
         return name in self.named
 
     def scheduling(self, tenant: str, asked: "Lane.ValueType") -> Scheduling:
-        """What a tenant gets that asks for a lane. Raises RequestRefused (INVALID_REQUEST)."""
+        """Returns the scheduling of a tenant's request for a lane. Raises RequestRefused (INVALID_REQUEST)."""
         terms = self.terms(tenant)
         validate_scheduling(asked, tenant, terms.weight)
         return Scheduling(tenant, terms.weight, terms.lane(asked), terms.cache_salt(tenant))
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The tenant that a call names; "" where it names none. Raises RequestRefused (INVALID_REQUEST)."""
+    """Returns the tenant that a call names, "" if it names none. Raises RequestRefused (INVALID_REQUEST)."""
     tenant = only_value(metadata, TENANT_KEY)
     if problem := tenant_problem(tenant):
         raise invalid(TENANT_KEY, problem)
@@ -104,13 +104,13 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def read_tenants(path: str) -> Tenants:
-    """From a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
+    """Reads a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
 
-    "*" is everybody else, each by name. A tenant runs in the standard lane at most, unless its terms (or those of "*",
-    if it has none) say "lane": "interactive". Its cached prefixes are its own, unless it has a "cache_group": tenants
-    of one share theirs.
+    "*" has the terms of each other tenant. A tenant's highest lane is the standard one, unless its terms (or those of
+    "*", if it has none) say "lane": "interactive". Its cached prefixes are its own, unless it has a "cache_group".
 
-    An empty path: all tenants are equal, none may use the interactive lane, nothing is limited. Raises TenantsError.
+    With an empty path all tenants are equal, none may use the interactive lane, and nothing is limited. Raises
+    TenantsError.
     """
     if not path:
         return Tenants()
@@ -124,7 +124,7 @@ def read_tenants(path: str) -> Tenants:
     if not isinstance(entries, dict):
         raise TenantsError(f'{where}: must be an object of tenants by name: {{"acme": {{"weight": 3}}}}')
     tenants = {name: _tenant(f"{where}: tenant {name!r}", name, terms) for name, terms in entries.items()}
-    otherwise = tenants.pop(EVERYBODY_ELSE, Tenant())
+    otherwise = tenants.pop(OTHER_TENANTS, Tenant())
     return Tenants(tenants, otherwise)
 
 
@@ -154,9 +154,9 @@ def _tenant(where: str, name: str, terms: Any) -> Tenant:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two entries with one name JSON would let the last one win, in silence."""
+    """Refuses repeated names: json would silently keep the last entry."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} appears twice")
     return made

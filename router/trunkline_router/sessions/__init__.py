@@ -1,1 +1,1 @@
-"""The stream of requests and news between a router and a worker."""
+"""The Session stream between a router and a worker: submits and aborts one way, outputs the other."""

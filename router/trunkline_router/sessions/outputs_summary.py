@@ -1,8 +1,8 @@
-"""What the outputs of one session message say taken together, at a fraction of what looking at each of them takes.
+"""Summarizes all outputs of one session message, at a fraction of the cost of reading each of them.
 
-Protobuf merges a field that comes twice: its lists are joined. If `outputs` is read as a single field, a session's
-message is one output whose lists hold what all of them say. Token ids are read as unsigned numbers, so that the largest
-of them tells of negative ones too. The numbers of the fields are those of SessionResponse, SequenceOutput and
+Protobuf merges a singular field that occurs twice, and joins its lists. So if `outputs` is parsed as a singular field,
+a session message becomes one output whose lists hold the values of all. Token ids are parsed as unsigned numbers, so
+that the largest one reveals negative ones too. The field numbers are those of SessionResponse, SequenceOutput and
 OutputChunk.
 """
 
@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 PACKAGE = "trunkline.router"
 # By message: each field's name, number and kind.
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
-    "News": (("welcome", 1, "bytes"), ("outputs", 2, "Outputs")),
+    "Message": (("welcome", 1, "bytes"), ("outputs", 2, "Outputs")),
     "Outputs": (
         ("handle", 1, "number"),
         ("chunk", 2, "Chunks"),
@@ -24,7 +24,7 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
         ("error", 4, "bytes"),
         ("granted", 7, "bytes"),
     ),
-    # All fields are named, those that are not read here too: the library takes longer to keep unknown ones.
+    # Fields that are not read here are listed too: the library takes longer to keep unknown ones.
     "Chunks": (
         ("index", 1, "numbers"),
         ("first_token_index", 2, "number"),
@@ -39,18 +39,20 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class OutputsSummary:
-    """`tokens_alone`: no output is an error, a grant's report, the first or the last one of its choice.
-    `is_indexed`: some output says that it is of another choice than a request's first."""
+    """A summary of one session message.
+
+    tokens_alone: no output is an error, a grant's report, or the first or last output of its choice
+    is_indexed: some output belongs to another choice than its request's first
+    """
 
     tokens_alone: bool
     is_indexed: bool
 
 
 def outputs_summary(raw: bytes, vocab_size: int) -> OutputsSummary | None:
-    """Of a session's message. None where its outputs must be looked at one by one: it has log-probabilities, or a token
-    id that is not in [0, vocab_size). Raises DecodeError."""
-    news = _NEWS.FromString(raw)
-    outputs = news.outputs
+    """Returns the summary of a session message; None if its outputs must be checked one by one, because it has
+    log-probabilities or a token id outside [0, vocab_size). Raises DecodeError."""
+    outputs = _MESSAGE.FromString(raw).outputs
     chunks = outputs.chunk
     if chunks.HasField("logprobs") or max(chunks.token_ids[:], default=0) >= vocab_size:
         return None
@@ -65,8 +67,8 @@ def outputs_summary(raw: bytes, vocab_size: int) -> OutputsSummary | None:
     )
 
 
-def _news_class() -> Any:
-    file = FileDescriptorProto(name="trunkline/router/news.proto", package=PACKAGE, syntax="proto2")
+def _message_class() -> Any:
+    file = FileDescriptorProto(name="trunkline/router/outputs_summary.proto", package=PACKAGE, syntax="proto2")
     field_type = {
         "bytes": FieldDescriptorProto.TYPE_BYTES,
         "number": FieldDescriptorProto.TYPE_UINT64,
@@ -82,7 +84,7 @@ def _news_class() -> Any:
                 made.type_name = f".{PACKAGE}.{kind}"
     pool = DescriptorPool()
     pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.News"))
+    return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.Message"))
 
 
-_NEWS = _news_class()
+_MESSAGE = _message_class()

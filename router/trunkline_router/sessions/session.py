@@ -19,23 +19,25 @@ from trunkline_router.sessions.session_outputs import (
     OpenChoice,
     SessionOutputs,
     Sink,
+    deliver,
     lost,
-    tell,
 )
 from trunkline_runtime.wire import NotAMessage
 
 METHOD = "/trunkline.v1.WorkerService/Session"
 
-# While others are open there, the next message waits for so long after one: under load submits leave together, at a
-# fraction of what one each would take here and at the worker. That is less than a worker's step takes.
+# Pause after a message while other choices are open there: under load submits leave together, at a fraction of the cost
+# of one message each, here and at the worker. Shorter than a worker's step.
 REST_S = 0.002
 
 
 class WorkerSession:
-    """Submits and aborts of one turn of the event loop leave in one message, and under load also those that come
-    while the last message has its `rest`; outputs go to their sinks by handle.
+    """Sends submits and aborts to a worker, and passes each output to the sink of its handle.
 
-    vocab_size: of the worker's model, token ids are below it; most_tokens: of prompt and output together there
+    Submits and aborts of one turn of the event loop leave in one message, under load together with those that arrive
+    during the `rest` after the previous message.
+
+    vocab_size: of the worker's model; token ids are below it. most_tokens: of prompt and output together
     """
 
     def __init__(
@@ -51,16 +53,16 @@ class WorkerSession:
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
         self._broken = False
-        self.number = 0  # by which the worker knows it in grants; 0: it does not, or is not there yet
+        self.number = 0  # the worker's number for it, used in grants; 0: none, or not known yet
 
     @property
     def num_open(self) -> int:
-        """Choices without a last output."""
+        """Choices whose last output has not arrived."""
         return len(self.outputs.open)
 
     @property
     def num_step_outputs(self) -> int:
-        """Outputs of the worker's steps so far."""
+        """Outputs of the worker's steps received so far."""
         return self.outputs.num_step_outputs
 
     @property
@@ -69,7 +71,8 @@ class WorkerSession:
         return self._broken
 
     def submit(self, submits: Iterable[Submit], sinks: Iterable[Sink]) -> list[int]:
-        """Sends choices; each one's news go to its sink, the last with a finish or an error. Returns their handles."""
+        """Sends choices. The outputs of each go to its sink; the last has a finish reason or an error. Returns the
+        handles."""
         handles = []
         outputs = self.outputs
         for submit, sink in zip(submits, sinks, strict=True):
@@ -77,7 +80,7 @@ class WorkerSession:
             submit.handle = outputs.last_handle
             handles.append(submit.handle)
             if self._broken:
-                tell(sink, lost(submit.handle, LOST))
+                deliver(sink, lost(submit.handle, LOST))
                 continue
             outputs.open[submit.handle] = OpenChoice(sink, self._expected(submit))
             self._pending.submits.append(submit)
@@ -85,7 +88,7 @@ class WorkerSession:
         return handles
 
     def grant(self, submits: Iterable[Submit], sink: GrantSink) -> list[int]:
-        """Names choices that clients will bring, so that the worker reports them here. Returns their handles."""
+        """Gives handles to choices that clients will submit, so that the worker reports on them. Returns the handles."""
         handles = []
         outputs = self.outputs
         for submit in submits:
@@ -101,14 +104,14 @@ class WorkerSession:
         self.outputs.forget(handles)
 
     def abort(self, handles: Iterable[int]) -> None:
-        """Has the worker end these choices. Those that have ended are left alone."""
+        """Has the worker end these choices. Choices that have ended already are ignored."""
         for handle in handles:
             if self.outputs.drop(handle):
                 self._pending.abort_handles.append(handle)
                 self._wake.set()
 
     def give_up(self, why: str) -> None:
-        """Nothing more is expected of what is open: it ends with UNAVAILABLE, and the worker should drop it."""
+        """Ends every open choice with UNAVAILABLE, and has the worker abort them."""
         self._pending.abort_handles.extend(self.outputs.open)
         self._wake.set()
         self.outputs.end_all(why)
@@ -120,26 +123,26 @@ class WorkerSession:
         on_open: Callable[[SessionWelcome], None],
         metadata: Metadata = (),
     ) -> None:
-        """Talks to the worker until the stream breaks; then every open choice ends with UNAVAILABLE. Raises FalseClaim
-        where what the worker says cannot be true, beyond what a bug with single requests would explain."""
-        # Without a parser: what comes is parsed in parts where it is long.
+        """Runs the stream until it breaks; then every open choice ends with UNAVAILABLE. Raises FalseClaim if the worker
+        sends what cannot be true, beyond what a bug with single requests explains."""
+        # Without a deserializer: long messages are parsed in parts.
         open_stream: Any = channel.stream_stream(METHOD, request_serializer=SessionRequest.SerializeToString)
         call = open_stream(metadata=metadata)
         welcomed = asyncio.Event()
         writing = asyncio.create_task(self._write(call, router_id, welcomed))
 
-        def welcome(said: SessionWelcome) -> None:
+        def on_welcome(welcome: SessionWelcome) -> None:
             if welcomed.is_set():
                 raise FalseClaim("the worker opens its session twice")
-            self.number = said.session
-            on_open(said)
+            self.number = welcome.session
+            on_open(welcome)
             welcomed.set()
 
         try:
             async for raw in call:
-                await self.outputs.hear(raw, welcome)
+                await self.outputs.receive(raw, on_welcome)
         except (DecodeError, NotAMessage):
-            raise FalseClaim("the worker says in its session what is no message") from None
+            raise FalseClaim("the worker sent something in its session that is not a message") from None
         finally:
             writing.cancel()
             call.cancel()
@@ -156,14 +159,14 @@ class WorkerSession:
         )
 
     def _most_output(self, submit: Submit) -> int:
-        """Output tokens that a choice may come to, those of its ledger included."""
+        """Returns the most output tokens of a choice, including those in its ledger."""
         sampling = submit.sampling
         return sampling.max_tokens if sampling.HasField("max_tokens") else self._most_tokens
 
     async def _write(
         self, call: "grpc.aio.StreamStreamCall[Any, Any]", router_id: str, welcomed: asyncio.Event
     ) -> None:
-        await welcomed.wait()  # to write to a stream that is being refused would hide the worker's reason
+        await welcomed.wait()  # a write to a stream that is being refused would hide the worker's reason
         try:
             await call.write(SessionRequest(hello=SessionHello(router_id=router_id)))
             while True:
@@ -175,7 +178,7 @@ class WorkerSession:
                 if self.num_open > len(request.submits):
                     await self._rest()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            call.cancel()  # the reader sees the end of the stream and says why
+            call.cancel()  # the reader sees the end of the stream and reports why
 
     def _break(self) -> None:
         self._broken = True

@@ -1,4 +1,4 @@
-"""Messages of a Session stream, cut to a size that neither end has to work on for long."""
+"""Splits messages of a Session stream, so that no part keeps either end busy for long."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from trunkline_runtime.wire import LENGTH, VARINT, fields, varint
 
 MAX_REQUEST_BYTES = 1 << 20  # of submits in one message
 
-# Of a response that is parsed in parts. A newer worker's message may have fields that an older router does not know.
+# In a response that is parsed in parts. A newer worker may send fields that this router does not know.
 MAX_UNKNOWN_BYTES = 4 << 10
 
 _OUTPUTS = SessionResponse.OUTPUTS_FIELD_NUMBER
@@ -18,10 +18,10 @@ _HANDLE_TAG = SequenceOutput.HANDLE_FIELD_NUMBER << 3 | VARINT
 
 
 def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
-    """The same in messages that a worker accepts: a burst of long prompts can be more than one may hold."""
+    """Yields the request in messages that a worker accepts: a burst of long prompts can exceed one message."""
     if len(request.submits) <= 1 or request.ByteSize() <= MAX_REQUEST_BYTES:
         if request.submits or request.abort_handles:
-            yield request  # as it is: to copy a prompt of 8,000 tokens once more takes 150 µs
+            yield request  # uncopied: a copy of a prompt of 8,000 tokens takes 150 µs
         return
     part, size = SessionRequest(), 0
     for submit in request.submits:
@@ -38,8 +38,8 @@ def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
 
 
 def split_response(raw: bytes, most_bytes: int, most_fields: int) -> Iterator[bytes]:
-    """A SessionResponse in several, each of at most so many bytes, or of a single field, and of at most so many fields.
-    Raises NotAMessage, and FalseClaim where no worker would send it."""
+    """Yields a SessionResponse in parts, each of at most `most_bytes`, or of a single field, and of at most
+    `most_fields`. Raises NotAMessage; raises FalseClaim if no honest worker would send it."""
     begin = num_fields = num_welcomes = unknown_bytes = 0
     for _, field_at, _, field_end in fields(raw):
         tag = raw[field_at]
@@ -60,8 +60,8 @@ def split_response(raw: bytes, most_bytes: int, most_fields: int) -> Iterator[by
 
 
 def large_output(part: bytes) -> int | None:
-    """The handle of the single output of a SessionResponse that holds nothing else; None where it is none. Every
-    writer puts the fields of a message in the order of their numbers. Raises NotAMessage."""
+    """Returns the handle of a SessionResponse's only field, an output; None if the field is not an output. Relies on
+    every writer putting a message's fields in the order of their numbers. Raises NotAMessage."""
     ((number, _, value_at, _),) = fields(part)
     if number != _OUTPUTS or part[value_at] != _HANDLE_TAG:
         return None

@@ -1,4 +1,4 @@
-"""What a worker answers on its Session stream, handed to those who wait for it."""
+"""Checks the outputs that arrive on a worker's Session stream, and passes each to the sink of its choice."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -13,33 +13,33 @@ from trunkline_router.sessions.outputs_summary import OutputsSummary, outputs_su
 from trunkline_router.sessions.session_message import large_output, split_response
 from trunkline_runtime.log import get_logger
 
-# Of a message, handed out at once: one or two milliseconds. For more, others have their turn in between.
+# Outputs of a message that are handed out without a pause: one or two milliseconds.
 FEW_OUTPUTS = 256
-# Of a message, parsed at once: a millisecond or so, whatever is in it. Longer ones are parsed in parts.
+# Longest message that is parsed at once: about a millisecond, whatever it contains. Longer ones are parsed in parts.
 PART_BYTES = 64 << 10
-PART_FIELDS = 1024  # to find where so many end takes half a millisecond
+PART_FIELDS = 1024  # finding the ends of this many takes half a millisecond
 
-# Outputs that bring neither tokens nor an end, for each handle: reports of grants, and what newer workers may tell.
+# Outputs without tokens or an end, for each handle: reports of grants, and what newer workers may send.
 EMPTY_PER_HANDLE, MOST_EMPTY = 64, 1 << 16
-# Outputs of choices that were aborted: a worker may have so many on the way to a router that stood still.
+# Outputs of aborted choices: a worker may have this many on the way to a router that stood still.
 MOST_LATE = 1 << 21
 
 LOST = "the worker was lost while it computed this request"
 NO_SEQUEL = "output does not follow what came before"
 
-# One answer that makes no sense may be a bug that one request meets. A worker of which more than this many do, and more
-# than this share of all, is left alone.
+# One invalid answer may be a bug that a single request triggers. A worker is disconnected once it has this many, and
+# more than this share of all its answers.
 FALSE_ANSWERS, FALSE_SHARE = 3, 0.1
 
-# Takes the news; False where they do not follow what came before.
+# Takes an output. Returns False if it does not follow the previous one.
 Sink = Callable[[SequenceOutput], object]
-# What became of a grant, by its handle; None: the stream has ended, and nothing more is told.
+# Takes the report on a grant, by its handle; None: the stream has ended, and no report will follow.
 GrantSink = Callable[[int, GrantReport | None], None]
 
 
 @dataclass(slots=True, frozen=True)
 class OpenChoice:
-    """A choice that the worker computes."""
+    """A choice that was sent to the worker on this stream."""
 
     sink: Sink
     expected: Expected
@@ -47,7 +47,7 @@ class OpenChoice:
 
 @dataclass(slots=True, frozen=True)
 class GrantedChoice:
-    """The same of one that a client takes there."""
+    """A choice that a client takes to the worker with a grant."""
 
     sink: GrantSink
     most_tokens: int
@@ -55,10 +55,10 @@ class GrantedChoice:
 
 
 class SessionOutputs:
-    """`abort` is called with the handle of a choice of which nothing more is wanted, while it is open.
+    """The receiving side of a session. Calls `abort` with the handle of an open choice that is no longer wanted.
 
-    Methods that take in what a worker says raise FalseClaim where it cannot be true, beyond what a bug with single
-    requests would explain.
+    Methods that take a worker's messages raise FalseClaim if they cannot be true, beyond what a bug with single
+    requests explains.
     """
 
     def __init__(self, vocab_size: int, abort: Callable[[int], None]) -> None:
@@ -66,41 +66,41 @@ class SessionOutputs:
         self._abort = abort
         self.open: dict[int, OpenChoice] = {}
         self.granted: dict[int, GrantedChoice] = {}
-        self.last_handle = 0  # of all that was ever sent
-        self.num_step_outputs = 0  # outputs of steps; refusals, which a front gives without its engine, are none
+        self.last_handle = 0  # the highest that was ever sent
+        self.num_step_outputs = 0  # without refusals, which a front gives without its engine
         self._num_ended = self._num_false = 0  # answers
-        # Outputs that may still come without content, for handles up to this one, and of choices that were aborted.
+        # Empty outputs that may still arrive, the handles they are allowed for, and late outputs of aborted choices.
         self._left_empty = self._counted_handle = self._left_late = 0
 
-    async def hear(self, raw: bytes, welcome: Callable[[SessionWelcome], None]) -> None:
-        """One message. Raises DecodeError and NotAMessage too."""
+    async def receive(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
+        """Takes one message. Raises FalseClaim, DecodeError or NotAMessage."""
         if len(raw) <= PART_BYTES:
-            await self._hear_part(raw, welcome)
+            await self._receive_part(raw, on_welcome)
             return
         for part in split_response(raw, PART_BYTES, PART_FIELDS):
             if len(part) <= PART_BYTES or self._is_expected(part):
-                await self._hear_part(part, welcome)
+                await self._receive_part(part, on_welcome)
             await asyncio.sleep(0)
 
-    async def _hear_part(self, raw: bytes, welcome: Callable[[SessionWelcome], None]) -> None:
-        known = outputs_summary(raw, self._vocab_size)
+    async def _receive_part(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
+        summary = outputs_summary(raw, self._vocab_size)
         response = SessionResponse.FromString(raw)
         if response.HasField("welcome"):
-            welcome(response.welcome)
+            on_welcome(response.welcome)
         outputs = response.outputs
         if len(outputs) <= FEW_OUTPUTS:
-            self.hand_out_all(outputs, known)
+            self.hand_out_all(outputs, summary)
             return
         for start in range(0, len(outputs), FEW_OUTPUTS):
-            self.hand_out_all(outputs[start : start + FEW_OUTPUTS], known)
+            self.hand_out_all(outputs[start : start + FEW_OUTPUTS], summary)
             await asyncio.sleep(0)
 
     def _is_expected(self, part: bytes) -> bool:
-        """Whether a single output of this size can be what was asked for. It is not parsed where it cannot, or where
-        its choice was aborted meanwhile."""
+        """Whether a part that is one large output may be parsed: its choice is open, and can have an output of this
+        size."""
         handle = large_output(part)
         if handle is None:
-            raise FalseClaim(f"the worker sends {len(part)} bytes that are no output")
+            raise FalseClaim(f"the worker sends {len(part)} bytes that are not an output")
         if (taker := self.open.get(handle)) is None:
             self._check_handle(handle)
             self._count_late()
@@ -110,21 +110,21 @@ class SessionOutputs:
             return False
         return True
 
-    def hand_out_all(self, outputs: Sequence[SequenceOutput], known: OutputsSummary | None) -> None:
-        """Every token of every request comes through here. Most outputs are one more token of their choice and nothing
-        else; for these `known`, of the whole message, tells most of what output_problem() would look for in each."""
-        if known is None:
+    def hand_out_all(self, outputs: Sequence[SequenceOutput], summary: OutputsSummary | None) -> None:
+        """Passes outputs to their sinks. Every token of every request comes through here. Most outputs are a token of
+        their choice and nothing else: for these the message's summary replaces most checks of output_problem()."""
+        if summary is None:
             for output in outputs:
                 self.hand_out(output)
             return
-        opened, tokens_alone, is_indexed = self.open, known.tokens_alone, known.is_indexed
+        opened, tokens_alone, is_indexed = self.open, summary.tokens_alone, summary.is_indexed
         for output in outputs:
             handle = output.handle
             taker = opened.get(handle)
             if taker is None or not (tokens_alone or not output.HasField("error")):
                 self.hand_out(output)
                 continue
-            # Both are kept while the sink takes the output, which then need not make them again.
+            # Both stay referenced while the sink runs, so that protobuf need not make them again.
             chunk = output.chunk
             token_ids = chunk.token_ids
             expected = taker.expected
@@ -150,13 +150,13 @@ class SessionOutputs:
             self._abort(handle)
 
     def hand_out(self, output: SequenceOutput) -> None:
-        """Any output, all of which is checked."""
+        """Passes one output of any kind to its sink, after a full check."""
         handle = output.handle
         taker = self.open.get(handle)
         if taker is None:
             self._check_handle(handle)
             if output.HasField("granted"):
-                self._hear_of_grant(handle, output.granted)
+                self._take_report(handle, output.granted)
                 return
             self._count_late()
             if not output.HasField("error"):
@@ -175,14 +175,14 @@ class SessionOutputs:
             self._num_ended += 1
         elif not chunk.token_ids:
             self._count_empty()
-        follows = tell(taker.sink, output)
+        follows = deliver(taker.sink, output)
         if follows is False:
             self._count_false(NO_SEQUEL)
         if not follows and not ended:
             self._abort(handle)
 
     def drop(self, handle: int) -> bool:
-        """Nothing more is wanted of a choice: what still comes of it goes nowhere. False where it is not open."""
+        """Ignores a choice's outputs from now on. Returns False if the choice is not open."""
         taker = self.open.pop(handle, None)
         if taker is None:
             return False
@@ -190,37 +190,37 @@ class SessionOutputs:
         return True
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Drops these grants: reports on them are no longer passed on."""
+        """Ignores reports on these grants from now on."""
         for handle in handles:
             self.granted.pop(handle, None)
 
     def end_all(self, why: str) -> None:
-        """Every open choice ends with UNAVAILABLE."""
+        """Ends every open choice with UNAVAILABLE."""
         takers = dict(self.open)
         self.open.clear()
         for handle, taker in takers.items():
             self._expect_late(taker)
-            tell(taker.sink, lost(handle, why))
+            deliver(taker.sink, lost(handle, why))
 
     def end_grants(self) -> None:
-        """Nothing more is heard of any."""
+        """Tells every grant's sink that no report will follow."""
         takers = dict(self.granted)
         self.granted.clear()
         for handle, taker in takers.items():
-            tell(taker.sink, handle, None)
+            deliver(taker.sink, handle, None)
 
     def _check_handle(self, handle: int) -> None:
-        """Raises FalseClaim where nothing was ever sent by this handle."""
+        """Raises FalseClaim if no choice was ever sent with this handle."""
         if not 0 < handle <= self.last_handle:
-            raise FalseClaim(f"the worker answers what it was never sent: handle {handle}")
+            raise FalseClaim(f"the worker answers a request that was never sent: handle {handle}")
 
     def _refuse(self, handle: int, taker: OpenChoice, problem: str) -> None:
-        """Ends a choice of which the worker says what cannot be."""
+        """Ends a choice whose output is invalid."""
         self._abort(handle)
-        tell(taker.sink, lost(handle, f"the worker's answer makes no sense: {problem}"))
+        deliver(taker.sink, lost(handle, f"the worker's answer makes no sense: {problem}"))
         self._count_false(problem)
 
-    def _hear_of_grant(self, handle: int, report: GrantReport) -> None:
+    def _take_report(self, handle: int, report: GrantReport) -> None:
         taker = self.granted.get(handle)
         if taker is None or not report.ended:
             self._count_empty()
@@ -228,53 +228,53 @@ class SessionOutputs:
             return
         problem = report_problem(report, prompt_tokens=taker.prompt_tokens, most_tokens=taker.most_tokens)
         if problem is not None:
-            # Of the request's other choices it is not believed either.
+            # Its reports on the request's other choices are not believed either.
             self.forget([other for other, each in self.granted.items() if each.sink == taker.sink])
-            tell(taker.sink, handle, None)
+            deliver(taker.sink, handle, None)
             self._count_false(problem)
             return
         if report.ended:
             del self.granted[handle]
-        tell(taker.sink, handle, report)
+        deliver(taker.sink, handle, report)
 
     def _expect_late(self, taker: OpenChoice) -> None:
-        """Of an aborted choice at most an output for each token comes, until the worker knows."""
+        """Allows late outputs of an aborted choice: at most one for each of its tokens."""
         self._left_late = min(self._left_late + max(0, taker.expected.left_tokens), MOST_LATE)
 
     def _count_late(self) -> None:
-        """An output of a choice that is not open. Raises FalseClaim where the aborted ones do not explain it."""
+        """Counts an output of a choice that is not open. Raises FalseClaim if there are too many of them."""
         if self._left_late:
             self._left_late -= 1
         else:
             self._count_empty()
 
     def _count_empty(self) -> None:
-        """An output without content. Raises FalseClaim where it is one too many."""
+        """Counts an empty output. Raises FalseClaim if there are too many of them."""
         new_handles = self.last_handle - self._counted_handle
         self._counted_handle = self.last_handle
         self._left_empty = min(self._left_empty + EMPTY_PER_HANDLE * new_handles, MOST_EMPTY) - 1
         if self._left_empty < 0:
-            raise FalseClaim("the worker goes on about choices that have ended, or sends news without content")
+            raise FalseClaim("the worker sends outputs of choices that have ended, or outputs without content")
 
     def _count_false(self, problem: str) -> None:
-        """Raises FalseClaim where it is one too many."""
+        """Counts an invalid answer. Raises FalseClaim if there are too many of them."""
         self._num_false += 1
         self._num_ended += 1
         if self._num_false >= FALSE_ANSWERS and self._num_false > FALSE_SHARE * self._num_ended:
             raise FalseClaim(f"the worker's answers make no sense: {problem}")
 
 
-def tell(hear: Callable[..., object], *news: object) -> bool | None:
-    """Whether it took the news; None where it raised: one request's bug must not end the session that others share."""
+def deliver(sink: Callable[..., object], *arguments: object) -> bool | None:
+    """Calls a sink. Returns whether it accepted; None if it raised: a bug with one request must not end the session."""
     try:
-        return hear(*news) is not False
+        return sink(*arguments) is not False
     except Exception as error:
         _log_bug(error)
         return None
 
 
 def lost(handle: int, why: str) -> SequenceOutput:
-    """The last news of a choice that the worker will not bring to its end."""
+    """Returns the last output of a choice that the worker will not finish."""
     return SequenceOutput(handle=handle, error=no_worker(why).to_proto())
 
 

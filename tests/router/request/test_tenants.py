@@ -80,7 +80,7 @@ def test_a_tenants_file_is_read_with_a_rule_for_everybody_else(tmp_path: Path) -
         ('{"a": {"tokens_in_flight": true}}', "tokens_in_flight True is not a whole number"),
         ('{"a": {"tokens_in_flight": 1000000000001}}', "tokens_in_flight 1000000000001 is not a whole number"),
         ('{"a": {"tokens_per_minute": null}}', "tokens_per_minute None is not a whole number"),
-        ('{"a": {}, "a": {"weight": 2}}', "'a' stands there twice"),
+        ('{"a": {}, "a": {"weight": 2}}', "'a' appears twice"),
         ('{"\u00fc": {}}', "the name must be at most 128 bytes of printable ASCII"),
         ("[" * 100_000, "not JSON"),
         ('{"a": {"cache_group": null}}', "tenant 'a': cache_group None must be a name"),

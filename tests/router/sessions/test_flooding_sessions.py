@@ -66,7 +66,7 @@ def session_with_one_of_each() -> WorkerSession:
 async def heard(session: WorkerSession, raw: bytes) -> int:
     """Returns in how many turns of the event loop."""
     turns = 0
-    task = asyncio.create_task(session.outputs.hear(raw, lambda welcome: None))
+    task = asyncio.create_task(session.outputs.receive(raw, lambda welcome: None))
     while not task.done():
         await asyncio.sleep(0)
         turns += 1

@@ -113,7 +113,7 @@ async def test_a_message_taken_as_a_whole_comes_to_what_each_of_its_outputs_alon
             raw = response.SerializeToString()
             num_whole += outputs_summary(raw, VOCAB_SIZE) is not None
             try:
-                await whole.session.outputs.hear(raw, unwelcome)
+                await whole.session.outputs.receive(raw, unwelcome)
             except FalseClaim as claim:
                 whole.claim = str(claim)
             try:
