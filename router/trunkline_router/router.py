@@ -142,7 +142,7 @@ def build(settings: RouterSettings, tenants: Tenants, *, is_port_shared: bool) -
 
     def in_and_freed() -> tuple[int, int]:
         in_requests, of_requests = gate.large_requests()
-        return in_requests, of_requests + dispatcher.backlog.deferred_frees.bytes_so_far
+        return in_requests, of_requests + dispatcher.backlog.deferred_frees.freed_bytes
 
     background = (
         shared.run,

@@ -88,7 +88,7 @@ class WorkerSession:
         return handles
 
     def grant(self, submits: Iterable[Submit], sink: GrantSink) -> list[int]:
-        """Gives handles to choices that clients will submit, so that the worker reports on them. Returns the handles."""
+        """Gives handles to choices that clients will submit, for the worker's reports. Returns the handles."""
         handles = []
         outputs = self.outputs
         for submit in submits:
@@ -123,8 +123,8 @@ class WorkerSession:
         on_open: Callable[[SessionWelcome], None],
         metadata: Metadata = (),
     ) -> None:
-        """Runs the stream until it breaks; then every open choice ends with UNAVAILABLE. Raises FalseClaim if the worker
-        sends what cannot be true, beyond what a bug with single requests explains."""
+        """Runs the stream until it breaks; then every open choice ends with UNAVAILABLE. Raises FalseClaim if the
+        worker sends what cannot be true, beyond what a bug with single requests explains."""
         # Without a deserializer: long messages are parsed in parts.
         open_stream: Any = channel.stream_stream(METHOD, request_serializer=SessionRequest.SerializeToString)
         call = open_stream(metadata=metadata)

@@ -1,7 +1,6 @@
-"""What router replicas share: quotas, credits, fairness, leases of workers, and convictions.
+"""The state that router replicas share: quotas, credits, fairness, leases of workers, and convictions.
 
-`state.py` is what the rest of the router talks to. It asks a store (see `stores`): Redis where there is one, else one
-in this process. In the background `sync.py` has store and router inform each other; the router's side of that is
-`pool_fleet.py`. Whatever a store holds is advisory or expires, and a router can enter its own part of it again at any
-time.
+The rest of the router uses `state.py`, which asks a store (see `stores`): Redis if it is configured, else one in this
+process. In the background `sync.py` exchanges state between store and router; `pool_fleet.py` is the router's side of
+that. Everything in a store is advisory or expires, and a router can enter its own part again at any time.
 """

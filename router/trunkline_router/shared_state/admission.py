@@ -1,10 +1,9 @@
-"""A request before its tenant's quotas: the store is asked, or this router's own book where the store does not answer;
-afterwards both are told what was really used.
+"""Admits requests within their tenants' quotas. Asks the store, or this router's own book if the store does not answer;
+when a request ends, tells both what it used.
 
-A request without max_tokens is admitted with an estimate. Where its answer outgrows it, what it has come to counts and
-as much again ahead, with the store's next news: the request itself goes on, but the next ones see it. So what a tenant
-can have beyond its quotas is what requests that were admitted come to beyond their estimates, and nothing is admitted
-on top of that.
+A request without max_tokens is admitted with an estimate. If its answer outgrows the estimate, the tokens so far and as
+many again count from the next sync on: the request continues, but later requests see them. So a tenant exceeds its
+quotas by what its admitted requests use beyond their estimates, and by nothing else.
 """
 
 import asyncio
@@ -25,25 +24,27 @@ RETRY_WHEN_DOWN_MS = 1000
 
 @dataclass(slots=True, eq=False)
 class Admitted:
-    """A request that runs."""
+    """An admitted request, until it is settled."""
 
     tenant: str
-    output_tokens: int  # that it counts with, of all choices
-    most_output_tokens: int  # that it can come to
+    output_tokens: int  # that it counts for, of all choices
+    most_output_tokens: int  # the most that it can use
     choices: int
-    quota: int | None  # of its tenant: tokens in a minute or at once, whichever is less
+    quota: int | None  # of its tenant: the smaller of tokens in a minute and tokens in flight
     is_estimate: bool  # it has no max_tokens
-    entries: int  # of the router in the store before it: whether the store still has it where it counted it
-    parts: list[tuple[When, int]] = field(default_factory=list)  # with the tokens: its own, and what was added
+    entries: int  # Admission.entries at its admission; if they differ later, the store no longer has its bucket
+    parts: list[tuple[When, int]] = field(
+        default_factory=list
+    )  # tokens by when they were counted: at admission and later
 
     @property
     def tokens(self) -> int:
-        """That it counts with."""
+        """Tokens that it counts for."""
         return sum(tokens for _, tokens in self.parts)
 
 
 class Admission:
-    """`others` is how many other routers are known to be alive."""
+    """Admits and settles requests. `others` returns how many other routers are known to be alive."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class Admission:
         self._others = others
         self._now_ms = now_ms
         self._estimates = OutputEstimates()
-        self._watched: dict[Admitted, Reservation] = {}  # those that run with an estimate
-        self._outgrown: list[Admitted] = []  # which of them have, since the last look
+        self._watched: dict[Admitted, Reservation] = {}  # running requests with an estimate
+        self._outgrown: list[Admitted] = []  # of these, those past their estimate since the last top_up()
         self.entries = 0  # how often the store was told everything
         self.reserves = self.reserves_alone = self.refusals = 0
 
@@ -75,7 +76,7 @@ class Admission:
         most_tokens: int,
         choices: int,
     ) -> Admitted:
-        """Raises RequestRefused."""
+        """Counts a request. Raises RequestRefused (QUOTA_EXCEEDED)."""
         book = self._book.tenant(tenant)
         bound = quotas.largest_request()
         quota = None if bound is None else bound[1]
@@ -100,28 +101,28 @@ class Admission:
         )
 
     def enter(self) -> None:
-        """The store is about to be told everything: where it counted what it counted before says nothing now."""
+        """The store is about to be told everything: its earlier buckets no longer hold what it counted."""
         self.entries += 1
 
     def watch(self, admitted: Admitted, reservation: Reservation) -> None:
-        """It runs now, and its reservation tells what it comes to."""
+        """The request runs now; its reservation reports its output."""
         if admitted.is_estimate:
             self._watched[admitted] = reservation
             self._bound(admitted, reservation)
 
     def _bound(self, admitted: Admitted, reservation: Reservation) -> None:
-        """Thousands may run: none is looked at before it says that it has outgrown what it counts with."""
+        """Waits for a callback: thousands may run, and none is polled before it outgrows its estimate."""
         reservation.meter.when_past(admitted.output_tokens, lambda: self._outgrown.append(admitted))
 
     def top_up(self) -> None:
-        """What running requests have come to beyond their estimates counts from now on, and as much again ahead: an
-        answer that was so long already is expected to be as long again."""
+        """Counts what running requests have used beyond their estimates, and as much again: an answer of this length is
+        expected to double."""
         now_ms = self._now_ms()
         outgrown, self._outgrown = self._outgrown, []
         for admitted in outgrown:
             reservation = self._watched.get(admitted)
             if reservation is None:
-                continue  # it has ended meanwhile, and what it has come to is settled
+                continue  # it has ended meanwhile and is settled
             output = reservation.output_tokens
             more = max(output, min(2 * output, admitted.most_output_tokens)) - admitted.output_tokens
             book = self._book.tenant(admitted.tenant)
@@ -133,21 +134,22 @@ class Admission:
             self._bound(admitted, reservation)
 
     def keep(self, admitted: Admitted) -> None:
-        """It has ended, and counts as all that it was admitted with."""
+        """The request has ended, and stays counted with all its tokens."""
         self._book.tenant(admitted.tenant).in_flight -= admitted.tokens
 
     def settle(self, admitted: Admitted, used: int, output_tokens: int, *, is_whole: bool) -> None:
-        """It has ended, having used so many tokens, some of them output. Not `is_whole`: it was broken off."""
+        """The request has ended and used `used` tokens, of these `output_tokens` output. `is_whole`: it was not broken
+        off."""
         self._watched.pop(admitted, None)
         book, now_ms = self._book.tenant(admitted.tenant), self._now_ms()
         unused, over = max(0, admitted.tokens - used), max(0, used - admitted.tokens)
         book.in_flight -= admitted.tokens
-        if not used:  # nobody served it: that is not the tenant's
+        if not used:  # no worker served it: the tenant is not charged
             book.correct(self._where(admitted, admitted.parts[0][0]), -1, 0, now_ms)
         elif admitted.is_estimate:
             per_choice = output_tokens / admitted.choices
             self._estimates.learn(admitted.tenant, admitted.quota, per_choice, is_whole=is_whole)
-        for when, tokens in reversed(admitted.parts):  # what was added last was needed least
+        for when, tokens in reversed(admitted.parts):  # takes back the latest additions first
             back = min(unused, tokens)
             unused -= back
             book.correct(self._where(admitted, when), 0, -back, now_ms)
@@ -157,7 +159,7 @@ class Admission:
         return when if admitted.entries == self.entries else When(when.bucket)
 
     async def _count(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> When:
-        """Returns the bucket of time that the request counts in. Raises RequestRefused."""
+        """Counts a request and returns the bucket that it counts in. Raises RequestRefused."""
         self.reserves += 1
         asked = None
         if self._link.is_reachable:
@@ -180,9 +182,9 @@ class Admission:
             book.answered(0 if refused is None else tokens)
         else:
             refused = self._judge_alone(tenant, quotas, book, tokens, now_ms)
-            if asked is not None:  # whether it was counted is known later; then both must say the same
-                late_word = partial(self._reconcile, tenant, bucket, tokens, refused is None, self.entries)
-                asked.add_done_callback(late_word)
+            if asked is not None:  # whether the store counted it is known later; then book and store must agree
+                late_answer = partial(self._reconcile, tenant, bucket, tokens, refused is None, self.entries)
+                asked.add_done_callback(late_answer)
             elif refused is None:
                 self._book.tenant(tenant).report(When(bucket), 1, tokens)
         if refused is None:
@@ -219,7 +221,7 @@ class Admission:
         entries: int,
         asked: "asyncio.Future[Answer]",
     ) -> None:
-        """The store's late word on a request that was judged here meanwhile."""
+        """Reconciles the store's late answer on a request with the decision that was made here meanwhile."""
         was_counted = _was_counted(asked)
         self._book.tenant(tenant).answered(_refused_tokens(asked, tokens))
         if not asked.cancelled() and asked.exception() is None:
@@ -230,15 +232,15 @@ class Admission:
             self._book.tenant(tenant).report(When(bucket, asked.result().bucket), -1, -tokens)
 
     def _take_back(self, tenant: str, bucket: int, tokens: int, asked: "asyncio.Future[Answer]") -> None:
-        """The request went away while the store was asked."""
+        """The request was cancelled while the store was asked."""
         self._book.tenant(tenant).answered(_refused_tokens(asked, tokens))
         if _was_counted(asked):
             self._book.tenant(tenant).report(When(bucket, asked.result().bucket), -1, -tokens)
 
 
 def _was_counted(asked: "asyncio.Future[Answer]") -> bool:
-    """Whether the store counted it, as far as it said so. Where the connection broke nobody knows; it is taken as not
-    counted, and told again: a quota that is a little too strict for a minute."""
+    """Whether the store confirmed that it counted the request. If the connection broke, the request is reported again:
+    a quota may be slightly too strict for a minute."""
     return not asked.cancelled() and asked.exception() is None and asked.result().refusal is None
 
 
@@ -259,7 +261,7 @@ def _refused(tenant: str, refusal: Refusal) -> RequestRefused:
 
 
 def _too_large(tenant: str, tokens: int, quota: str, limit: int) -> RequestRefused:
-    """No time to come back: it would be refused then too."""
+    """Returns a refusal without a retry delay: the request would be refused again."""
     words = quota.replace("_", " ")
     return RequestRefused(
         CODE_RESOURCE_EXHAUSTED,

@@ -1,4 +1,4 @@
-"""What the shared state asks its router, and tells it. There is one, PoolFleet (pool_fleet.py); tests have another."""
+"""The shared state's interface to its router, implemented by PoolFleet (pool_fleet.py) and by fakes in tests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -8,20 +8,20 @@ from trunkline_router.stores.store import Lease, WorkerKey
 
 
 class Fleet(Protocol):
-    """The router's side of what is shared."""
+    """The workers of a router, as the shared state sees them."""
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
-        """What this router has sent where."""
+        """Returns what this router has sent to each worker."""
         ...
 
     def leases(self) -> Sequence[Lease]:
-        """The workers that it is connected to, and was told of other than by leases."""
+        """Returns the connected workers that the router knows from other sources than leases."""
         ...
 
     def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
-        """What all other routers have sent where; workers that are not named got nothing."""
+        """Takes what all other routers have sent to each worker; missing workers got nothing."""
         ...
 
     def take_leases(self, leases: Sequence[Lease]) -> None:
-        """The workers that any router is connected to."""
+        """Takes the workers that any router is connected to."""
         ...

@@ -1,4 +1,4 @@
-"""This router's workers as the shared state sees them, and what it hears of them from other routers."""
+"""This router's workers as the shared state sees them, with what other routers report of them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from trunkline_router.workers.pool import Pools
 
 
 class PoolFleet:
-    """A `Fleet` over the router's pools. A worker that connects later gets what was last heard of it."""
+    """A `Fleet` over the router's pools. A worker that connects later gets the next report of other routers."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -40,7 +40,7 @@ class PoolFleet:
             self._leases_changed.set()
 
     async def leased(self) -> AsyncIterator[frozenset[str]]:
-        """The addresses of all workers that any router is connected to, whenever they change."""
+        """Yields the addresses of all workers that any router is connected to, whenever they change."""
         while True:
             await self._leases_changed.wait()
             self._leases_changed.clear()

@@ -1,4 +1,4 @@
-"""What one router has admitted, tenant by tenant: enough to go on without the store, and to enter its part again. Pure:
+"""What one router has admitted for each tenant: enough to decide without the store, and to enter it there again. Pure:
 time is passed in.
 """
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from trunkline_router.quotas.quota import Quotas, Refusal, Used, Window, judge
 from trunkline_router.stores.store import Answer, WindowChange
 
-# Other routers that are reckoned with while the store does not answer: it is Redis that says how many there are, and
-# anybody may have written there. So of what is left of a quota a router admits at least one part in 32.
+# Most other routers that count while the store does not answer. Their number comes from Redis, where others may write:
+# a router still admits at least one part in 32 of what is left of a quota.
 MOST_OTHERS = 31
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """A bucket of time: by this router's clock, and by the store's, where that has counted it itself. Their clocks
-    differ, and what is taken back has to lie where it was counted: else one leaves the window before the other."""
+    """A bucket of time by this router's clock and, if the store counted the request itself, by the store's. The clocks
+    differ, and a correction must lie in the bucket of what it corrects, so that both leave the window together."""
 
     bucket: int
     stores: int | None = None
@@ -26,19 +26,19 @@ class TenantBook:
 
     def __init__(self, window_ms: int) -> None:
         self.window = Window(window_ms)
-        self.in_flight = 0  # tokens that its running requests may use, those counted whose answer is not there yet
-        # (requests, tokens) by when, since the last report.
+        self.in_flight = 0  # tokens that its running requests may use, including requests that wait for the store
+        # (requests, tokens) by bucket, since the last report.
         self._unreported: dict[When, tuple[int, int]] = {}
         # What other routers had admitted when the store last answered.
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
         self._others_as_of_ms = 0.0
         self._requests_since = self._tokens_since = 0  # admitted here since then
-        self._asking = self._refused = 0  # requests that the store is asked for; see Ask.refused
-        # As the store has it; None: a request's own call has changed it since the last report.
+        self._asking = self._refused = 0  # requests that wait for the store; see Ask.refused
+        # The store's value; None: a reserve() has changed it since the last report.
         self.reported_in_flight: int | None = 0
 
     def ask(self) -> int | None:
-        """The store is asked for a request. Returns what it is to be told: see Ask.refused."""
+        """Counts a request that waits for the store. Returns what to tell the store: see Ask.refused."""
         self._asking += 1
         if self._asking > 1:
             return self._refused
@@ -46,12 +46,12 @@ class TenantBook:
         return None
 
     def answered(self, refused_tokens: int) -> None:
-        """It has answered, or never will."""
+        """The store has answered a request, or never will."""
         self._asking -= 1
         self._refused += refused_tokens
 
     def hear(self, answer: Answer, now_ms: float) -> None:
-        """What the store said of the whole fleet, after what it counted was counted here."""
+        """Takes the store's numbers for the whole fleet, after the request has been counted here."""
         self.window.expire(now_ms)
         self._others_requests = max(0.0, answer.used.requests - self.window.requests)
         self._others_tokens = max(0.0, answer.used.tokens - self.window.tokens)
@@ -60,11 +60,12 @@ class TenantBook:
         self._requests_since = self._tokens_since = 0
 
     def judge_alone(self, quotas: Quotas, tokens: int, others: int, now_ms: float) -> Refusal | None:
-        """What this router thinks, without the store's word. It counts its own requests; what the others had used when
-        the store last said so, as it leaves the window; and for each other router that is known to be alive as much
-        as it has admitted itself since then. So a short silence changes little; in a long one, when no other router is
-        known to be alive, R routers admit at most R times the quota. `tokens` are counted in flight already. At most
-        MOST_OTHERS others count.
+        """Returns why a request is refused, judged without the store; None if it is admitted.
+
+        Counts this router's requests; what others had used at the store's last answer, as it leaves the window; and for
+        each other router that is known to be alive as much as this one has admitted since. So a short silence changes
+        little; in a long one, when no other router is known to be alive, R routers admit at most R times the quota.
+        `tokens` are already in flight. At most MOST_OTHERS others count.
         """
         others = min(others, MOST_OTHERS)
         self.window.expire(now_ms)
@@ -77,31 +78,31 @@ class TenantBook:
         return judge(quotas, used, tokens, self.window, now_ms)
 
     def admit(self, tokens: int, now_ms: float) -> None:
-        """Counts a request."""
+        """Counts an admitted request."""
         self.window.expire(now_ms)
         self.window.add(self.window.bucket(now_ms), 1, tokens)
         self._requests_since += 1
         self._tokens_since += tokens
 
     def correct(self, when: When, requests: int, tokens: int, now_ms: float) -> None:
-        """What was admitted in a bucket turned out otherwise; the store has to hear of it."""
+        """Corrects what was admitted in a bucket, here and with the next report in the store."""
         self.window.expire(now_ms)
         if (requests or tokens) and self.window.holds(when.bucket, now_ms):
             self.window.add(when.bucket, requests, tokens)
             self.report(when, requests, tokens)
 
     def report(self, when: When, requests: int, tokens: int) -> None:
-        """The store does not know of this yet."""
+        """Adds to what the next report tells the store."""
         before = self._unreported.get(when, (0, 0))
         self._unreported[when] = before[0] + requests, before[1] + tokens
 
     def changes(self, now_ms: float) -> list[WindowChange]:
-        """What the store does not know yet; it is taken as told from here on."""
+        """Returns what the store does not know yet, and marks it as reported."""
         unreported, self._unreported = self._unreported, {}
         return [self._change(when, *counts, now_ms) for when, counts in unreported.items() if any(counts)]
 
     def everything(self, now_ms: float) -> list[WindowChange]:
-        """All that counts, for a store that knows nothing; it is taken as told from here on."""
+        """Returns all that counts, for a store that knows nothing, and marks it as reported."""
         self.window.expire(now_ms)
         self._unreported = {}
         return [
@@ -127,10 +128,10 @@ class QuotaBook:
     def __init__(self, window_ms: int) -> None:
         self._window_ms = window_ms
         self._tenants: dict[str, TenantBook] = {}
-        self._touched: set[str] = set()  # tenants of whom the store may not know everything
+        self._touched: set[str] = set()  # tenants with changes that the store may not know
 
     def tenant(self, name: str) -> TenantBook:
-        """A tenant's book, to be written in."""
+        """Returns a tenant's book, which the caller may change."""
         if name not in self._tenants:
             self._tenants[name] = TenantBook(self._window_ms)
         self._touched.add(name)
@@ -147,7 +148,7 @@ class QuotaBook:
         return {name: changes for name, book in self._tenants.items() if (changes := book.everything(now_ms))}
 
     def in_flight(self, *, all_of_them: bool) -> dict[str, int]:
-        """Tokens by tenant, those that changed or all that are not 0; taken as told from here on."""
+        """Returns tokens by tenant, those that changed or all that are not 0, and marks them as reported."""
         names = self._tenants if all_of_them else self._touched
         told = {}
         for name in names:
@@ -158,6 +159,6 @@ class QuotaBook:
         return told
 
     def forget_idle(self, now_ms: float) -> None:
-        """Tenants of whom nothing counts: names that came once must not stay."""
+        """Drops tenants without anything that counts, so that names do not accumulate."""
         self._tenants = {name: book for name, book in self._tenants.items() if not book.is_empty(now_ms)}
         self._touched &= self._tenants.keys()

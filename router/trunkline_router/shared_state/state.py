@@ -1,11 +1,10 @@
-"""What the router's other parts see of the shared state.
+"""The shared state as the rest of the router sees it.
 
-On a request's path stands one call, `reserve`, and only for tenants with quotas; it waits 5 ms at most and never
-fails because of the store. Everything else goes to and fro in the background (`sync.py`); the rest of the router reads
-what came last.
+A request's path has one call, `reserve`, and only tenants with quotas wait in it: 5 ms at most; it never fails because
+of the store. Everything else is exchanged in the background (`sync.py`); the rest of the router reads the last values.
 
-When the store is lost, requests are judged by this router's own book (or refused, where that was chosen). When it is
-back it is told what it missed; when it is back empty it is told everything.
+While the store is lost, this router's own book decides (or requests are refused, with --quota-when-down=closed). When
+the store is back it is told what it missed; if it comes back empty it is told everything.
 """
 
 import asyncio
@@ -29,11 +28,11 @@ from trunkline_router.stores.store_link import PATIENCE_S, StoreLink
 
 
 class SharedState:
-    """See the module.
+    """The state that this router shares with others.
 
-    admits_when_down: what happens to quotas while the store is lost
+    admits_when_down: whether this router's own book decides while the store is lost; else requests are refused
     patience_s: how long a request waits for the store
-    steady_s: a clock
+    steady_s: returns the time of a monotonic clock
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class SharedState:
         patience_s: float = PATIENCE_S,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        # A router that comes back under its name is another one: what its former life had in flight is over.
+        # A router that restarts under its name is a new one: what its former life had in flight is over.
         name = f"{router_id}/{secrets.token_hex(4)}"
         policy = "open" if admits_when_down else "closed"
         self._link = StoreLink(store, name, rng, policy=policy, patience_s=patience_s, steady_s=steady_s)
@@ -89,7 +88,7 @@ class SharedState:
 
     @property
     def syncs(self) -> int:
-        """How often the store and this router have informed each other."""
+        """How often state was exchanged with the store."""
         return self._sync.times
 
     # Quotas
@@ -106,11 +105,8 @@ class SharedState:
         most_tokens: int,
         choices: int,
     ) -> Reservation:
-        """Admits a request, with the most tokens that it may use; `most_tokens` bounds the output of a choice. Tenants
-        that are not listed may have to share an account.
-
-        Raises RequestRefused (QUOTA_EXCEEDED).
-        """
+        """Admits a request and reserves the most tokens that it may use; `most_tokens` bounds the output of a choice.
+        Tenants that are not listed may share an account. Raises RequestRefused (QUOTA_EXCEEDED)."""
         admitted = None
         if quotas is not None and quotas != Quotas():
             admitted = await self.admission.admit(
@@ -145,7 +141,7 @@ class SharedState:
     # Fairness
 
     def weight_factor(self, tenant: str) -> float:
-        """What to multiply the weight of a tenant by, so that it gets its share of the fleet."""
+        """Returns the factor for a tenant's weight that gives it its share of the fleet."""
         return weight_factor(tenant, self._sync.served.fleet, self._sync.neighbours.competing | self._open.keys())
 
     def _serve(self, tenant: str, weight: float, cost: float) -> None:
@@ -154,11 +150,11 @@ class SharedState:
     # In the background
 
     async def start(self) -> None:
-        """Tries the store once, so that the first request finds it. Does not fail where it is not there."""
+        """Tries the store once, so that it is connected before the first request. Does not fail if it is absent."""
         await self._link.probe(self._sync.beat)
 
     async def run(self) -> None:
-        """Keeps the store and this router informed of each other; forever."""
+        """Exchanges state with the store until it is cancelled."""
         while True:
             if self.is_reachable:
                 await asyncio.sleep(self._sync.rest_s)
@@ -171,7 +167,7 @@ class SharedState:
             self._sync.forget_silent()
 
     async def close(self) -> None:
-        """Says goodbye as far as that goes: the last settlements are told."""
+        """Reports the last settlements if the store is reachable, and closes it."""
         if self.is_reachable:
             await self._tick()
         await self._link.store.close()

@@ -1,10 +1,10 @@
-"""The protocol between a router and the store: what it says, when, and what it makes of what the others said.
+"""The exchange between a router and the store: what the router reports, when, and how it uses the replies.
 
-Every 5 to 20 ms while there is news, once a second (a beat) where there is none. A store that turns out empty, or new,
-is told everything, once.
+A router syncs every 5 to 20 ms while something changes, else once a second (a beat). A store that turns out to be empty
+or new is told everything, once.
 
-What others have sent is worth most in the milliseconds before workers report it, and costs more with each worker and
-router: so a router rests for ten times as long as it took to tell and hear. bench/log.md has what that brings.
+Other routers' credits are worth most in the milliseconds before workers report the requests themselves, and cost more
+with each worker and router: so a router rests for ten times as long as a sync took. bench/log.md has the measurements.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,23 +20,23 @@ from trunkline_router.stores.store import MAX_CONVICTIONS, TTL_MS, Report, Store
 from trunkline_router.stores.store_link import StoreLink
 
 LEAST_REST_S, MOST_REST_S = 0.005, 0.020
-REST_TIMES = 10  # as long as a tick took
+REST_TIMES = 10  # the rest after a tick, in multiples of its duration
 BEAT_S = 1.0
 
 Own = tuple[Mapping[WorkerKey, Credit], Sequence[str]]  # credits, and tenants with open requests
 
 
 def rest_s(took_s: float) -> float:
-    """How long to wait after a tick that took so long."""
+    """Returns how long to wait after a tick that took `took_s`."""
     return min(MOST_REST_S, max(LEAST_REST_S, REST_TIMES * took_s))
 
 
 class Sync:
-    """See the module.
+    """Syncs a router with the store.
 
-    open_tenants: those with running requests here
+    open_tenants: tenants with running requests here
     on_entry: called before a store is told everything
-    steady_s: a clock
+    steady_s: returns the time of a monotonic clock
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class Sync:
         self._on_entry = on_entry
         self._steady_s = steady_s
         self.neighbours = Neighbours()
-        self.convictions = Convictions()  # their clock is this one's
+        self.convictions = Convictions()  # on the clock of steady_s
         self.served = Served()
-        self._pending: Report | None = None  # sent, and perhaps counted
+        self._pending: Report | None = None  # sent, and possibly counted
         self._pending_as_of_ms = 0.0
         self._number = 0
         self._told: Own = {}, ()
         self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
         self._beat_at_s = 0.0
         self._heard_at_s = 0.0
-        self._read_s = 0.0  # that the last news took
+        self._read_s = 0.0  # time on reading the last reply
         self.rest_s = MOST_REST_S  # until the next tick
-        self.times = 0  # that it has succeeded
+        self.times = 0  # successful syncs
 
     async def tick(self) -> None:
-        """Tells and hears, where there is anything to tell or the time has come."""
+        """Syncs if there is something to report, or a beat is due."""
         began_s = self._steady_s()
         is_beat = began_s >= self._beat_at_s
         own = self._own(is_beat)
@@ -78,20 +78,20 @@ class Sync:
         if is_beat or has_changes or own != self._told:
             await self._link.use(partial(self._exchange, own, is_beat))
         self.rest_s = rest_s(self._steady_s() - began_s) if len(self.neighbours) else MOST_REST_S
-        # Whatever lies in the store, reading it takes no more than this share of the loop's time.
+        # Whatever the store holds, reading it takes at most this share of the loop's time.
         self.rest_s = max(self.rest_s, min(BEAT_S, REST_TIMES * self._read_s))
         self._read_s = 0.0
 
     async def beat(self) -> None:
-        """Tells and hears, whatever there is. Raises StoreDown."""
+        """Syncs at once. Raises StoreDown."""
         await self._exchange(self._own(is_beat=True), is_beat=True)
 
     def beat_next(self) -> None:
-        """The next tick is a beat: then a store that has lost what it knew hears everything."""
+        """Makes the next tick a beat, which tells a store that has lost its state everything."""
         self._beat_at_s = 0.0
 
     def forget_silent(self) -> None:
-        """What others had in flight when they were last heard says nothing after a while."""
+        """Drops the other routers' reports once the store has been silent for too long."""
         if len(self.neighbours) and self._is_forgotten:
             self._forget_others()
 
@@ -100,13 +100,13 @@ class Sync:
         now_ms = self._now_ms()
         if self._pending is None:
             self._pending = self._report(own, self._link.life, is_beat=is_beat)
-        else:  # perhaps it was counted; if not, it is older now
+        else:  # it may have been counted; if not, its changes are older now
             self._pending = self._pending.aged(int(now_ms - self._pending_as_of_ms))
         self._pending_as_of_ms = now_ms
         report = self._pending
         reply = await self._link.store.sync(report)
         if reply.life != report.life:
-            self._link.life = ""  # until it knows everything it is not asked
+            self._link.life = ""  # the store is not asked for requests until it knows everything
             self._forget_others()
             self._versions = None, None
             self._on_entry()
@@ -121,7 +121,7 @@ class Sync:
         self._take(reply)
 
     def _report(self, own: Own, life: str, *, is_beat: bool, everything: bool = False) -> Report:
-        """What it says now, and takes as told. `everything`: to a store that knows nothing of this router."""
+        """Returns what to report, and marks it as reported. `everything`: the store knows nothing of this router."""
         now_ms = self._now_ms()
         self._number += 1
         if is_beat:
@@ -165,7 +165,7 @@ class Sync:
         self._versions = reply.leases_version, reply.convictions_version
         is_beat = reply.served is not None
         if is_beat and reply.convictions_count < min(self.convictions.count(self._now_ms()), MAX_CONVICTIONS):
-            self._versions = reply.leases_version, None  # it has lost some: they are compared with the next news
+            self._versions = reply.leases_version, None  # the store has lost some: the next reply has the full list
 
     def _forget_others(self) -> None:
         self.neighbours.forget()
@@ -173,11 +173,11 @@ class Sync:
 
     @property
     def _is_forgotten(self) -> bool:
-        """Whether it was silent for so long that it is taken for dead, and what it had open for gone."""
+        """Whether this router was silent for so long that others take it for dead."""
         return self._steady_s() - self._heard_at_s > TTL_MS / 1e3
 
     def _own(self, is_beat: bool) -> Own:
-        """What it has open now. Alone, as far as it knows, it looks at that for beats only: nobody would hear it."""
+        """Returns what it has open now. Without other routers it is computed for beats only."""
         if not is_beat and not len(self.neighbours):
             return self._told
         return self._fleet.credits(), sorted(self._open_tenants)

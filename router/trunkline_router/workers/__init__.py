@@ -1,1 +1,1 @@
-"""Connections to workers, their health, and the pools that they make."""
+"""Connections to workers, their health, and the pools of workers that serve a model."""

@@ -1,4 +1,4 @@
-"""What a worker's WatchCache stream says, applied to the index. Pure."""
+"""Applies a worker's WatchCache stream to the index. Pure."""
 
 from collections.abc import Callable, Generator, Sequence
 
@@ -8,36 +8,36 @@ from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.routing.prefix_index import keys_of
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 
-STEP_BLOCKS = 1024  # at most, in one step of work: half a millisecond
-# In the index each block takes about 100 bytes. So many of 16 tokens are a terabyte of a small model's KV.
+STEP_BLOCKS = 1024  # in one step of work: at most half a millisecond
+# A block takes about 100 bytes in the index. This many, of 16 tokens, are a terabyte of a small model's KV cache.
 MOST_BLOCKS = 1 << 22
-MOST_CLEARED = 16  # times in one message, or in a while: it costs a sweep each time
+MOST_CLEARED = 16  # clears in one message, or in CLEARED_WITHIN_S: each costs a sweep
 
 Work = Generator[None, None, bool]
 
 
 class WatchBroken(Exception):
-    """The event log has a gap, or belongs to another life of the worker: start again from a snapshot."""
+    """The stream belongs to another life of the worker, which was restarted: connect again."""
 
 
 class CacheFollower:
-    """Applies a WatchCache stream to what is known of a worker, who may hold `most_blocks`. Pure."""
+    """Applies a WatchCache stream to the blocks of a worker, which may hold `most_blocks`."""
 
     def __init__(self, blocks: WorkerBlocks, epoch: int, most_blocks: int = MOST_BLOCKS) -> None:
         self._blocks = blocks
         self._epoch = epoch
         self._most_blocks = most_blocks
         self._sequence: int | None = None  # of the last item; None before a snapshot is complete
-        self._cleared_before = 0  # the present item
-        self.num_cleared = 0  # times that the worker held something and then nothing
+        self._cleared_before = 0  # clears before the present item
+        self.num_cleared = 0  # how often the worker's cache went from non-empty to empty
 
     @property
     def synced(self) -> bool:
         return self._sequence is not None
 
     def take(self, item: WatchCacheResponse) -> bool:
-        """Takes a snapshot part or events in; False where something is missing. Raises WatchBroken on a new epoch, and
-        FalseClaim where the worker says what cannot be."""
+        """Applies a part of a snapshot, or events. Returns False if an item before it is missing. Raises WatchBroken on
+        a new epoch, and FalseClaim if the item cannot be true."""
         work = self.work(item)
         while True:
             try:
@@ -46,7 +46,7 @@ class CacheFollower:
                 return bool(end.value)
 
     def work(self, item: WatchCacheResponse) -> Work:
-        """take() in small steps, between which others may have their turn."""
+        """take() in small steps, between which other tasks may run."""
         if item.epoch != self._epoch:
             raise WatchBroken("the worker was restarted")
         self._cleared_before = self.num_cleared
@@ -72,7 +72,9 @@ class CacheFollower:
 
     def _apply(self, change: Callable[[Sequence[int]], None], hashes: bytes) -> Generator[None, None, None]:
         if len(hashes) % HASH_BYTES:
-            raise FalseClaim(f"the worker's block hashes have {len(hashes)} bytes, no multiple of {HASH_BYTES}")
+            raise FalseClaim(
+                f"the worker's block hashes have {len(hashes)} bytes, which is not a multiple of {HASH_BYTES}"
+            )
         step_bytes = STEP_BLOCKS * HASH_BYTES
         for start in range(0, len(hashes), step_bytes):
             change(keys_of(hashes[start : start + step_bytes]))
@@ -84,7 +86,7 @@ class CacheFollower:
             raise FalseClaim(f"the worker says that it caches more than {self._most_blocks} blocks")
 
     def _clear(self) -> Generator[None, None, None]:
-        """What was known is swept out before more comes in: a worker that clears on and on never leaves much."""
+        """Sweeps before more is stored: so a worker that clears again and again leaves little to sweep."""
         if not len(self._blocks):
             return
         self.num_cleared += 1

@@ -1,4 +1,4 @@
-"""A worker's WatchCache stream, from one subscription to the next."""
+"""Follows a worker's WatchCache stream, and subscribes again when it breaks."""
 
 import asyncio
 import time
@@ -18,22 +18,23 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.wire import NotAMessage, fields
 
 METHOD = "/trunkline.v1.WorkerService/WatchCache"
-UNSEEN_BYTES = 32 << 10  # up to this size a message is parsed unseen: a millisecond or so, whatever is in it
-# In one message: a step has one for each sequence that stored something, and those for what it evicted.
+UNSEEN_BYTES = 32 << 10  # a message up to this size is parsed unchecked: about a millisecond, whatever it contains
+# In one message. A step has one for each sequence that stored blocks, and those for evicted blocks.
 MOST_EVENTS = 4096
 _EVENTS = WatchCacheResponse.EVENTS_FIELD_NUMBER
 SUBSCRIBE_AGAIN_S = 0.2
-TURN_S = 0.001  # for so long a worker's news are worked on before others have their turn
-CLEARED_WITHIN_S = 10.0  # a worker that empties its cache more than MOST_CLEARED times is left alone
+TURN_S = 0.001  # time on a worker's events before other tasks run
+CLEARED_WITHIN_S = 10.0  # a worker that clears its cache more than MOST_CLEARED times in this is left alone
 
 
 async def follow_cache(
     channel: grpc.aio.Channel, worker: ConnectedWorker, synced: asyncio.Event, context: LinkContext
 ) -> None:
-    """Follows the worker's cache and load until it is cancelled, and sets `synced` once a snapshot is there. A gap or a
-    broken stream starts a new subscription, while requests go on and what is known stays in use until the new snapshot
-    comes. A new epoch ends the connection: raises WatchBroken, and FalseClaim where
-    the worker says what cannot be.
+    """Follows the worker's cache and load until it is cancelled, and sets `synced` once a snapshot is complete.
+
+    After a gap or a broken stream it subscribes again. Meanwhile requests go on, and the blocks that are known stay in
+    use until the new snapshot arrives. Raises WatchBroken on a new epoch, and FalseClaim if the worker sends what
+    cannot be true; both end the connection.
     """
     log = get_logger()
     cleared = ClearedOften()
@@ -65,30 +66,30 @@ async def follow_cache(
                     synced.set()
         except grpc.aio.AioRpcError as error:
             if is_too_large(error):
-                raise FalseClaim("the worker says more of its cache in one message than a router takes") from None
+                raise FalseClaim("the worker sends more about its cache in one message than a router accepts") from None
             problem = f"cache events broke off: {error.code().name}"
         finally:
             call.cancel()
-        # Where the whole worker is gone, its session has ended too and this task is cancelled here.
+        # If the worker itself is gone, its session has ended too, and this task is cancelled here.
         await asyncio.sleep(SUBSCRIBE_AGAIN_S * context.rng.uniform(0.5, 1.0))
-        log.warning("subscribing anew", address=worker.address, problem=problem)
+        log.warning("subscribing to cache events again", address=worker.address, problem=problem)
 
 
 def parsed(raw: bytes) -> WatchCacheResponse:
-    """One item of the stream. Raises FalseClaim where it is none, or has more events than a step can bring: parsing
-    makes a hundred bytes of each."""
+    """Parses one item of the stream. Raises FalseClaim if it is invalid, or has more events than a step can have: each
+    takes a hundred bytes once parsed."""
     try:
         if len(raw) > UNSEEN_BYTES:
             for number, _, at, end in fields(raw):
                 if number == _EVENTS and any(count > MOST_EVENTS for count, _ in enumerate(fields(raw, at, end), 1)):
-                    raise FalseClaim(f"the worker tells more than {MOST_EVENTS} events of its cache at once")
+                    raise FalseClaim(f"the worker sends more than {MOST_EVENTS} cache events at once")
         return WatchCacheResponse.FromString(raw)
     except (DecodeError, NotAMessage):
-        raise FalseClaim("the worker says of its cache what is no message") from None
+        raise FalseClaim("the worker sent something as a cache event that is not a message") from None
 
 
 class ClearedOften:
-    """How often a worker's cache was emptied of late."""
+    """Counts how often a worker's cache was cleared recently."""
 
     def __init__(self) -> None:
         self._since_s = 0.0
@@ -96,7 +97,7 @@ class ClearedOften:
         self._seen: tuple[CacheFollower | None, int] = (None, 0)
 
     def check(self, follower: CacheFollower, now_s: float) -> None:
-        """Raises FalseClaim where it was too often."""
+        """Raises FalseClaim if it was cleared too often."""
         last, seen = self._seen
         self._count += follower.num_cleared - (seen if last is follower else 0)
         self._seen = (follower, follower.num_cleared)
@@ -107,7 +108,7 @@ class ClearedOften:
 
 
 async def in_turns(work: Work) -> bool:
-    """What the work comes to, with everything else going on meanwhile."""
+    """Returns the result of the work. Other tasks run every TURN_S."""
     begun_s = time.perf_counter()
     while True:
         try:

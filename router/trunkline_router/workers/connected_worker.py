@@ -1,4 +1,4 @@
-"""A worker that is connected."""
+"""A worker to which the router is connected."""
 
 from math import inf
 
@@ -13,7 +13,7 @@ from trunkline_runtime.log import get_logger
 
 
 class ConnectedWorker(WorkerState):
-    """What is known of it, and how to talk to it. Gone with the connection; what comes after is another one."""
+    """What the router knows of a connected worker, and how it sends to it. Each connection has a new one."""
 
     def __init__(
         self,
@@ -28,18 +28,18 @@ class ConnectedWorker(WorkerState):
         self.address = address
         self.tokenizer = tokenizer
         self.session = session
-        self.breaker = breaker  # the worker's, whichever its connection
+        self.breaker = breaker  # the worker's, across connections
         self.terms = Terms(model.vocab_size, tokenizer.encoding)
-        self.aside = ""  # why it gets nothing although it is well, in one line: it is another worker than its pool's
+        self.aside = ""  # why it gets no requests although it is healthy, in one line: it differs from its pool
         self.is_hung = False
-        self.comebacks = 0  # how often it was there again after it had hung
-        self.num_watched = 0  # items of its watch stream
-        self.watched_s = 0.0  # for how long its link has looked after it: a router that stands still does not
-        self.may_be_silent_s = inf  # over work, before it is left: longer than its longest step, as its link knows it
+        self.comebacks = 0  # how often it recovered after it had hung
+        self.num_watched = 0  # messages of its watch stream
+        self.watched_s = 0.0  # time that its link has watched it, without time in which the router stood still
+        self.may_be_silent_s = inf  # silence over work before a request leaves it: longer than its longest step
 
     @property
     def num_messages(self) -> int:
-        """Messages that came from it: steps make some, and nothing else does while it has work."""
+        """Messages received from it. While it has work, only its steps send any."""
         return self.session.num_step_outputs + self.num_watched
 
     @property

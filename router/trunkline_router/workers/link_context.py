@@ -1,4 +1,4 @@
-"""What all of a router's links to workers have in common."""
+"""What all links of a router to its workers have in common."""
 
 import time
 from collections.abc import Callable
@@ -14,8 +14,11 @@ from trunkline_router.workers.worker_names import WorkerNames
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """inter_token_timeout_s: a worker that has work of this router and says nothing for so long is taken for hung.
-    slow_start_s: time in which a worker that has just come, or come back, gets up to its full share of requests."""
+    """Time limits of links.
+
+    inter_token_timeout_s: a worker that has work of this router and sends nothing for this long counts as hung
+    slow_start_s: time in which a new or recovered worker reaches its full share of requests
+    """
 
     inter_token_timeout_s: float = 10.0
     slow_start_s: float = 10.0
@@ -23,7 +26,7 @@ class LinkLimits:
 
 @dataclass(frozen=True, slots=True)
 class LinkContext:
-    """See the module."""
+    """What all links of a router have in common."""
 
     router_id: str
     tokenizers: Tokenizers
@@ -36,7 +39,7 @@ class LinkContext:
     names: WorkerNames = field(default_factory=WorkerNames)
 
     def proof(self, method: str, model: GetModelResponse) -> Metadata:
-        """That this router may call it."""
+        """Returns metadata that proves to the worker that this router may call the method."""
         now_unix_ms = int(time.time() * 1e3)
         return proof_metadata(
             self.grant_key, method, worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms

@@ -1,11 +1,11 @@
-"""Whether a worker that has work to do still does it. Pure: the time is told."""
+"""Tells whether a worker that has work is still at work. Pure: time is passed in."""
 
 
 class Liveness:
-    """Steps make news: outputs for some request, or a load sample. A worker that has work and makes none for
-    `timeout_s` is taken for hung: its engine is, or its front, or the link to it.
+    """Detects a hung worker. Every step sends a message: outputs, or a load sample. A worker that has work and sends
+    none for `timeout_s` counts as hung, whether its engine, its front or the link to it has stopped.
 
-    Only time that this side was awake for counts: checks that come late say nothing about the other one.
+    Only time in which this router was awake counts: late checks say nothing about the worker.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -33,15 +33,15 @@ class Liveness:
 
 
 class Silence:
-    """How long one request's worker has said nothing to anybody, as far as was noticed: news between two looks count
-    from the second one, so it is never taken for longer than it was."""
+    """How long one request's worker has sent nothing, for any request. A message between two looks counts as received
+    at the second look, so the silence is never overestimated."""
 
     def __init__(self, now_s: float, *, num_messages: int) -> None:
         self._since_s = now_s
         self._num_messages = num_messages
 
     def lasts_s(self, now_s: float, *, num_messages: int) -> float:
-        """`num_messages`: how many messages have come in all."""
+        """Returns the length of the silence. `num_messages`: messages received so far."""
         if num_messages != self._num_messages:
             self._num_messages, self._since_s = num_messages, now_s
         return now_s - self._since_s

@@ -1,4 +1,4 @@
-"""The workers of each model, and what a request needs to know of its model."""
+"""The workers of each model, and the limits and tokenizer of the model."""
 
 import asyncio
 import contextlib
@@ -23,32 +23,32 @@ from trunkline_runtime.log import get_logger
 
 @dataclass(frozen=True)
 class Pool:
-    """The workers of one model that accept requests, at least one, until something changes. What changes with time
-    alone is not in here: it is asked of them for each request."""
+    """The workers of one model that accept requests, at least one. Immutable: a change makes another pool. State that
+    changes with time alone is read from the workers for each request."""
 
     name: str
     workers: Sequence[ConnectedWorker]
 
     @cached_property
     def limits(self) -> GetModelResponse:
-        """The model's description, see limits_of()."""
+        """The model's description and limits, see limits_of()."""
         return limits_of([worker.model for worker in self.workers])
 
     @cached_property
     def tokenizer(self) -> PromptTokenizer:
-        """All encode alike; of chat templates the one that most have."""
+        """A tokenizer with the chat template that most workers have. All of them encode alike."""
         rendering = most_common(worker.tokenizer.rendering for worker in self.workers)
         return next(worker.tokenizer for worker in self.workers if worker.tokenizer.rendering == rendering)
 
     def with_room(self, num_tokens: int) -> Sequence[ConnectedWorker]:
-        """Those that take so many tokens, of prompt and output together."""
+        """Returns the workers that can hold `num_tokens`, of prompt and output together."""
         if num_tokens <= self._least_tokens:
             return self.workers
         return [worker for worker in self.workers if num_tokens <= worker.most_tokens]
 
     def allowed(self, workers: Sequence[ConnectedWorker], now_s: float) -> Sequence[ConnectedWorker]:
-        """Of these workers those that have not failed of late. Where all have, any may have recovered: all. Raises
-        RequestRefused where there are none."""
+        """Returns the workers whose breakers allow a request; all of them if none does, since any may have recovered.
+        Raises RequestRefused (NO_WORKER) if `workers` is empty."""
         if not workers:
             raise no_worker(f"no worker is left for model {self.name}")
         if not self._has_open_breakers:
@@ -74,22 +74,22 @@ class Pools:
         self.search = PoolSearch(lambda: self.links, self._has)
         self._rng = rng
         self._change = asyncio.Event()
-        self._models: dict[str, Pool] | None = None  # until something changes
-        self._terms: dict[str, Terms] = {}  # by model: on which its workers agreed last
+        self._models: dict[str, Pool] | None = None  # None after a change
+        self._terms: dict[str, Terms] = {}  # by model: those that its workers last agreed on
 
     def change(self) -> asyncio.Event:
-        """Set when something changes, see notify(): to be asked for before looking, then waited for."""
+        """Returns an event that the next notify() sets. Get it before looking at the pools, then wait for it."""
         return self._change
 
     def notify(self) -> None:
-        """A worker has come or gone, accepts requests or no longer does, its breaker has opened or closed, or it has
-        lost its suspect. To be called before anything else runs."""
+        """To be called at once when a worker connects or is lost, starts or stops accepting requests, when its breaker
+        opens or closes, or when a suspect leaves its cell."""
         self._models = None
         self._change.set()
         self._change = asyncio.Event()
 
     def models(self) -> Mapping[str, Pool]:
-        """Workers that accept requests, by model name."""
+        """Returns the workers that accept requests, by model name."""
         if self._models is None:
             self._models = self._accepting()
             self._terms = {name: pool.workers[0].terms for name, pool in self._models.items()}
@@ -97,7 +97,8 @@ class Pools:
         return self._models
 
     def pool(self, name: str) -> Pool:
-        """The model's ready workers. An empty name means the only model. Raises RequestRefused."""
+        """Returns the pool of a model; an empty name means the only model. Raises RequestRefused (MODEL_NOT_FOUND or
+        NO_WORKER)."""
         models = self.models()
         if name in models:
             return models[name]
@@ -114,29 +115,29 @@ class Pools:
         )
 
     async def found(self, name: str, tenant: str, time_left_s: float | None = None) -> Pool:
-        """pool(), and where there is none, another look first: one that came this moment may not be known yet."""
+        """As pool(), but searches for a worker before it raises: a worker may have started this moment."""
         with contextlib.suppress(RequestRefused):
             return self.pool(name)
         await self.search.look_for(name, tenant, time_left_s)
         return self.pool(name)
 
     async def found_models(self, tenant: str) -> Mapping[str, Pool]:
-        """models(), likewise."""
+        """As models(), after a search for workers if there are none."""
         await self.search.look_for("", tenant)
         return self.models()
 
     def route(self, workers: Sequence[ConnectedWorker], request: RouteRequest) -> Route[ConnectedWorker]:
-        """Chooses among these of one model, at least one."""
+        """Chooses among `workers`, at least one, all of one model."""
         return route(self.index, workers, request, self.policy, self._rng)
 
     def explain(self, workers: Sequence[ConnectedWorker], request: RouteRequest) -> Route[ConnectedWorker]:
-        """What route() would say now; what it says then is not changed by this."""
+        """Returns what route() would return now, without changing what it returns later."""
         rng = Random()
         rng.setstate(self._rng.getstate())
         return route(self.index, workers, request, self.policy, rng)
 
     def check_integrity(self) -> None:
-        """That what is kept is what it would be if it were made now."""
+        """Asserts that the cached pools equal the pools as they would be built now."""
         for name, pool in (self._models or {}).items():
             now = self._accepting().get(name)
             assert now is not None, f"no worker of {name} accepts requests any more"
@@ -152,7 +153,7 @@ class Pools:
         return {name: Pool(name, self._agreeing(name, workers)) for name, workers in accepting.items()}
 
     def _agreeing(self, name: str, workers: list[ConnectedWorker]) -> list[ConnectedWorker]:
-        """Those on whose terms requests can go to any of them; the others are set aside."""
+        """Returns the workers whose terms agree, so that a request can go to any of them. Sets the others aside."""
         terms = [worker.terms for worker in workers]
         common = agreed(terms, self._terms.get(name))
         count = terms.count(common)
@@ -164,6 +165,6 @@ class Pools:
         return [worker for worker in workers if not worker.aside]
 
     def _has(self, name: str) -> bool:
-        """Whether the model has a ready worker; of an empty name, whether any has."""
+        """Whether the model has a ready worker; for an empty name, whether any model has."""
         models = self.models()
         return name in models if name else bool(models)

@@ -1,7 +1,6 @@
-"""Looks once more before a request is refused for want of a worker.
+"""Searches for a worker before a request is refused for lack of one.
 
-What a router found half a pause ago may have changed since, and another process of the same router, or another router,
-may have seen that already.
+A worker that was absent at the router's last attempt may have started since, and another router may use it already.
 """
 
 import asyncio
@@ -16,17 +15,17 @@ from trunkline_router.workers.connect_attempts import ANSWERED_AT_MOST_S, Connec
 from trunkline_router.workers.worker_link import WorkerLink
 
 LOOK_AT_MOST_S = 1.0
-APART_S = 0.2  # from one try to the next that a look begins at the same address, however many ask
-# The same where only names are asked for that no worker ever had: anybody can think of one.
+APART_S = 0.2  # between two attempts that a search starts at one address, however many requests wait
+# The same if only unknown models are searched for: a client can invent any name.
 UNKNOWN_APART_S = 0.5
-STEP_S = 0.005  # in which at most one try is begun
-MOST_LOOKING = 1000  # requests; each is held in memory meanwhile
-PATIENCE_SHARE = 0.5  # of the time left to a request: it is to be told that nobody is there, and to have time for more
+STEP_S = 0.005  # at most one attempt is started in this time
+MOST_LOOKING = 1000  # requests that wait for a search, and are held in memory meanwhile
+PATIENCE_SHARE = 0.5  # of the time left to a request, which needs the rest for an answer or another try
 
 
 @dataclass(slots=True)
 class _Look:
-    """For one name, by all who asked for it within one step. All attempts count that begin after it."""
+    """A search for one model, by all requests that asked for it within one step. Attempts that begin later count."""
 
     name: str
     is_known: bool
@@ -35,19 +34,18 @@ class _Look:
 
 
 class PoolSearch:
-    """Hurries attempts to connect to workers that are missing, and the lookups of names that stand for workers, while
-    anybody looks for one. Each address for itself: none waits for another, and what a lookup adds counts at once.
+    """Brings forward the attempts to connect to missing workers, and the lookups of names that stand for workers, while
+    a request searches for one. Addresses are independent, and an address that a lookup adds counts at once.
 
-    - Nobody looks for longer than LOOK_AT_MOST_S, or ANSWERED_AT_MOST_S where a worker of the model has answered and is
-      being connected, or half of the time left to the request. A look is over sooner where each address has been tried
-      in vain since it began, or has been silent for SILENT_AT_MOST_S in the try that is under way.
-    - An address that is in its pause is tried within APART_S and one STEP_S for each that is missing, and while a look
-      lasts it has whoever is there, whatever other addresses do. Past some 150 missing ones not every one of them has
-      its turn within one look.
-    - All looks together begin at most one try per STEP_S, and at an address one per APART_S; where only unknown names
-      are looked for, one per UNKNOWN_APART_S. They cost a step each, and nothing where nobody looks.
+    - A search lasts at most LOOK_AT_MOST_S, or ANSWERED_AT_MOST_S if a worker of the model has answered and is being
+      connected, and at most half of the time left to the request. It ends sooner if every address has failed since it
+      began, or has been silent for SILENT_AT_MOST_S in the present attempt.
+    - An address that pauses is tried within APART_S plus one STEP_S for each missing address. Beyond about 150 missing
+      addresses a search does not reach all of them.
+    - All searches together start at most one attempt per STEP_S, and at one address one per APART_S, or one per
+      UNKNOWN_APART_S if only unknown models are searched for. Without a search there is no cost.
 
-    At most MOST_LOOKING requests look, and a tenant's only while no fewer places than it has are left to others.
+    At most MOST_LOOKING requests search. A tenant's requests may take at most half of the places that others leave.
     """
 
     def __init__(
@@ -56,27 +54,27 @@ class PoolSearch:
         has: Callable[[str], bool],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`has`: whether the model has a ready worker; of an empty name, whether any has."""
+        """`has`: whether the model has a ready worker; for an empty name, whether any model has."""
         self.lookups: list[ConnectAttempts] = []  # of names that stand for workers
         self._links = links
         self._has = has
         self._clock_s = clock_s
         self._known: set[str] = set()
         self._looking: Counter[str] = Counter()  # by tenant
-        self._coming: dict[str, _Look] = {}  # by name: they begin with the next step
+        self._coming: dict[str, _Look] = {}  # by name: searches that begin with the next step
         self._looks: list[_Look] = []
         self._steps: asyncio.Task[None] | None = None
 
     def knows(self, name: str) -> bool:
-        """Whether any worker has ever served it."""
+        """Whether any worker has ever served the model."""
         return name in self._known or any(link.model is not None and link.model.model == name for link in self._links())
 
     def served(self, names: Iterable[str]) -> None:
-        """Workers serve these."""
+        """Records that workers serve these models."""
         self._known.update(names)
 
     async def look_for(self, name: str, tenant: str, time_left_s: float | None = None) -> None:
-        """Returns when a worker of the model has been found (of an empty name, any), or there seems to be none."""
+        """Returns when a worker of the model (for an empty name, of any model) is found, or the search has failed."""
         if self._has(name) or not self._missing():
             return
         if self._looking[tenant] >= MOST_LOOKING - self._looking.total():
@@ -95,7 +93,7 @@ class PoolSearch:
                 del self._looking[tenant]
 
     def _look(self, name: str) -> _Look:
-        """One that has not begun."""
+        """Returns the search for a name that begins with the next step."""
         if name not in self._coming:
             self._coming[name] = _Look(name, is_known=not name or self.knows(name))
         if self._steps is None or self._steps.done():
@@ -118,9 +116,9 @@ class PoolSearch:
             self._hurry_one(missing, now_s)
 
     def _end_looks(self, missing: Sequence[ConnectAttempts], now_s: float) -> None:
-        under_way = [attempts for attempts in missing if attempts.may_come_to_something(now_s)]
+        under_way = [attempts for attempts in missing if attempts.may_succeed(now_s)]
         connecting = {attempts.model for attempts in under_way if attempts.model is not None}
-        # What has answered with another model is not waited for.
+        # Addresses that have answered with another model are not waited for.
         awaited = [attempts for attempts in missing if attempts.is_paused]
         awaited += [attempts for attempts in under_way if attempts.model is None]
         all_tried_since_s = min((attempts.tried_s for attempts in awaited), default=inf)
@@ -136,7 +134,7 @@ class PoolSearch:
         self._looks = going_on
 
     def _hurry_one(self, missing: Sequence[ConnectAttempts], now_s: float) -> None:
-        """The one that was tried longest ago, of those that it is time for."""
+        """Starts the attempt that is due and was tried longest ago."""
         apart_s = APART_S if any(look.is_known for look in self._looks) else UNKNOWN_APART_S
         before_s = min(now_s - apart_s, max(look.begun_s for look in self._looks))
         due = [attempts for attempts in missing if attempts.is_paused and attempts.begun_s <= before_s]
@@ -144,7 +142,7 @@ class PoolSearch:
             min(due, key=lambda attempts: attempts.begun_s).hurry()
 
     def _missing(self) -> list[ConnectAttempts]:
-        """What may give rise to a worker that is not there: lookups, and connections to those who could have joined."""
+        """Returns the attempts that may bring a worker: lookups, and connections to workers that are missing."""
         missing = [
             link.connect_attempts
             for link in self._links()

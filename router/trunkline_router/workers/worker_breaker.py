@@ -1,4 +1,4 @@
-"""When a worker is left alone because requests keep failing there. Pure: the time is told."""
+"""A circuit breaker: no requests go to a worker on which they keep failing. Pure: time is passed in."""
 
 from collections.abc import Callable
 
@@ -6,13 +6,13 @@ from trunkline.status import INTERNAL, NO_WORKER
 
 FAILURES_TO_OPEN = 5  # in a row
 OPEN_FIRST_S, OPEN_MOST_S = 1.0, 30.0
-SHORT_LIFE_S = 30.0  # a worker that is lost this soon after it came counts as failing, whatever it answered
-STABLE_S = 60.0  # after this time closed, the next opening is short again
+SHORT_LIFE_S = 30.0  # a worker that is lost this soon after it connected counts as failing, whatever it answered
+STABLE_S = 60.0  # after this time closed, the next opening lasts OPEN_FIRST_S again
 
 
 class WorkerBreaker:
-    """Closed: requests go there. Open: none does for a time, that doubles with each opening. Then one request at a time
-    is let through as a trial, and its end decides. `on_turn` is called when it has opened or closed."""
+    """While it is closed, requests go to the worker. While it is open, none does for a time that doubles with each
+    opening; then one request at a time is a trial, whose outcome decides. Calls `on_turn` when it opens or closes."""
 
     def __init__(self, on_turn: Callable[[], None] = lambda: None) -> None:
         self._on_turn = on_turn
@@ -23,7 +23,7 @@ class WorkerBreaker:
         self._trial = False
 
     def allows(self, now_s: float) -> bool:
-        """Whether a request may be sent there now."""
+        """Whether a request may be sent to the worker now."""
         return self._open_until_s is None or (now_s >= self._open_until_s and not self._trial)
 
     @property
@@ -31,7 +31,7 @@ class WorkerBreaker:
         return self._open_until_s is None
 
     def dispatch(self) -> "Trial":
-        """A request is sent there: the trial, where it is open."""
+        """Counts a request that is sent to the worker. If the breaker is open, the request is the trial."""
         is_trial = self._open_until_s is not None and not self._trial
         self._trial |= is_trial
         return Trial(self, is_trial)
@@ -50,11 +50,11 @@ class WorkerBreaker:
             self._open(now_s)
 
     def on_no_outcome(self) -> None:
-        """A trial ended before anything could be said of the worker."""
+        """A trial ended without saying anything about the worker."""
         self._trial = False
 
     def on_lost(self, now_s: float, lived_s: float) -> None:
-        """The connection is gone after this time."""
+        """The connection was lost after `lived_s`."""
         if lived_s < SHORT_LIFE_S or self._trial:
             self._open(now_s)
 
@@ -69,7 +69,7 @@ class WorkerBreaker:
 
 
 class Trial:
-    """One request's word on the worker that it was sent to: the first one counts, and no word is none."""
+    """One request's verdict on its worker. The first one counts; a request may end without one."""
 
     def __init__(self, breaker: WorkerBreaker, is_trial: bool) -> None:
         self._breaker = breaker
@@ -77,13 +77,13 @@ class Trial:
         self._is_decided = False
 
     def succeeded(self, now_s: float) -> None:
-        """It has output."""
+        """The request has output."""
         if not self._is_decided:
             self._is_decided = True
             self._breaker.on_success(now_s, is_trial=self._is_trial)
 
     def refused(self, reason: str, now_s: float) -> None:
-        """The worker, which is there, ended it with this reason of the error table."""
+        """The worker is connected and ended the request with this reason of the error table."""
         if self._is_decided:
             return
         self._is_decided = True
@@ -93,7 +93,7 @@ class Trial:
             self._breaker.on_success(now_s, is_trial=self._is_trial)
 
     def end(self) -> None:
-        """It is over, one way or another."""
+        """The request is over, however it ended."""
         if not self._is_decided:
             self._is_decided = True
             if self._is_trial:

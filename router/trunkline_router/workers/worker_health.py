@@ -1,4 +1,4 @@
-"""Whether a connected worker is at work, and how much of its share it gets. liveness.py says what silence is."""
+"""Watches a connected worker: detects that it hangs or recovers, and sets its share of requests after a start."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ from trunkline_runtime.log import get_logger
 if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
-LONG_STEPS = 3.0  # steps of the largest size that a worker may be silent for beyond the time-out
-MOST_SILENCE_S = 4000.0  # whatever a worker says of its steps; the longest window of a batch is an hour
-LEAST_SHARE = 0.1  # of a worker that has this moment come
+LONG_STEPS = 3.0  # the time of this many steps of the largest size is added to the timeout
+MOST_SILENCE_S = 4000.0  # whatever a worker reports of its steps; the longest batch window is an hour
+LEAST_SHARE = 0.1  # of a worker that has just connected
 
 
 class WorkerHealth:
-    """Notices a worker that hangs, and that it is back; lets it start slowly."""
+    """Detects that a worker hangs and that it is back, and lets it start slowly."""
 
     def __init__(self, worker: ConnectedWorker, stub: "WorkerServiceAsyncStub", context: LinkContext) -> None:
         self._worker = worker
@@ -33,7 +33,7 @@ class WorkerHealth:
         self._log = get_logger()
 
     async def look_after(self) -> None:
-        """Until it is cancelled."""
+        """Watches the worker until it is cancelled."""
         clock_s, slow_start_s = self._context.clock_s, self._context.limits.slow_start_s
         while True:
             self._worker.slow_start_share = slow_start_share(clock_s() - self._started_s, slow_start_s)
@@ -57,7 +57,7 @@ class WorkerHealth:
         is_silent = self._liveness.is_silent(
             now_s, num_messages=num_messages, has_work=has_work, allowance_s=allowance_s
         )
-        # What was granted may never have come to the worker: before it is taken for hung it is asked.
+        # A granted request may never reach the worker, so the worker is asked before it counts as hung.
         is_granted = worker.granted_choices > 0
         if self._granted_liveness.is_silent(
             now_s, num_messages=num_messages, has_work=is_granted, allowance_s=allowance_s
@@ -67,15 +67,13 @@ class WorkerHealth:
         return is_silent
 
     async def _answers(self) -> bool:
-        """Whether the worker's engine answers; it does between two steps."""
-        timeout_s, proof = (
-            self._context.limits.inter_token_timeout_s,
-            self._context.proof("GetStats", self._worker.model),
-        )
+        """Whether the worker's engine answers, which it does between two steps."""
+        timeout_s = self._context.limits.inter_token_timeout_s
+        proof = self._context.proof("GetStats", self._worker.model)
         try:
             await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=proof)
         except grpc.aio.AioRpcError as error:
-            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # other trouble is the session's to notice
+            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # the session notices other errors
         return True
 
     def _hangs(self, num_messages: int) -> None:
@@ -84,7 +82,7 @@ class WorkerHealth:
         self._messages_when_hung = num_messages
         self._log.error("worker hangs", address=worker.address, choices=worker.session.num_open)
         self._context.on_change()
-        worker.session.give_up(f"the worker has said nothing for {self._liveness.timeout_s:g} s")
+        worker.session.give_up(f"the worker has sent nothing for {self._liveness.timeout_s:g} s")
 
     def _is_back(self, now_s: float) -> None:
         self._worker.is_hung = False
@@ -98,13 +96,13 @@ class WorkerHealth:
 
 
 def longest_silence_s(model: GetModelResponse, cost: StepCostModel) -> float:
-    """How long a worker that is well may say nothing: in its largest steps, and while a batch fills."""
+    """Returns how long a healthy worker may be silent: during its largest steps, and while a batch fills."""
     steps_s = LONG_STEPS * (cost.fixed_s + cost.token_s * model.max_step_tokens)
     return min(steps_s + model.batch_window_ms / 1e3, MOST_SILENCE_S)
 
 
 def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:
-    """How much of its full share a worker takes; from LEAST_SHARE to 1."""
+    """Returns the part of its full share that a worker takes, from LEAST_SHARE to 1."""
     if connected_for_s >= slow_start_s:
         return 1.0
     return LEAST_SHARE + (1 - LEAST_SHARE) * connected_for_s / slow_start_s

@@ -1,4 +1,4 @@
-"""Everything a router has with one worker: channel, model, cache events, session, load. Reconnects by itself."""
+"""A router's connection to one worker: channel, model, cache events, session, load. Reconnects by itself."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -28,17 +28,17 @@ from trunkline_runtime.log import get_logger
 if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
-UNARY_TIMEOUT_S = 10.0  # GetModel, from a worker that says it is up
+UNARY_TIMEOUT_S = 10.0  # for GetModel
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
-# After a false claim. What it took to see through it is spent again at each return.
+# Pause after a false claim. Each return of the worker costs the checks again.
 ASIDE_FIRST_S, ASIDE_MOST_S = 1.0, 60.0
 LOADING_S = 60.0  # a worker that was never connected may refuse this long without a warning: it loads its model
-HONEST_S = 300.0  # a connection that lasted for so long makes the next time aside short again
+HONEST_S = 300.0  # after a connection that lasted this long, the pause is ASIDE_FIRST_S again
 MAX_PROBLEM_CHARACTERS = 400
 SERVICE = "trunkline.v1.WorkerService"
-# Of one message. Workers send pieces of a quarter of a MiB. Earlier ones sent 1 MiB of cache or tokenizer at once,
-# and 16 MiB of outputs; one output with a prompt's log-probabilities has up to 17 MiB. Watches and sessions are parsed
-# in parts, the others at once.
+# Size limits of a message. Workers send pieces of a quarter of a MiB. Earlier versions sent 1 MiB of cache or tokenizer
+# at once, and 16 MiB of outputs; one output with a prompt's log-probabilities has up to 17 MiB. Messages of WatchCache
+# and Session are parsed in parts, the others at once.
 MOST_BYTES = {
     "GetModel": 256 << 10,
     "GetStats": 256 << 10,
@@ -49,19 +49,19 @@ MOST_BYTES = {
 
 
 class WorkerLink:
-    """Keeps one worker connected. `worker` is there while requests can be sent to it."""
+    """Keeps one worker connected. `worker` is None while no requests can be sent to it."""
 
     def __init__(self, address: str, context: LinkContext) -> None:
         self.address = address
         self.worker: ConnectedWorker | None = None
-        self.wanted = True  # once it is not, the present connection is the last one
-        self.is_named = True  # by this router's own sources; else only another router's lease speaks for it
-        self.is_on_trial = False  # a lease alone speaks for it, and no worker has been seen there yet
-        self.same_as: Link | None = None  # the link that has this worker already, by another name
+        self.wanted = True  # if False, the present connection is the last one
+        self.is_named = True  # by this router's own sources, not only by another router's lease
+        self.is_on_trial = False  # only a lease names it, and no worker has answered there yet
+        self.same_as: Link | None = None  # the link that already has this worker by another name
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = WorkerBreaker(context.on_change)
-        self.connect_attempts = ConnectAttempts()  # to connect
+        self.connect_attempts = ConnectAttempts()
         self._context = context
         self._sweeping: asyncio.Task[None] | None = None
         self._connected_s = 0.0
@@ -69,7 +69,7 @@ class WorkerLink:
         self._log = get_logger()
 
     async def run(self) -> None:
-        """Connects, and again whenever the connection ends, as long as it is wanted."""
+        """Connects, and reconnects whenever the connection ends, as long as the link is wanted."""
         backoff_s, aside_s = BACKOFF_FIRST_S, ASIDE_FIRST_S
         last_logged = (False, "")
         first_attempt_s = self._context.clock_s()
@@ -90,7 +90,7 @@ class WorkerLink:
             except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
                 problem = str(error) or type(error).__name__
                 is_false = isinstance(error, FalseClaim)
-            except Exception as error:  # one worker's nonsense must not end the router for all the others
+            except Exception as error:  # one worker's errors must not end the router for all the others
                 problem = f"unexpected {type(error).__name__}"
                 self._log.error("unexpected error", address=self.address, exc_info=error)
             finally:
@@ -119,7 +119,7 @@ class WorkerLink:
             await self._sweeping
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        """One connection: returns or raises when it is over."""
+        """Runs one connection. Returns or raises when it is over."""
         stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         check_model(model, self._context.grant_key)
@@ -134,8 +134,8 @@ class WorkerLink:
         tokenizer = await self._context.tokenizers.of(model, stub)
         if tokenizer.largest_id >= model.vocab_size:
             raise WorkerUnusable(
-                f"the worker's tokenizer is another model's: it has a token {tokenizer.largest_id}, and the model's "
-                f"vocab_size is {model.vocab_size}"
+                f"the worker's tokenizer belongs to another model: it has a token {tokenizer.largest_id}, but the "
+                f"model's vocab_size is {model.vocab_size}"
             )
         session = WorkerSession(vocab_size=model.vocab_size, most_tokens=max_total_tokens(model))
         worker = ConnectedWorker(
@@ -158,10 +158,10 @@ class WorkerLink:
         try:
             done, _ = await asyncio.wait({talking, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                if not task.cancelled():  # a stream that broke while it was written to
+                if not task.cancelled():  # cancelled: a stream that broke during a write
                     task.result()
         finally:
-            self.worker = None  # before anything else runs: a worker that is gone must not be chosen
+            self.worker = None  # before any other task runs: a worker that is lost must not be chosen
             self._context.on_change()
             self.connect_attempts.lost()
             for task in (talking, watch, ready, looking):
@@ -172,7 +172,7 @@ class WorkerLink:
                 self._sweeping = asyncio.create_task(self._sweep())
 
     async def _sweep(self) -> None:
-        """Rids the index of what is lost, while requests and another connection go on."""
+        """Removes the lost worker's blocks from the index, while requests and another connection go on."""
         for _ in iter(self._context.index.sweep, False):
             await asyncio.sleep(0)
 
@@ -189,6 +189,6 @@ class WorkerLink:
 
 
 def one_line(problem: str) -> str:
-    """What a worker's words may be a part of, as a person can read it: in one printable line."""
+    """Returns a message, which may quote the worker, as one printable line."""
     shown = "".join(c if c.isprintable() else " " for c in problem[:MAX_PROBLEM_CHARACTERS])
     return " ".join(shown.split())

@@ -1,7 +1,7 @@
-"""Workers that are known by several names: 127.0.0.1 and localhost, a pod's name and its address.
+"""Recognizes a worker that has several names: 127.0.0.1 and localhost, a pod's name and its address.
 
-A worker is one worker by whichever name it is reached: its requests, its cache and its load are counted once. Two names
-are one worker's where it says the same of itself by both, and both lead to the same address and port.
+Its requests, cache and load are counted once, under one name. Two names belong to one worker if it reports the same id
+and epoch under both, and both resolve to the same address and port.
 """
 
 import asyncio
@@ -16,25 +16,25 @@ from trunkline_router.workers.connected_worker import ConnectedWorker
 
 
 class Link(Protocol):
-    """What is known here of a router's connection to a worker."""
+    """The part of a WorkerLink that is needed here."""
 
     address: str
     worker: ConnectedWorker | None
 
 
 class SameWorker(Exception):
-    """Another link has this worker already. One line for a person."""
+    """Another link has this worker already. The message is one line."""
 
     def __init__(self, holder: Link) -> None:
         super().__init__(f"the same worker as {holder.address}")
         self.holder = holder
 
 
-Place = frozenset[tuple[str, str]]  # IP addresses and port that a name stands for; empty: it could not be looked up
+Place = frozenset[tuple[str, str]]  # (IP address, port) pairs of a name; empty: the lookup failed
 
 
 async def place_of(address: str) -> Place:
-    """Where connections to host:port go."""
+    """Returns where connections to host:port go."""
     host, _, port = address.rpartition(":")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -44,14 +44,14 @@ async def place_of(address: str) -> Place:
 
 
 def _canonical(ip: str | int) -> str:
-    """One name for all of a host's own addresses of itself."""
+    """Maps all loopback addresses to one name."""
     return "loopback" if ip_address(str(ip).partition("%")[0]).is_loopback else str(ip)
 
 
 class WorkerNames:
-    """Which of a router's links has which life of a worker; a worker's epoch is drawn anew at each start.
+    """Which link of a router holds which life of a worker. A worker draws a new epoch at each start.
 
-    A worker that only claims another one's name and epoch, from elsewhere, takes neither its place nor its requests.
+    A worker elsewhere that claims another one's id and epoch takes neither its place nor its requests.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class WorkerNames:
 
     @contextmanager
     def held(self, model: GetModelResponse, link: Link, place: Place) -> Iterator[None]:
-        """The worker is this link's, in here. Raises SameWorker."""
+        """Holds the worker for this link. Raises SameWorker if another link holds it."""
         life = model.worker_id, model.epoch
         holders = self._holders.setdefault(life, [])
         for holder, held_place in holders:

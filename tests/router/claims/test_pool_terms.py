@@ -95,4 +95,4 @@ async def test_defaults_that_few_workers_have_are_nobodys() -> None:
 async def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_though_it_comes_alone() -> None:
     small = FakeWorker("small", vocab_size=VOCAB_SIZE - 1, model="other")
     async with cluster(FakeWorker("good"), small, expected=(True, False)) as router:
-        await until(lambda: "tokenizer is another model's" in router.links[1].problem)
+        await until(lambda: "tokenizer belongs to another model" in router.links[1].problem)

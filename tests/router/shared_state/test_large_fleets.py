@@ -119,7 +119,9 @@ async def test_what_a_router_knows_already_takes_no_room_from_what_is_new(redis:
                 break
             await fleet.listen()
         assert fleet.neighbours.versions == versions
-        assert len(fleet.neighbours._said) * 400 == sum(len(said.credits) for said in fleet.neighbours._said.values())
+        assert len(fleet.neighbours._reports) * 400 == sum(
+            len(said.credits) for said in fleet.neighbours._reports.values()
+        )
         assert not (await fleet.listen()).changed
         for name in (names[0], names[31], names[62]):
             busiest = sent_to(1600, rng)
@@ -176,7 +178,7 @@ def test_beyond_what_is_kept_the_busiest_routers_keep_the_workers_they_sent_the_
     said = {f"router-{number}": NeighbourReport(1, sent_to(200, rng), ()) for number in range(40)}
     said |= {f"busy-{number}": NeighbourReport(1, sent_to(MOST_CREDITS // 10, rng), ()) for number in range(20)}
     neighbours.hear(SyncReply("life", tuple(said), said))
-    kept = neighbours._said
+    kept = neighbours._reports
     assert sum(len(other.credits) for other in kept.values()) <= MOST_CREDITS
     for name, other in said.items():
         if name.startswith("router"):

@@ -113,7 +113,7 @@ async def test_what_is_read_in_one_turn_is_bounded_and_sharing_goes_on(
         assert max(sum(map(len, pieces)) for pieces in answers) <= MOST_ANSWER_BYTES
         for router in both.routers:
             assert len(router.convictions._ends) <= MAX_CONVICTIONS
-            assert sum(len(said.credits) for said in router._sync.neighbours._said.values()) <= MOST_CREDITS
+            assert sum(len(said.credits) for said in router._sync.neighbours._reports.values()) <= MOST_CREDITS
             assert len(router.fleet.known) <= 4096
         both.clock.pass_s(5.0)
         await both.turn()
@@ -257,7 +257,7 @@ def test_routers_that_say_too_much_together_are_heard_in_part_and_the_small_ones
     neighbours.hear(SyncReply("life", (*changed, "small"), {**changed, "small": small}))
     assert neighbours.credits()[WorkerKey("real", 1)] == Credit(1, 7)
     assert "tenant" in neighbours.competing
-    assert sum(len(said.credits) for said in neighbours._said.values()) <= MOST_CREDITS
+    assert sum(len(said.credits) for said in neighbours._reports.values()) <= MOST_CREDITS
     assert len(neighbours.competing) <= MOST_TENANTS
 
 

@@ -29,11 +29,11 @@ from trunkline_router.workers.cache_watch import _EVENTS, MOST_EVENTS, UNSEEN_BY
 MOST_STALL_S = 0.010  # 2 to 4 ms with the fake worker's own work, 8 beside a busy core; all in one turn takes 10 to 50
 SET_ASIDE = {
     "more blocks than its pool has": "caches more than 100000 blocks",
-    "half a hash": "no multiple of 16",
-    "empty events": f"more than {MOST_EVENTS} events",
+    "half a hash": "not a multiple of 16",
+    "empty events": f"more than {MOST_EVENTS} cache events",
     "stored and cleared on and on": "emptied its cache",
     "a few at a time": "emptied its cache",
-    "more than a message may have": "more of its cache in one message",
+    "more than a message may have": "more about its cache in one message",
 }
 
 
@@ -138,7 +138,7 @@ def test_a_cache_message_of_more_events_than_a_step_has_is_not_parsed(entry: byt
     raw = WatchCacheResponse(epoch=1, sequence=2).SerializeToString() + nested(_EVENTS, events)
     if count > MOST_EVENTS:
         begun_s = time.thread_time()
-        with pytest.raises(FalseClaim, match=f"more than {MOST_EVENTS} events"):
+        with pytest.raises(FalseClaim, match=f"more than {MOST_EVENTS} cache events"):
             parsed(raw + b" " * UNSEEN_BYTES)
         assert time.thread_time() - begun_s < 0.05
     else:
