@@ -1,1 +1,1 @@
-"""Which worker gets a request. Pure."""
+"""Chooses the worker for a request. Pure."""

@@ -1,4 +1,4 @@
-"""What routers have sent to workers, as they tell one another so that they do not herd. Pure."""
+"""What routers have sent to workers. They exchange it so that they do not all choose the same worker. Pure."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What has been sent to one worker, and not been heard the end of."""
+    """Requests that were sent to one worker and have not ended."""
 
     choices: int
     tokens: int  # uncached tokens of requests without a first output
@@ -19,7 +19,7 @@ NO_CREDIT = Credit(0, 0)
 
 
 def summed(told: Iterable[Mapping[Key, Credit]]) -> dict[Key, Credit]:
-    """What several routers have sent where, together."""
+    """Returns what several routers have sent to each worker, together."""
     sums: dict[Key, Credit] = {}
     for credits in told:
         for key, credit in credits.items():

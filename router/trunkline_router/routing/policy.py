@@ -1,7 +1,7 @@
-"""Which worker gets a request, and why: one pure function of what is known of the workers, for each policy there is.
+"""The routing policies: each is a pure function from a request and the workers' numbers to a worker and a reason.
 
-predicted-ttft, the default, takes the worker that should give the first token soonest (ttft.py). A prefix that many
-want is computed by another worker too as soon as waiting for its holder costs more than that.
+predicted-ttft, the default, takes the worker that should give the first token soonest (ttft.py). Another worker
+computes a popular prefix too once that costs less than waiting for the worker that holds it.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.routing.ttft import FEW_WORKERS, TERM_NAMES, Prediction, predict, queued_before
 from trunkline_router.routing.worker_facts import Column, WorkerTable, hash_53
 
-# Predicted times within this share of the best, within the time of one block, or within this time are equals. What
-# workers have learned of their steps differs by as much, and one that seems slower is never sent what would correct it.
+# Predicted times within this share of the best, within the time of one block, or within NEAR_S count as equal. Workers'
+# step costs differ by as much from measurement alone, and a worker that seems slower gets no request to correct that.
 NEAR_SHARE = 0.02
 NEAR_S = 3e-3
-# A worker takes no request for its place by rendezvous hashing while it has more than its even share of choices by this
-# factor, and none for its sessions by that one.
+# A worker gets no request by rendezvous hashing while its choices exceed an even share by the first factor, and none
+# for its sessions while they exceed it by the second.
 HASH_LOAD_BOUND = 1.25
 AFFINITY_LOAD_BOUND = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker as it was weighed. See RouteCandidate in fleet.proto; the names are the same."""
+    """A worker as the policy weighed it. The names are those of RouteCandidate in fleet.proto."""
 
     worker_id: str
     matched_tokens: int
@@ -47,20 +47,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """The decision and what it was made of."""
+    """A routing decision and its inputs."""
 
     policy: PolicyName
-    chosen: int  # place among the workers: names may repeat where workers are set up carelessly
+    chosen: int  # index of the worker: names may repeat if workers are misconfigured
     worker_id: str
     matched_tokens: int  # of the chosen worker
     reason: str  # in one sentence
     request: RouteRequest
     workers: WorkerTable
     prediction: Prediction | None  # None: the policy compares something else
-    order: Sequence[float] | Column  # what the policy compared, by worker: less is better
+    order: Sequence[float] | Column  # by worker: the value that the policy compared; less is better
 
     def candidate(self, place: int) -> Candidate:
-        """One of the workers."""
+        """Returns one of the workers."""
         facts = self.workers.row(place)
         costs = dict.fromkeys(TERM_NAMES, 0.0) if self.prediction is None else self.prediction.terms_of(place)
         return Candidate(
@@ -74,13 +74,13 @@ class RoutePlan:
         )
 
     def best(self, most: int) -> list[Candidate]:
-        """The chosen one, then the others, the better ones first; `most` in all."""
+        """Returns at most `most` candidates: the chosen worker, then the others from best to worst."""
         places = [int(place) for place in np.argsort(self.order, kind="stable") if place != self.chosen]
         return [self.candidate(place) for place in (self.chosen, *places[: most - 1])]
 
     @property
     def candidates(self) -> list[Candidate]:
-        """All, in the order in which they were given."""
+        """All candidates, in the order of the workers."""
         return [self.candidate(place) for place in range(len(self.workers.worker_ids))]
 
 
@@ -95,7 +95,7 @@ class _Choice:
 def choose(
     request: RouteRequest, workers: WorkerTable, prefix_key: int, policy: RoutingPolicy, rng: Random
 ) -> RoutePlan:
-    """The plan for a request; there must be a worker.  prefix_key: equal for prompts that begin alike"""
+    """Returns the plan for a request; there must be a worker. `prefix_key`: equal for prompts that begin alike."""
     match policy.name:
         case PolicyName.PREDICTED_TTFT:
             choice = _soonest(request, workers, rng)
@@ -122,8 +122,8 @@ def choose(
 
 
 def _soonest(request: RouteRequest, workers: WorkerTable, rng: Random) -> _Choice:
-    """Of near-equals, those with the least to compute: a tie is no reason to compute a prefix once more. Of these, one
-    is drawn: unrelated requests spread, and routers that know the same do not all choose the same."""
+    """Draws one of the workers that have the least to compute among those near the soonest: so a tie does not make two
+    workers compute a prefix, unrelated requests spread, and routers do not all choose the same worker."""
     prediction = predict(request, workers, rng.random())
     near, equals, near_s = (_equals_of_few if len(workers.worker_ids) <= FEW_WORKERS else _equals)(workers, prediction)
     place = _draw(equals, rng)
@@ -139,7 +139,7 @@ def _soonest(request: RouteRequest, workers: WorkerTable, rng: Random) -> _Choic
 
 
 def _equals(workers: WorkerTable, prediction: Prediction) -> tuple[int, Sequence[int] | NDArray[np.intp], float]:
-    """How many workers are near the soonest, those of them with the least to compute, and how near that is."""
+    """Returns how many workers are near the soonest, those of them with the least to compute, and the near time."""
     cost_s, matched = np.asarray(prediction.cost_s), np.asarray(workers.matched_tokens)
     best = int(cost_s.argmin())
     near_s = _near_s(prediction, best)
@@ -150,7 +150,7 @@ def _equals(workers: WorkerTable, prediction: Prediction) -> tuple[int, Sequence
 
 
 def _equals_of_few(workers: WorkerTable, prediction: Prediction) -> tuple[int, Sequence[int], float]:
-    """The same of each worker by itself."""
+    """As _equals(), in plain Python: faster for a few workers."""
     cost_s, matched = prediction.cost_s, workers.matched_tokens
     best_s = min(cost_s)
     near_s = _near_s(prediction, list(cost_s).index(best_s))
@@ -165,7 +165,7 @@ def _near_s(prediction: Prediction, best: int) -> float:
 
 
 def _holder(request: RouteRequest, workers: WorkerTable, policy: RoutingPolicy, rng: Random) -> _Choice:
-    """The worker that had the session's last request; without one, or where it has too much to do, the soonest."""
+    """Takes the worker of the session's last request; the soonest if there is none, or it has too many choices."""
     soonest = _soonest(request, workers, rng)
     holder = policy.holder(request.affinity_key)
     if not request.affinity_key:
@@ -196,7 +196,7 @@ def _least_load(workers: WorkerTable, rng: Random) -> _Choice:
 
 def _hashed(request: RouteRequest, workers: WorkerTable, prefix_key: int) -> _Choice:
     """Rendezvous hashing (Thaler and Ravishankar, 1998) with bounded loads (Mirrokni et al., 2018): every worker has a
-    rank of its own for every key, so one that comes or goes moves no key between others."""
+    rank of its own for every key, so a worker that joins or leaves moves no key between the others."""
     key = hash_53(request.affinity_key) if request.affinity_key else prefix_key
     ranks = _mix(workers.columns.name_hash.astype(np.uint64) ^ np.uint64(key & (1 << 64) - 1)).astype(np.float64)
     bound = _load_bound(workers, HASH_LOAD_BOUND)
@@ -219,7 +219,7 @@ def _next_in_turn(workers: WorkerTable, policy: RoutingPolicy) -> _Choice:
 
 
 def _load_bound(workers: WorkerTable, factor: float) -> float:
-    """So many choices are too many: more than an even share, the new one included, times a factor."""
+    """Returns the number of choices that is too many: an even share, with the new request, times the factor."""
     choices = workers.columns.choices
     return float(np.ceil(factor * (choices.sum() + 1.0) / len(choices)))
 

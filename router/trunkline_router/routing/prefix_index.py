@@ -1,8 +1,7 @@
-"""Which workers hold which blocks, as far as their events tell. Pure: no I/O, no clock.
+"""Which workers hold which blocks, according to their events. Pure: no I/O, no clock.
 
-For every block one integer whose bits are the workers that hold it, so that one search serves a whole fleet. A hash is
-a hint: of a digest only KEY_BITS are kept, and if the index is wrong, a request is computed where it need not have
-been, and nothing else.
+Each block has one integer whose bits are the workers that hold it, so one search serves a whole fleet. The index is a
+hint: it keeps only KEY_BITS of a digest, and an error means only that a worker computes a prefix that another one had.
 """
 
 from collections.abc import Sequence
@@ -10,34 +9,34 @@ from struct import unpack
 
 KEY_BITS = 60  # an int of two digits in CPython: 32 bytes
 SHIFT = 64 - KEY_BITS
-# Small tables: none takes long to grow or to be swept.
+# Small tables: growing or sweeping one takes little time.
 SHARDS = 1024
 MOST_SHARED_MASKS = 1 << 16
 
 
 def keys_of(digests: bytes) -> list[int]:
-    """The index's keys of digests that are laid end to end."""
+    """Returns the index keys of concatenated digests."""
     halves = unpack(f">{len(digests) // 8}Q", digests)
     return [half >> SHIFT for half in halves[::2]]
 
 
 class PrefixIndex:
-    """Blocks of any number of workers. A worker is a slot, the number of its bit; see attach()."""
+    """The blocks of any number of workers. Each worker has a slot, the number of its bit; see attach()."""
 
     def __init__(self) -> None:
         self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]  # key → bits of the workers that hold it
         self._masks: dict[int, int] = {}  # equal masks are one object
         self._expected: dict[int, int] = {}  # key → bits of the workers that are about to hold it
-        self._expecting: dict[int, dict[int, int]] = {}  # by slot: key → by how many requests
-        self._free: list[int] = []  # slots that nothing refers to
+        self._expecting: dict[int, dict[int, int]] = {}  # by slot: key → how many requests expect it
+        self._free: list[int] = []  # unused slots
         self._num_slots = 0
-        self._retired: dict[int, int] = {}  # slots of workers that are gone → shards still to be swept
+        self._retired: dict[int, int] = {}  # slots of lost workers → shards still to be swept
         self._cursor = 0  # the next shard to be swept
         self._distrusted = 0  # bits of the workers whose reports do not count
         self.num_held: dict[int, int] = {}  # by slot: blocks
 
     def attach(self) -> int:
-        """A slot for a worker that holds nothing yet."""
+        """Returns a slot for a worker that holds nothing yet."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -47,7 +46,7 @@ class PrefixIndex:
         return slot
 
     def detach(self, slot: int) -> None:
-        """A worker is gone, at once; what was known of it is swept out bit by bit, by whoever calls sweep()."""
+        """Removes a worker at once. Calls of sweep() free its blocks step by step."""
         self.trust(slot)
         self._forget_expected(slot)
         if self.num_held.pop(slot):
@@ -56,7 +55,7 @@ class PrefixIndex:
             self._free.append(slot)
 
     def store(self, slot: int, keys: Sequence[int]) -> None:
-        """A worker holds these blocks."""
+        """Records that a worker holds these blocks."""
         bit, shards, masks, fresh = 1 << slot, self._shards, self._masks, 0
         for key in keys:
             shard = shards[key % SHARDS]
@@ -72,7 +71,7 @@ class PrefixIndex:
             self.sweep()
 
     def remove(self, slot: int, keys: Sequence[int]) -> None:
-        """A worker holds these blocks no longer."""
+        """Records that a worker no longer holds these blocks."""
         bit, shards, masks, gone = 1 << slot, self._shards, self._masks, 0
         for key in keys:
             shard = shards[key % SHARDS]
@@ -87,7 +86,7 @@ class PrefixIndex:
         self.num_held[slot] -= gone
 
     def sweep(self) -> bool:
-        """Frees a slice of what workers held that are gone; whether more of it is left."""
+        """Frees a slice of the blocks of lost workers. Returns whether more are left."""
         if not self._retired:
             return False
         gone = 0
@@ -110,16 +109,16 @@ class PrefixIndex:
         return bool(self._retired)
 
     def distrust(self, slot: int) -> None:
-        """What a worker reports is kept, but does not count until trust(): only what is expected of it does."""
+        """Ignores a worker's reported blocks until trust(); they are kept, and its expected blocks still count."""
         self._distrusted |= 1 << slot
 
     def trust(self, slot: int) -> None:
         self._distrusted &= ~(1 << slot)
 
-    # What workers are about to hold: prompts of requests that have just been sent there
+    # Expected blocks: prompts of requests that were just sent to a worker
 
     def expect(self, slot: int, keys: Sequence[int]) -> None:
-        """Until stop_expecting() these blocks count as held there."""
+        """Counts these blocks as held by the worker until stop_expecting()."""
         bit, counts, expected = 1 << slot, self._expecting[slot], self._expected
         for key in keys:
             count = counts.get(key, 0)
@@ -142,11 +141,11 @@ class PrefixIndex:
                 del expected[key]
 
     def num_expected(self, slot: int) -> int:
-        """Blocks that a worker is about to hold."""
+        """Returns how many blocks a worker is expected to hold."""
         return len(self._expecting[slot])
 
     def move_expected(self, slot: int, to: int) -> None:
-        """What was expected of one slot is expected of another, of which nothing is."""
+        """Moves the expected blocks of one slot to another, which must have none."""
         assert not self._expecting[to], "the other slot is in use"
         bit = 1 << to
         for key in self._expecting[slot]:
@@ -168,11 +167,11 @@ class PrefixIndex:
 
     @property
     def num_slots(self) -> int:
-        """Slots are smaller than this."""
+        """All slots are below this."""
         return self._num_slots
 
     def reported(self, slot: int, chain: Sequence[int]) -> int:
-        """How many leading blocks of a chain a worker holds by its own account, whether it counts or not."""
+        """Returns how many leading blocks of a chain a worker reports to hold, whether or not its reports count."""
         bit, shards = 1 << slot, self._shards
         low, high = 0, len(chain)
         while low < high:
@@ -185,13 +184,13 @@ class PrefixIndex:
         return low
 
     def match(self, chain: Sequence[int], among: int) -> list[tuple[int, int]]:
-        """How many leading blocks of a chain each worker holds: (count, bits of the workers with just that many).
+        """Returns how many leading blocks of a chain each worker holds: (count, bits of the workers with that count).
 
-        among: bits of the workers asked about; every one of them is in the answer once
+        among: bits of the workers to look for; each of them is in the result once
 
-        What a worker holds is prefix-closed, so the border lies by bisection: one probe tells of all workers at once,
-        and only where they differ the search divides. Between the events of one step a cache can be not closed for a
-        moment; then the answer is a hint that is off.
+        The blocks of a worker are prefix-closed, so bisection finds the first missing one. One probe answers for all
+        workers, and the search splits only where they differ. Between the events of one step a cache may not be
+        prefix-closed for a moment; the result is then inexact, which is harmless.
         """
         shards, expected, trusted = self._shards, self._expected, among & ~self._distrusted
         found: list[tuple[int, int]] = []
@@ -218,7 +217,7 @@ class PrefixIndex:
         return found
 
     def check_integrity(self) -> None:
-        """Asserts that counts agree with bits, and that every worker that is referred to is there."""
+        """Asserts that the counts agree with the bits, and that all bits belong to known workers."""
         known = 0
         for slot in (*self.num_held, *self._retired):
             known |= 1 << slot

@@ -1,4 +1,4 @@
-"""From a prompt and the workers of its model to the worker that gets it: hashing, matching, choosing. Pure."""
+"""Routes a prompt to one of its model's workers: hashing, matching, choosing. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,15 +20,15 @@ from trunkline_router.routing.worker_state import InFlight, Kind, WorkerState
 
 W = TypeVar("W", bound=WorkerState)
 
-# Prompts that share this many blocks begin alike, for a policy that goes by that.
+# Prompts that share this many leading blocks count as beginning alike.
 BEGINNING_BLOCKS = 16
-# More bits than this are faster found all at once.
+# More set bits than this are found faster all at once.
 FEW_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[W]):
-    """Where a request goes: the worker, the prompt's keys as that worker counts them, and why it was chosen."""
+    """A request's worker, the prompt's block keys for that worker, and the decision."""
 
     request: RouteRequest
     worker: W
@@ -38,8 +38,8 @@ class Route(Generic[W]):
 
     @contextmanager
     def in_flight(self, *, is_granted: bool = False) -> Iterator[InFlight]:
-        """Counts the request at its worker from dispatch to its end, whichever way it ends. `is_granted`: its client
-        goes there by itself, or does not."""
+        """Counts the request at its worker while the context is open. `is_granted`: the client takes it there with a
+        grant, or never does."""
         self.policy.has_sent(self.request.affinity_key, self.worker.worker_id)
         with self.worker.in_flight(self.request, self.plan, self.chain, is_granted=is_granted) as flight:
             yield flight
@@ -48,12 +48,12 @@ class Route(Generic[W]):
 def route(
     index: PrefixIndex, workers: Sequence[W], request: RouteRequest, policy: RoutingPolicy, rng: Random
 ) -> Route[W]:
-    """Chooses among `workers`, at least one, all of which could answer. Changes nothing: see Route.in_flight()."""
+    """Chooses among `workers`, at least one, all able to answer. Changes no state: see Route.in_flight()."""
     return route_chains(index, workers, request, chains_of(workers, request), policy, rng)
 
 
 def chains_of(workers: Iterable[WorkerState], request: RouteRequest) -> dict[Kind, list[int]]:
-    """The prompt's keys, as workers with these weights and block sizes count them."""
+    """Returns the prompt's block keys for each pair of weights and block size among the workers."""
     return {kind: _chain(kind, request) for kind in {worker.kind for worker in workers}}
 
 
@@ -65,7 +65,7 @@ def route_chains(
     policy: RoutingPolicy,
     rng: Random,
 ) -> Route[W]:
-    """As route(), of a prompt that has been hashed."""
+    """As route(), for a prompt that is already hashed."""
     matched_tokens: Sequence[float] | Column
     if len(workers) <= FEW_WORKERS:
         matched_tokens = [_matched_there(index, worker, chains[worker.kind], request) for worker in workers]
@@ -93,7 +93,7 @@ def _chain(kind: Kind, request: RouteRequest) -> list[int]:
 
 
 def _matched_there(index: PrefixIndex, worker: WorkerState, chain: Sequence[int], request: RouteRequest) -> float:
-    """How many leading tokens of the prompt one worker need not compute."""
+    """Returns how many leading tokens of the prompt one worker need not compute."""
     ((count, _),) = index.match(chain, worker.blocks.bit)
     block_size = worker.kind[1]
     return float(min(count * block_size, request.most_reusable(block_size)))
@@ -102,7 +102,7 @@ def _matched_there(index: PrefixIndex, worker: WorkerState, chain: Sequence[int]
 def _matched_tokens(
     index: PrefixIndex, chain: Sequence[int], slots: NDArray[np.int64], block_size: int, request: RouteRequest
 ) -> Column:
-    """How many leading tokens of the prompt the workers in these slots need not compute."""
+    """Returns how many leading tokens of the prompt the workers in these slots need not compute: [num_slots]."""
     num_slots = index.num_slots
     asked = np.zeros(num_slots, np.bool_)
     asked[slots] = True

@@ -1,4 +1,4 @@
-"""What routing must know of a request."""
+"""A request as the routing policy sees it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ NUM_LANES = 3
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """A request at the moment of choosing. One that goes on elsewhere brings what it has said as a part of its prompt.
+    """A request at the moment of the decision. If it continues after a failure, its prompt includes the output so far.
 
-    `now_s` is on the clock that tells WorkerState when it heard of its worker.
+    `now_s` is on the same clock as the times that WorkerState gets.
     """
 
     prompt: Sequence[int]
     now_s: float = 0.0
     salt: bytes = b""
-    lane: int = STANDARD  # 0, 1, 2: lower ones go first
+    lane: int = STANDARD  # 0, 1 or 2: lower ones go first
     choices: int = 1
-    may_use_cache: bool = True  # not where every token of the prompt must be computed
-    affinity_key: str = ""  # requests with an equal one belong together; empty: with none
+    may_use_cache: bool = True  # False if every token of the prompt must be computed
+    affinity_key: str = ""  # equal for requests of one conversation; empty: none
 
     def most_reusable(self, block_size: int) -> int:
-        """Prompt tokens that a cache can save: whole blocks, and at least one token is computed."""
+        """Returns how many prompt tokens a cache can save: whole blocks, and at least one token is computed."""
         return (len(self.prompt) - 1) // block_size * block_size if self.may_use_cache else 0

@@ -1,4 +1,4 @@
-"""The routing policies that can be set, and what they remember from one request to the next."""
+"""The names of the routing policies, and the state that they keep between requests."""
 
 from collections import OrderedDict
 from enum import StrEnum
@@ -7,7 +7,7 @@ MOST_AFFINITY_KEYS = 1 << 16
 
 
 class PolicyName(StrEnum):
-    """As in --policy."""
+    """The values of --policy."""
 
     PREDICTED_TTFT = "predicted-ttft"
     LEAST_LOAD = "least-load"
@@ -17,19 +17,19 @@ class PolicyName(StrEnum):
 
 
 class RoutingPolicy:
-    """Read by route(), which changes nothing; changed by has_sent()."""
+    """The policy in use and its state, which route() reads and has_sent() changes."""
 
     def __init__(self, name: PolicyName | str = PolicyName.PREDICTED_TTFT) -> None:
         self.name = PolicyName(name)
         self.turn = 0  # requests sent so far
-        self._holders: OrderedDict[str, str] = OrderedDict()  # session → worker's name, the latest last
+        self._holders: OrderedDict[str, str] = OrderedDict()  # affinity key → worker id, the latest last
 
     def holder(self, affinity_key: str) -> str | None:
-        """The worker that had the session's last request."""
+        """Returns the worker of the last request with this key, None if there is none."""
         return self._holders.get(affinity_key) if affinity_key else None
 
     def has_sent(self, affinity_key: str, worker_id: str) -> None:
-        """A request of this session (empty: of none) goes to this worker."""
+        """Records that a request with this key (empty: none) goes to this worker."""
         self.turn += 1
         if not affinity_key or self.name is not PolicyName.SESSION_AFFINITY:
             return

@@ -1,8 +1,8 @@
-"""How soon each worker of a fleet would give a request its first token. Pure; all workers at once.
+"""Predicts how soon each worker would give a request its first token. Pure; all workers at once.
 
-A prompt is computed in chunks, one per step, behind those that were there before it, and every step also computes the
-decodes that run there. What a step takes, workers have learned and say. Where one has not said, it is taken to be like
-the others.
+A prompt is computed in chunks, one per step, after the prompts that are queued before it, and every step also computes
+the running decodes. Workers measure and report the cost of their steps. A worker that has not reported it is assumed to
+be like the others.
 """
 
 import math
@@ -15,33 +15,33 @@ import numpy as np
 from trunkline_router.routing.route_request import INTERACTIVE, RouteRequest
 from trunkline_router.routing.worker_facts import Column, Number, WorkerFacts, WorkerTable
 
-# Of a fleet that says nothing of its steps: costs count in tokens, and a decode slows a step by about 16 of them.
+# For a fleet without reported step costs: costs count in tokens, and a decode slows a step by about 16 of them.
 # fixed_s, token_s, kv_token_s, pair_s
 DEFAULT_STEP_COST = (1e-3, 1e-4, 1e-4 / 64, 0.0)
-# A worker fills a step with chunks for at least this share of what its decodes take, however long that is.
+# A worker gives the chunks in a step at least this share of the time of its decodes, however long that is.
 LEAST_ADDED_SHARE = 0.25
-# Tokens that a running choice still has to say, about: after so many steps its blocks are free.
+# Estimated tokens that a running choice still has to generate: after this many steps its blocks are free.
 REMAINING_TOKENS = 256
-# Where less of the pool is live, what waits does so for its turn only.
+# While a smaller share of the pool is live, requests wait for their turn only, not for blocks.
 FORESEEN_SHARE = 0.5
-# From this share of live blocks on, more choices mean preemptions soon. The penalty grows with the square of what is
-# beyond it, and where the pool is full it is the time to compute the prompt, or what a running choice holds, again.
+# Above this share of live blocks, more choices soon lead to preemptions. The penalty grows with the square of the
+# excess; for a full pool it is the time to recompute the prompt, or a running choice's context if that is longer.
 ROOMY_SHARE = 0.8
-MOST_CROWDED = 2.0  # in multiples of what lies between ROOMY_SHARE and full
-# What is computed although another worker holds it delays everybody else there, now and until the queue is empty again.
-# Counting this share of it for every choice there keeps a busy fleet from computing things twice to save one request a
-# little, which makes it busier still. Where even the shortest queue is long, all are: then only computing less helps,
-# and it counts once more for each SHORT_QUEUE_S of that. Without this a fleet that was overloaded once stays so, at
+MOST_CROWDED = 2.0  # in multiples of the range from ROOMY_SHARE to a full pool
+# Computing a prefix that another worker holds delays all other requests at a worker until its queue is empty again.
+# This share of that time counts for each choice there, so that a busy fleet does not compute prefixes twice to save one
+# request a little, and become busier still. If even the shortest queue is long, only computing less helps: the share
+# counts once more for each SHORT_QUEUE_S of it. Without this, a fleet that was once overloaded stays overloaded at
 # loads that it carries easily (bench/log.md).
 OTHERS_SHARE = 0.05
 SHORT_QUEUE_S = 0.01
-LEAST_START_SHARE = 0.01  # of a fresh worker: it is never slower than a hundred times what it is
-# Up to so many workers are weighed one by one: numpy takes as long for a single one as for fifty.
+LEAST_START_SHARE = 0.01  # of a fresh worker: it counts as at most a hundred times slower
+# Up to this many workers are weighed one by one: numpy takes as long for one as for fifty.
 FEW_WORKERS = 6
 
 
 class Terms(NamedTuple, Generic[Number]):
-    """Parts of the predicted time, in seconds: of one worker, or of all."""
+    """Parts of the predicted time, in seconds: of one worker, or of all workers."""
 
     queue_s: Number
     prefill_s: Number
@@ -56,24 +56,24 @@ TERM_NAMES = Terms._fields
 
 
 class Prediction(NamedTuple):
-    """By worker."""
+    """Predicted times, by worker."""
 
     terms: Sequence[Terms[float]] | Terms[Column]
     cost_s: Sequence[float] | Column
     block_s: Sequence[float] | Column  # time to compute one block of a prompt
 
     def terms_of(self, place: int) -> dict[str, float]:
-        """One worker's, by name."""
+        """Returns one worker's terms by name."""
         if isinstance(self.terms, Terms):
             return {name: float(getattr(self.terms, name)[place]) for name in TERM_NAMES}
         return self.terms[place]._asdict()
 
 
 def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Prediction:
-    """What each worker would take.
+    """Predicts the time of each worker.
 
-    draw: a random number in [0, 1): a worker whose slow-start share is at most this counts as so much slower for this
-    request, so that it has its full chance with that share of requests
+    draw: a random number in [0, 1). A worker whose slow-start share is at most this counts as slower for this request,
+    so that it competes at full speed for that share of requests
     """
     if len(workers.worker_ids) <= FEW_WORKERS:
         return _predict_few(request, workers, draw)
@@ -87,7 +87,7 @@ def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Predict
 
 
 def _predict_few(request: RouteRequest, workers: WorkerTable, draw: float) -> Prediction:
-    """The same of each worker by itself."""
+    """As predict(), in plain Python: faster for a few workers."""
     rows, matched = workers.rows, [float(tokens) for tokens in workers.matched_tokens]
     costs = _step_costs_of(rows)
     works = [_work_before(_FLOATS, request, facts, cost) for facts, cost in zip(rows, costs, strict=True)]
@@ -108,16 +108,16 @@ class _StepCost(NamedTuple, Generic[Number]):
 
 
 class _Work(NamedTuple, Generic[Number]):
-    """What stands before a request at a worker."""
+    """The work before a request at a worker."""
 
-    decoding_s: Number  # of each step
-    room: Number  # tokens of prompts in a step
+    decoding_s: Number  # per step
+    room: Number  # prompt tokens in a step
     queue_steps: Number
     queue_s: Number
 
 
 class _Fleet(NamedTuple):
-    """What a worker is compared with."""
+    """The fleet's values that a worker is compared with."""
 
     most_matched: float
     shortest_queue_s: float
@@ -126,7 +126,7 @@ class _Fleet(NamedTuple):
 
 
 class _Arithmetic(Protocol[Number]):
-    """What formulas need beside operators."""
+    """The functions that the formulas need in addition to operators."""
 
     def minimum(self, a: Number, b: Number | float, /) -> Number: ...
     def maximum(self, a: Number, b: Number | float, /) -> Number: ...
@@ -171,17 +171,17 @@ def _terms(
     uncached = len(request.prompt) - matched
     own_steps = of.ceil(uncached / room)
     prefill_s = uncached * (token_s + pair_s * (matched + uncached / 2)) + own_steps * fixed_s
-    # Half a step, because one is under way where something runs.
+    # Half a step, because one is under way if anything runs.
     decode_s = (own_steps + queue_steps) * decoding_s + 0.5 * (decoding_s + fixed_s) * (choices > 0)
 
     wanted_blocks = (of.minimum(queued, facts.waiting_tokens) + uncached) / facts.block_size + 1.0
     knows_pool = facts.total_blocks > 0
-    turnover_s = REMAINING_TOKENS * (fixed_s + decoding_s)  # in which those that run now will have ended
+    turnover_s = REMAINING_TOKENS * (fixed_s + decoding_s)  # until the choices that run now have ended
     missing = of.maximum(wanted_blocks - facts.available_blocks, 0.0) * knows_pool
     missing_share = of.minimum(missing / of.maximum(facts.live_blocks, 1.0), 1.0)
     places_share = of.maximum((choices + request.choices) / facts.most_running - 1.0, 0.0)
     share = (facts.live_blocks + wanted_blocks) / of.maximum(facts.total_blocks, 1.0) * knows_pool
-    # What waits may wait for room that a worker foresees to be needed, though there is some now.
+    # A worker may hold back waiting requests for blocks that running ones will need, even if some are free now.
     is_held_up = (missing > 0) | (places_share > 0) | (share > FORESEEN_SHARE)
     room_in_s = of.maximum(_admission_s(request, facts), turnover_s * of.maximum(missing_share, places_share))
     kv_wait_s = of.maximum(room_in_s - queue_s, 0.0) * is_held_up
@@ -190,10 +190,12 @@ def _terms(
     again = of.maximum(facts.decode_kv_tokens / of.maximum(choices, 1.0), float(len(request.prompt)))
     kv_penalty_s = crowded * crowded * again * token_s
 
-    # What counts is how much fresher than the others: they may have come together.
+    # The share counts relative to the freshest worker: a whole fleet may have started together.
     start = 1.0 - (fleet.freshest_share - of.maximum(facts.slow_start_share, LEAST_START_SHARE))
     slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= fleet.draw)
-    again_s = prefill_s * (fleet.most_matched - matched) / of.maximum(uncached, 1.0)  # for what another worker holds
+    again_s = (
+        prefill_s * (fleet.most_matched - matched) / of.maximum(uncached, 1.0)
+    )  # for the part that another worker holds
     others_s = OTHERS_SHARE * choices * (1.0 + fleet.shortest_queue_s / SHORT_QUEUE_S) * again_s
     return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s, others_s)
 
@@ -204,7 +206,7 @@ def _cost_s(terms: Terms[Number]) -> Number:
 
 
 def queued_before(request: RouteRequest, facts: WorkerFacts[Number]) -> Number:
-    """Uncached tokens of prompts that go before the request."""
+    """Returns the uncached tokens of prompts that go before the request."""
     return (facts.queued_interactive, facts.queued_standard, facts.queued_batch)[request.lane]
 
 
@@ -213,7 +215,7 @@ def _admission_s(request: RouteRequest, facts: WorkerFacts[Number]) -> Number:
 
 
 def _step_costs(facts: WorkerFacts[Column]) -> _StepCost[Column]:
-    """The median of the others, or the default, where a worker has not said."""
+    """Replaces missing costs by the median of the others, or by the default."""
     unknown = np.isnan(facts.fixed_s)
     if not unknown.any():
         return _StepCost(*facts[:4])
@@ -224,7 +226,7 @@ def _step_costs(facts: WorkerFacts[Column]) -> _StepCost[Column]:
 
 
 def _step_costs_of(rows: Sequence[WorkerFacts[float]]) -> list[_StepCost[float]]:
-    """The same of each worker by itself."""
+    """As _step_costs(), in plain Python."""
     known = [_StepCost(*facts[:4]) for facts in rows if not math.isnan(facts.fixed_s)]
     if len(known) == len(rows):
         return known

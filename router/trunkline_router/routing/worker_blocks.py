@@ -1,4 +1,4 @@
-"""What one worker's prefix cache holds: its part of the fleet's index."""
+"""The blocks in one worker's prefix cache: its part of the fleet's index."""
 
 from array import array
 from collections import deque
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from trunkline_router.routing.prefix_index import PrefixIndex
 
-# Of the prompts sent to a worker of late these are remembered, to be counted on where its own reports are not.
+# Recent prompts that are remembered for each worker, and count while its reports do not.
 MOST_RECENT_PROMPTS = 256
 MOST_RECENT_BLOCKS = 1 << 14  # of 8 bytes each
 
 
 class WorkerBlocks:
-    """Blocks that one worker holds, or is about to hold, by their keys: see prefix_index.py.
+    """The keys of blocks that one worker holds or is expected to hold, see prefix_index.py.
 
-    Expected ones are the prompts of requests that this router has just sent there: a burst with one prefix stays
-    together although the worker has not reported its blocks yet. They count as long as their request runs. While the
-    worker's reports do not count, recent prompts count too.
+    Expected blocks are those of the prompts of running requests that this router has sent there: so a burst with one
+    prefix stays together before the worker reports its blocks. While the worker's reports do not count, the blocks of
+    recent prompts count too.
     """
 
     def __init__(self, index: PrefixIndex) -> None:
@@ -32,7 +32,7 @@ class WorkerBlocks:
 
     @property
     def bit(self) -> int:
-        """The worker's bit in what the index answers."""
+        """The worker's bit in the results of the index."""
         return 1 << self.slot
 
     def store(self, keys: Sequence[int]) -> None:
@@ -42,11 +42,11 @@ class WorkerBlocks:
         self._index.remove(self.slot, keys)
 
     def reported(self, chain: Sequence[int]) -> int:
-        """How many leading blocks of a chain the worker holds by its own account."""
+        """Returns how many leading blocks of a chain the worker reports to hold."""
         return 0 if self._closed else self._index.reported(self.slot, chain)
 
     def clear(self) -> None:
-        """Forgets what was reported, at once; it is freed bit by bit. What is expected stays expected."""
+        """Forgets the reported blocks at once; calls of sweep() free them. Expected blocks stay."""
         if not len(self):
             return
         old, self.slot = self.slot, self._index.attach()
@@ -56,29 +56,29 @@ class WorkerBlocks:
         self._index.detach(old)
 
     def sweep(self) -> bool:
-        """Frees a slice of what is no longer held; whether more is left."""
+        """Frees a slice of the blocks that are no longer held. Returns whether more are left."""
         return self._index.sweep()
 
     def close(self) -> None:
-        """The worker is gone, and what it was expected to hold."""
+        """The worker is lost: forgets all of its blocks."""
         self._recent.clear()
         self._closed = True
         self._index.detach(self.slot)
 
-    # What this router sends there
+    # Blocks of requests that this router sends
 
     def expect(self, keys: Sequence[int]) -> None:
-        """Harmless after close(), when the slot may be another worker's."""
+        """Does nothing after close(), when the slot may belong to another worker."""
         if not self._closed:
             self._index.expect(self.slot, keys)
 
     def stop_expecting(self, keys: Sequence[int]) -> None:
-        """Harmless after close()."""
+        """Does nothing after close()."""
         if not self._closed:
             self._index.stop_expecting(self.slot, keys)
 
     def remember(self, chain: Sequence[int]) -> None:
-        """A prompt that was computed there."""
+        """Remembers a prompt that the worker has computed."""
         if self._closed:
             return
         self._recent.append(array("Q", chain[:MOST_RECENT_BLOCKS]))
@@ -92,7 +92,7 @@ class WorkerBlocks:
                 self.stop_expecting(oldest)
 
     def rely_on_reports(self) -> None:
-        """What the worker reports counts, and what is on its way there."""
+        """From now on the worker's reports count, and expected blocks of running requests."""
         if self._by_dispatches and not self._closed:
             self._by_dispatches = False
             self._index.trust(self.slot)
@@ -100,7 +100,7 @@ class WorkerBlocks:
                 self.stop_expecting(chain)
 
     def rely_on_dispatches(self) -> None:
-        """What this router sent there of late counts, and nothing that the worker reports."""
+        """From now on the blocks of recent prompts count, and the worker's reports do not."""
         if not self._by_dispatches and not self._closed:
             self._by_dispatches = True
             self._index.distrust(self.slot)
@@ -109,5 +109,5 @@ class WorkerBlocks:
 
     @property
     def num_expected(self) -> int:
-        """Blocks that requests on their way will leave there, and recent ones while they count."""
+        """Blocks of running requests, and of recent prompts while these count."""
         return 0 if self._closed else self._index.num_expected(self.slot)

@@ -1,4 +1,4 @@
-"""What the policy reads of a worker, as numbers that lie side by side for a whole fleet."""
+"""The numbers that the policy reads of a worker, as rows and columns of a table of the fleet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ Number = TypeVar("Number", float, Column)  # of one worker, or of all of them
 
 
 class WorkerFacts(NamedTuple, Generic[Number]):
-    """One worker, all floats: they travel as one row of a table. Or all workers, all columns of that table."""
+    """One worker's numbers as floats, one row of a table; or all workers' as columns of the table."""
 
-    # What a step takes, see StepCostModel; not a number where the worker has not said
+    # The time of a step, see StepCostModel; NaN if the worker has not reported it
     fixed_s: Number
     token_s: Number
     kv_token_s: Number
     pair_s: Number
     step_tokens: Number  # most in a step
     lower_step_tokens: Number  # most of the lower lanes
-    step_target_s: Number  # a step with chunks of prompts stays under it; infinite: no target
-    # Uncached tokens of prompts before a request of each lane: of its lane and those above
+    step_target_s: Number  # bound on a step with chunks of prompts; infinite: none
+    # Uncached tokens of prompts before a request of each lane: of its lane and higher lanes
     queued_interactive: Number
     queued_standard: Number
     queued_batch: Number
-    waiting_tokens: Number  # of prompts that have no blocks yet, whatever their lane
-    queued_context: Number  # (query, key) pairs of such a token, about
+    waiting_tokens: Number  # of prompts that have no blocks yet, in all lanes
+    queued_context: Number  # estimated (query, key) pairs per queued token
     choices: Number  # running and waiting
     most_running: Number  # choices
-    decode_kv_tokens: Number  # context lengths of those that run or soon will, summed
+    decode_kv_tokens: Number  # sum of the context lengths of choices that run or soon will
     block_size: Number
     live_blocks: Number
-    available_blocks: Number  # free, or cached and nothing else
-    total_blocks: Number  # 0: not said
-    # When what waits in a lane and those above will have been admitted; 0: nothing waits
+    available_blocks: Number  # free, or only cached
+    total_blocks: Number  # 0: not reported
+    # Time until all that waits in a lane and higher lanes is admitted; 0: nothing waits
     admission_interactive_s: Number
     admission_standard_s: Number
     admission_batch_s: Number
     slow_start_share: Number  # in (0, 1]
-    by_load: Number  # 1: its cache is not counted on
+    by_load: Number  # 1: its cache reports do not count
     name_hash: Number  # of 53 bits
 
 
@@ -52,11 +52,11 @@ ROW = Struct(f"<{len(WorkerFacts._fields)}d")
 
 @dataclass(frozen=True)
 class WorkerTable:
-    """The workers among which one is chosen, one per place in every sequence. A few are read row by row, many column by
-    column."""
+    """The workers to choose among; index i of every sequence is the same worker. A few are read row by row, many column
+    by column."""
 
     worker_ids: Sequence[str]
-    matched_tokens: Sequence[float] | Column  # leading tokens of the prompt that each one's cache holds
+    matched_tokens: Sequence[float] | Column  # leading tokens of the prompt in each one's cache
     packed: Sequence[bytes]  # rows
 
     def row(self, place: int) -> WorkerFacts[float]:
@@ -73,5 +73,5 @@ class WorkerTable:
 
 
 def hash_53(name: str) -> int:
-    """A hash that a float holds exactly, the same in every router."""
+    """Returns a hash that a float represents exactly, the same in every router."""
     return xxh3_64_intdigest(name.encode()) >> 11

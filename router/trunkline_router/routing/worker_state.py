@@ -1,12 +1,12 @@
-"""What a router knows of one worker that serves: its model, its cache, its load, and what was sent there.
+"""What a router knows of one worker: its model, its cache, its load, and the requests that were sent to it.
 
 No I/O and no clock: the simulated fleet routes by the same numbers.
 
-A load sample lags: it may or may not include what was sent since the one before it. So what this router has sent and
-not heard a first output of is kept in two ages. What is younger than the last sample is added to it. What is older than
-that but younger than the sample before counts as far as the sample says less. Anything older is in the sample.
-Other routers tell what they have sent and not heard the end of (`credit`), which the sample may or may not include:
-it counts as the middle age does.
+A load sample lags: it may or may not include requests that were sent since the previous sample. So this router's
+requests without a first output are kept in two ages. Requests younger than the last sample are added to it. Requests
+older than that but younger than the previous sample are a lower bound on what the sample says. Older requests are in
+the sample. Other routers report the requests that they have sent and that have not ended (`credit`); the sample may or
+may not include these, so they count like the second age.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,30 +23,30 @@ from trunkline_router.routing.route_request import NUM_LANES, RouteRequest
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.routing.worker_facts import ROW, WorkerFacts, hash_53
 
-Kind = tuple[str, int]  # fingerprint and block size: workers of one kind name blocks alike
+Kind = tuple[str, int]  # fingerprint and block size: workers of one kind have the same block hashes
 
-# Where a worker does not say what its running choices hold.
+# For workers that do not report the context of their running choices.
 ASSUMED_CONTEXT_TOKENS = 1024
 DEFAULT_STEP_TOKENS = 2048
-# Weight of the latest request in what is typical of a worker's requests.
+# Weight of the latest request in a worker's moving averages.
 LATEST_SHARE = 0.1
 
 
 class WorkerState:
-    """See the module. `slow_start_share` is set by others."""
+    """The state of one worker, as the routing policy reads it. Its link sets `slow_start_share`."""
 
     def __init__(self, model: GetModelResponse, blocks: WorkerBlocks) -> None:
         self.model = model
         self.blocks = blocks
-        # Asked for every worker in every decision: read once.
+        # Copied, because every decision reads them for every worker.
         self.worker_id, self.model_name = model.worker_id, model.model
         self.most_tokens = max_total_tokens(model)
         self.kind: Kind = (model.fingerprint, model.block_size)
         self.accuracy = IndexAccuracy()
         self.routed_by_load = False
-        # What this router has sent there and not heard the end of:
+        # Requests that this router has sent and that have not ended:
         self.open_choices = 0
-        self.granted_choices = 0  # of these, whether they ever come there is their clients' affair
+        self.granted_choices = 0  # of these, those that clients take there with grants, or not
         self.queued_tokens = 0  # uncached tokens of requests without a first output
         self._freshness = Freshness()
         self._is_stale = False
@@ -56,35 +56,35 @@ class WorkerState:
         self._slow_start_share = 1.0
         self._foreign = NO_CREDIT
         self._name_hash = float(hash_53(self.worker_id))
-        self._row: bytes | None = None  # of the table of all workers, while nothing has changed
+        self._row: bytes | None = None  # of the table of all workers; None after a change
 
     @property
     def accepts(self) -> bool:
         return not self._load.draining
 
-    # What others tell
+    # Reports from the worker and from other routers
 
     @property
     def load(self) -> LoadSample:
-        """The worker's last sample."""
+        """The worker's last load sample."""
         return self._load
 
     def take_load(self, sample: LoadSample, now_s: float) -> None:
-        """What the worker says of its load."""
+        """Takes the worker's load sample."""
         self._load = sample
         self._young, self._fresh = self._fresh, _Age()
         self._row = None
         self.heard(now_s)
 
     def heard(self, now_s: float) -> None:
-        """Something came on the watch stream."""
+        """A message arrived on the watch stream."""
         self._freshness.heard(now_s)
         self._is_stale = False
         self._review()
 
     @property
     def slow_start_share(self) -> float:
-        """How much of a full share of requests it takes while it is fresh: in (0, 1]; 1 is all of it."""
+        """The part of a full share of requests that it takes while it is new: in (0, 1]."""
         return self._slow_start_share
 
     @slow_start_share.setter
@@ -94,25 +94,25 @@ class WorkerState:
 
     @property
     def foreign(self) -> Credit:
-        """What other routers have sent there."""
+        """What other routers have sent to it."""
         return self._foreign
 
     def take_foreign(self, credit: Credit) -> None:
-        """What other routers have sent there, as they have told it last."""
+        """Takes what other routers have sent to it, as last reported."""
         if credit != self._foreign:
             self._foreign, self._row = credit, None
 
     def credit(self) -> Credit:
-        """What this router has sent there and not heard the end of: for the others."""
+        """Returns this router's requests there that have not ended, for the other routers."""
         return Credit(self.open_choices, self.queued_tokens)
 
-    # What is sent there
+    # Requests that are sent to it
 
     @contextmanager
     def in_flight(
         self, request: RouteRequest, plan: RoutePlan, chain: Sequence[int], *, is_granted: bool = False
     ) -> Iterator["InFlight"]:
-        """Counts a request here from dispatch to its end, whichever way it ends."""
+        """Counts a request here while the context is open."""
         flight = InFlight(self, request, plan.matched_tokens, chain, is_granted=is_granted)
         try:
             yield flight
@@ -120,24 +120,24 @@ class WorkerState:
             flight.end()
 
     def distrust(self, now_s: float) -> str:
-        """Why its reports of its cache do not count now, in one line; empty where they do."""
+        """Returns why its cache reports do not count now, in one line; "" if they do."""
         if self.is_stale(now_s):
-            return "routed by load: it has work, and its events have stopped coming"
+            return "routed by load: it has work, but its events have stopped"
         if self.accuracy.is_low:
-            return f"routed by load: of what its index promised of late, {self.accuracy.share:.0%} was cached"
-        return "routed by load until it is heard of" if self.routed_by_load else ""
+            return f"routed by load: only {self.accuracy.share:.0%} of what its index promised recently was cached"
+        return "routed by load until its events resume" if self.routed_by_load else ""
 
     def is_stale(self, now_s: float) -> bool:
-        """Whether its events have stopped coming although it has work."""
+        """Whether its events have stopped although it has work."""
         return self._freshness.is_stale(now_s, has_work=self._has_work)
 
     @property
     def _has_work(self) -> bool:
-        """For certain: what is granted may never come."""
+        """Whether it certainly has work: granted requests may never arrive."""
         return self.open_choices > self.granted_choices or self._load.running + self._load.waiting > 0
 
     def _review(self) -> None:
-        """Whether its reports count from now on."""
+        """Decides whether its cache reports count from now on."""
         by_load = self._is_stale or self.accuracy.is_low
         if by_load == self.routed_by_load:
             return
@@ -149,18 +149,18 @@ class WorkerState:
         self.on_turn()
 
     def on_turn(self) -> None:
-        """`routed_by_load` has changed: for those who tell people."""
+        """Called when `routed_by_load` has changed; overridden to log it."""
 
     # For the policy
 
     def row(self) -> bytes:
-        """The facts, packed."""
+        """Returns the facts, packed as one row of the table."""
         if self._row is None:
             self._row = ROW.pack(*self.facts())
         return self._row
 
     def facts(self) -> WorkerFacts[float]:
-        """What the policy reads."""
+        """Returns the numbers that the policy reads."""
         load, model, fresh, young = self._load, self.model, self._fresh, self._young
         queued = [
             max(reported, sent + self._foreign.tokens) + new
@@ -205,7 +205,7 @@ class WorkerState:
         )
 
     def _admission_s(self, fresh_choices: int) -> dict[str, float]:
-        """When what waits will have been admitted, and what was sent since after it at the same rate."""
+        """Returns the time until all waiting choices are admitted, extended at the same rate for those sent since."""
         load = self._load
         times_s = [0.0] * NUM_LANES
         if load.waiting and len(load.retry_delay_ms_by_lane) == len(load.waiting_by_lane) == NUM_LANES:
@@ -220,7 +220,7 @@ class WorkerState:
 
 
 class _Age:
-    """What was sent in one age."""
+    """The requests of one age."""
 
     __slots__ = ("choices", "tokens")
 
@@ -230,7 +230,7 @@ class _Age:
 
 
 class InFlight:
-    """A request's part in its worker's load. Ends of all kinds are harmless when repeated."""
+    """A request's part in its worker's load. Its methods may be called repeatedly."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class InFlight:
         self._choices = request.choices
         self._queued = len(request.prompt) - matched_tokens
         self._chain = chain
-        self._promised_tokens: int | None = None  # None: nothing is to be learned from this request
+        self._promised_tokens: int | None = None  # None: the request does not count for the accuracy
         if request.may_use_cache:
             block_size = worker.model.block_size
             self._promised_tokens = min(worker.blocks.reported(chain) * block_size, request.most_reusable(block_size))
@@ -266,9 +266,9 @@ class InFlight:
         worker.blocks.expect(chain)
 
     def has_started(self, cached_tokens: int | None = None) -> None:
-        """Its prompt is computed, or never will be: it queues no longer.
+        """The prompt is computed, or never will be: the request no longer queues.
 
-        cached_tokens: of the prompt, found in the worker's cache; None: it was not said
+        cached_tokens: prompt tokens found in the worker's cache; None: not reported
         """
         worker = self._worker
         worker.queued_tokens -= self._queued
@@ -282,7 +282,7 @@ class InFlight:
             worker._review()
 
     def end(self) -> None:
-        """The worker does nothing for it any more."""
+        """The worker no longer works on the request."""
         self.has_started()
         self._worker.open_choices -= self._choices
         self._worker.granted_choices -= self._choices * self._is_granted
@@ -293,8 +293,8 @@ class InFlight:
 
 
 def _queued_by_lane(load: LoadSample) -> list[float]:
-    """Uncached tokens of prompts that wait or are being computed. A worker of the previous protocol gives their sum:
-    it is shared out as those that wait are."""
+    """Returns the uncached tokens of waiting and running prompts, by lane. A worker of the previous protocol reports
+    only their sum, which is divided in proportion to the waiting requests."""
     if load.uncached_tokens_by_lane:
         return [float(tokens) for tokens in load.uncached_tokens_by_lane]
     waiting = sum(load.waiting_by_lane)

@@ -134,7 +134,7 @@ async def test_a_worker_whose_index_is_wrong_is_seen_to_be_routed_by_load() -> N
         assert (line["worker"], line["index_accuracy"]) == ("a", 0.0)
         (status,) = (await router.fleet.ListWorkers(ListWorkersRequest())).workers
         assert (status.index_accuracy, status.index_accuracy_requests, status.routed_by_load) == (0.0, 20, True)
-        assert status.problem == "routed by load: of what its index promised of late, 0% was cached"
+        assert status.problem == "routed by load: only 0% of what its index promised recently was cached"
         (candidate,) = (await explain(router, [*PROMPT, 1])).candidates
         assert candidate.routed_by_load
         router.connected(0).blocks.rely_on_reports()  # what is remembered is no trace of a request

@@ -159,7 +159,7 @@ def test_a_worker_that_has_work_and_tells_nothing_is_routed_by_load_until_it_is_
         assert not worker.is_stale(late_s + STALE_AFTER_S)
         with fleet.route(PROMPT, now_s=late_s + STALE_AFTER_S + 1).in_flight():
             assert worker.routed_by_load
-            assert worker.distrust(late_s + STALE_AFTER_S + 1).endswith("its events have stopped coming")
+            assert worker.distrust(late_s + STALE_AFTER_S + 1).endswith("its events have stopped")
             worker.heard(late_s + STALE_AFTER_S + 2)
             assert not worker.routed_by_load
             assert not worker.distrust(late_s + STALE_AFTER_S + 2)

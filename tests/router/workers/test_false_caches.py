@@ -149,7 +149,7 @@ def test_a_cache_message_of_more_events_than_a_step_has_is_not_parsed(entry: byt
     "raw", [b"\x17" * 10, b"\x17" * UNSEEN_BYTES * 2, b"\x22\xff\xff\xff\x7f" + bytes(UNSEEN_BYTES)]
 )
 def test_what_is_no_cache_message_is_a_false_claim(raw: bytes) -> None:
-    with pytest.raises(FalseClaim, match="no message"):
+    with pytest.raises(FalseClaim, match="not a message"):
         parsed(raw)
 
 
