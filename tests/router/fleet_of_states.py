@@ -44,7 +44,7 @@ class Fleet:
         return route(self.index, self.workers, RouteRequest(prompt, **fields), self.policy, self.rng)  # type: ignore[arg-type]
 
     def chosen(self, prompt: Sequence[int], times: int = 40, **fields: object) -> set[str]:
-        """Who is chosen, of many times; nothing is sent."""
+        """Returns the workers chosen over many decisions; sends nothing."""
         return {self.route(prompt, **fields).worker.worker_id for _ in range(times)}
 
 
@@ -65,6 +65,6 @@ def keys(prompt: Sequence[int]) -> list[int]:
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """Tokens of nobody else's prompt."""
+    """Returns tokens that no other prompt has."""
     draw = Random(seed)
     return [draw.randrange(50_000) for _ in range(length)]

@@ -1,4 +1,4 @@
-"""Two routers with one Redis, in which somebody puts what no router writes."""
+"""Two routers with one Redis, into which a client writes what no router writes."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ QUOTAS = Quotas(requests_per_minute=1_000, tokens_per_minute=100_000, tokens_in_
 
 
 class Fleet:
-    """Two routers, and who writes garbage."""
+    """Two routers, and a client that writes garbage."""
 
     def __init__(self, client: "Redis[str]", routers: tuple[Router, Router], clock: Clock) -> None:
         self.client = client
@@ -28,7 +28,7 @@ class Fleet:
         self._keys = PREFIX
 
     async def turn(self) -> None:
-        """A second and more passes, and everybody says and hears something; each has a request."""
+        """A second and more passes, and every router reports and hears something; each has a request."""
         self.clock.pass_s(2.5)  # and every probe is due
         for router in self.routers:
             if router.is_reachable:

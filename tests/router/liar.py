@@ -1,4 +1,4 @@
-"""A worker that says what a test has it say, and requests of those who have nothing to do with it."""
+"""A worker that sends what a test wants, and requests that do not involve it."""
 
 import asyncio
 from collections.abc import AsyncIterator

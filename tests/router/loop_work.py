@@ -10,7 +10,7 @@ INTERVAL_S = 0.002
 
 
 class LoopWork:
-    """longest_s: the most CPU time, in seconds, that this process took while somebody who had slept for INTERVAL_S
+    """longest_s: the most CPU time, in seconds, that this process took while a task that had slept for INTERVAL_S
     waited to go on. Threads count: while they hold the interpreter, the loop stands still."""
 
     longest_s = 0.0

@@ -121,7 +121,7 @@ class Output:
 
 
 def use(reservation: Reservation, prompt: int, output: int, *, has_ended: bool = True) -> None:
-    """The request ends having used so much; 0 of both: nobody served it."""
+    """Ends the request with this usage; 0 of both: no worker served it."""
     reservation.prompt_tokens = prompt
     Output(reservation, is_owed=prompt + output > 0, has_ended=has_ended).comes_to(output)
     reservation.settle()

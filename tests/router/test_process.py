@@ -107,7 +107,7 @@ def test_worker_addresses_are_checked(address: str, fine: bool) -> None:
 
 async def test_it_is_alive_at_once_and_ready_while_it_has_a_worker() -> None:
     worker, port = await FakeWorker("a").start(), free_port()
-    await worker.die()  # its address is known, nobody listens there yet
+    await worker.die()  # its address is known, but no process listens there yet
     async with router_process(port, worker.address), open_channel(f"127.0.0.1:{port}") as channel:
         await until_health(channel, "liveness", SERVING)
         await until_health(channel, "readiness", NOT_SERVING)

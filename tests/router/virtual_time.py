@@ -1,4 +1,4 @@
-"""An event loop whose time passes at once: whatever waits for a moment has it next. Only for what talks to nobody."""
+"""An event loop on virtual time: a wait ends at once. Only for code without I/O."""
 
 import asyncio
 import selectors
@@ -12,7 +12,7 @@ class _Selector(selectors.DefaultSelector):
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "everybody waits, and nothing will happen any more"
+        assert timeout is not None, "every task waits, and nothing will happen any more"
         self.now_s += max(0.0, timeout)
         return super().select(0)
 

@@ -89,12 +89,12 @@ class Granter:
     ) -> AsyncGenerator[GrantResponse, None]:
         """Yields grants until the client ends its side: the first ones, and others whenever it needs another worker.
         Raises RequestRefused."""
-        claims = Claims(prepared)
-        placement = self.dispatcher.placement(prepared, time_left, claims.answer, is_usable=self.takes_grants)
-        return _Granting(self, prepared, claims, placement, messages, reserve, span, log_fields).answers()
+        client_answer = ClientAnswer(prepared)
+        placement = self.dispatcher.placement(prepared, time_left, client_answer.answer, is_usable=self.takes_grants)
+        return _Granting(self, prepared, client_answer, placement, messages, reserve, span, log_fields).answers()
 
 
-class Claims:
+class ClientAnswer:
     """The part of its answer that a client says it has, checked for consistency."""
 
     def __init__(self, prepared: PreparedRequest) -> None:
@@ -113,7 +113,7 @@ class Claims:
             answer.claim(choice, output.output_token_ids, output.text_bytes_sent, finished=claimed.finished)
         answer.prompt_known |= lost.prompt_known
         if not answer.num_unfinished:
-            raise invalid("ledgers", "every choice is finished: there is nothing to go on with")
+            raise invalid("ledgers", "every choice is finished: there is nothing to continue")
 
     def _check(self, claimed: ChoiceLedger, known: Ledger) -> None:
         token_ids = claimed.output.output_token_ids
@@ -132,7 +132,7 @@ class _Granting:
 
     granter: Granter
     prepared: PreparedRequest
-    claims: Claims
+    client_answer: ClientAnswer
     placement: Placement
     messages: AsyncIterator[GrantRequest]
     reserve: Reserve
@@ -180,7 +180,7 @@ class _Granting:
         try:
             further = await self.reserve()
         except RequestRefused:
-            if not self.claims.answer.has_output:
+            if not self.client_answer.answer.has_output:
                 raise
             # In mid-answer the report is worth a wait: the link to a lost worker can take a while to break.
             is_told = await charge.is_excused(MID_ANSWER_WAIT_S, hangs=False)
@@ -212,13 +212,13 @@ class _Granting:
 
     def _grants(self, route: Route[ConnectedWorker], charge: GrantCharge, flight: InFlight) -> GrantResponse:
         """Returns the grants for this worker, signed. Raises RequestRefused."""
-        granter, prepared, worker, claims = self.granter, self.prepared, route.worker, self.claims
+        granter, prepared, worker, client_answer = self.granter, self.prepared, route.worker, self.client_answer
         timeout_ns = self.placement.timeout_ns()
         submits = prepared.submits(
-            claims.answer.unfinished(),
+            client_answer.answer.unfinished(),
             timeout_ns=timeout_ns,
             trace=current_trace_context(),
-            prompt_known=claims.answer.prompt_known,
+            prompt_known=client_answer.answer.prompt_known,
             # Convicts no request. But if this one killed the worker, no other request in its step is convicted for it.
             suspect=self.has_lost,
         )
@@ -247,7 +247,7 @@ class _Granting:
         """The client wants to continue on another worker. Raises RequestRefused if it may not."""
         kind = message.WhichOneof("news")
         lost = message.lost if kind == "lost" else message.silent
-        self.claims.take(lost)
+        self.client_answer.take(lost)
         refused = no_worker(LOST)
         if kind == "lost" and lost.refusal.reason == OVERLOADED:
             delay_ms = min(max(lost.refusal.retry_delay_ms, LEAST_COME_BACK_MS), MOST_COME_BACK_MS)
@@ -257,10 +257,10 @@ class _Granting:
         if self.grants >= MAX_GRANTS or self.granted_bytes > MAX_ALL_BYTES:
             raise refused
         problem = "granting another worker"
-        log_fields: dict[str, str | int] = {
+        event: dict[str, str | int] = {
             "worker": worker.model.worker_id,
             "problem": kind or "",
-            "tokens": self.claims.answer.completion_tokens,
+            "tokens": self.client_answer.answer.completion_tokens,
         }
-        self.span.add_event(problem, log_fields)
-        get_logger().warning(problem, request_id=self.prepared.request_id, **log_fields)
+        self.span.add_event(problem, event)
+        get_logger().warning(problem, request_id=self.prepared.request_id, **event)

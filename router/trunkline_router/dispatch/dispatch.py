@@ -214,13 +214,13 @@ class DispatchedRequest:
         else:
             problem = "continuing on another worker"
             stream.resumptions += 1
-        log_fields: dict[str, str | int] = {
+        event: dict[str, str | int] = {
             "worker": worker.model.worker_id,
             "problem": refused.message,
             "tokens": stream.answer.completion_tokens,
         }
-        self.span.add_event(problem, log_fields)
-        get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **log_fields)
+        self.span.add_event(problem, event)
+        get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **event)
 
     async def _are_gone(self) -> bool:
         """Whether the workers that report being killed by the request are gone, after a short wait."""

@@ -22,9 +22,7 @@ class PreparedRequest:
     sampling: SamplingParams  # every default filled in, seed included
     choices: int
     scheduling: Scheduling
-    most_output_tokens: (
-        int  # of a choice: max_tokens, or what the worker with the most memory can hold after the prompt
-    )
+    most_output_tokens: int  # of a choice: max_tokens, or what the largest worker can hold after the prompt
     vocab_size: int
     affinity_key: str = ""  # equal for requests of one conversation; "": none
 

@@ -193,9 +193,8 @@ def _terms(
     # The share counts relative to the freshest worker: a whole fleet may have started together.
     start = 1.0 - (fleet.freshest_share - of.maximum(facts.slow_start_share, LEAST_START_SHARE))
     slow_start_s = (1.0 / start - 1.0) * (queue_s + prefill_s + decode_s) * (start <= fleet.draw)
-    again_s = (
-        prefill_s * (fleet.most_matched - matched) / of.maximum(uncached, 1.0)
-    )  # for the part that another worker holds
+    # Time on the part that another worker holds.
+    again_s = prefill_s * (fleet.most_matched - matched) / of.maximum(uncached, 1.0)
     others_s = OTHERS_SHARE * choices * (1.0 + fleet.shortest_queue_s / SHORT_QUEUE_S) * again_s
     return Terms(queue_s, prefill_s, decode_s, kv_wait_s, kv_penalty_s, slow_start_s, others_s)
 

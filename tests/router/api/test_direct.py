@@ -1,4 +1,4 @@
-"""The direct path: the router chooses and signs, the client streams from the worker, and nobody is worse off."""
+"""The direct path: the router chooses and signs, the client streams from the worker, and no request is worse off."""
 
 import asyncio
 from typing import Any

@@ -227,7 +227,7 @@ async def test_a_client_that_falls_too_far_behind_loses_its_request_at_once_and_
         other = await worker.arrived.get()
         other.tokens(1)
         await fast.read()
-        while worker.num_running == 2:  # nobody reads: it ends without that
+        while worker.num_running == 2:  # no client reads: it ends without that
             mine.tokens(1, text="y" * 100_000)
             await asyncio.sleep(0)
         assert [submit.handle for submit in worker.aborted] == [mine.submit.handle]

@@ -30,7 +30,7 @@ FIFTY = SamplingParams(max_tokens=50)  # with the prompt: 70 tokens
 
 @asynccontextmanager
 async def limited(*workers: FakeWorker, **quotas: int) -> AsyncIterator[Cluster]:
-    """A router that everybody has these quotas at; what is settled counts there within a tick."""
+    """A router with these quotas for all tenants; what is settled counts there within a tick."""
     tenants = Tenants(otherwise=Tenant(quotas=Quotas(**quotas)))
     async with AsyncExitStack() as stack:
         for worker in workers:

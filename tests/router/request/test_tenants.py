@@ -57,7 +57,7 @@ def test_a_tenants_file_is_read_with_a_rule_for_everybody_else(tmp_path: Path) -
     path.write_text('{"acme": {"weight": 3, "lane": "standard"}, "*": {"lane": "batch"}}')
     tenants = read_tenants(str(path))
     assert tenants.terms("acme") == Tenant(3.0, Lane.LANE_STANDARD)
-    assert tenants.terms("somebody") == Tenant(1.0, Lane.LANE_BATCH)
+    assert tenants.terms("another") == Tenant(1.0, Lane.LANE_BATCH)
     assert read_tenants("").terms("x") == Tenant()
 
 
@@ -129,14 +129,14 @@ def test_the_limits_of_scheduling_themselves_are_allowed() -> None:
 
 
 def test_every_named_tenant_is_kept_apart_unless_a_group_says_otherwise() -> None:
-    pair, everybody = Tenant(cache_group="pair"), Tenant(cache_group="")
-    tenants = Tenants({"a": Tenant(), "b": pair, "c": pair, "d": everybody, "pair": Tenant()})
+    pair, shared = Tenant(cache_group="pair"), Tenant(cache_group="")
+    tenants = Tenants({"a": Tenant(), "b": pair, "c": pair, "d": shared, "pair": Tenant()})
     salts = {name: tenants.terms(name).cache_salt(name) for name in ("", "a", "b", "c", "d", "e", "pair")}
     assert salts[""] == salts["d"] == b"", "as where there are no tenants"
     assert salts["b"] == salts["c"]
     assert len({salts[name] for name in ("", "a", "b", "e", "pair")}) == 5
-    nobody_apart = Tenants(otherwise=everybody)
-    assert {nobody_apart.terms(name).cache_salt(name) for name in ("", "a", "b")} == {b""}
+    all_shared = Tenants(otherwise=shared)
+    assert {all_shared.terms(name).cache_salt(name) for name in ("", "a", "b")} == {b""}
 
 
 async def test_a_tenants_prefixes_are_sought_and_kept_under_its_own_salt_also_across_a_failover() -> None:

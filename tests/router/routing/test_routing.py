@@ -37,7 +37,7 @@ def chain(n: int, start: int = 0) -> list[int]:
 
 def blocks_of() -> WorkerBlocks:
     index = PrefixIndex()
-    index.attach()  # somebody else
+    index.attach()  # another worker
     return WorkerBlocks(index)
 
 

@@ -1,4 +1,4 @@
-"""A session that says much or false things is ended as soon as that is seen, and holds nobody up until then."""
+"""A session with too many or false outputs is ended as soon as that is seen, and delays no other request until then."""
 
 import asyncio
 from collections.abc import Coroutine

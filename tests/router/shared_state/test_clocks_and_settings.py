@@ -46,7 +46,7 @@ class Fleet:
         self._turns = 0
 
     async def turn(self) -> None:
-        """A second passes, and everybody says and hears something."""
+        """A second passes, and every router reports and hears something."""
         self._clock.pass_s(1.0)
         self.store_clock.pass_s(1.0)
         for router in self.routers:

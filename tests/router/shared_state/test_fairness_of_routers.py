@@ -99,7 +99,7 @@ async def served(redis: RedisServer, *users: tuple[str, str, int], models: tuple
 
 
 async def test_tenants_that_enter_by_different_routers_share_all_workers_equally(redis: RedisServer) -> None:
-    """Whoever asks more does not get more."""
+    """A tenant that asks for more does not get more."""
     had = await served(redis, ("a", "m", 60), ("b", "m", 20), models=("m", "m"))
     assert jain(had.values()) >= 0.95, had
 

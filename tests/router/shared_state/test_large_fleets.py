@@ -29,7 +29,7 @@ def redis() -> Iterator[RedisServer]:
 
 
 class Speakers:
-    """Other routers, by name, who say what the test wants, and one that listens."""
+    """Other routers, by name, that report what the test wants, and one that listens."""
 
     def __init__(self, speaking: RedisStore, listening: RedisStore) -> None:
         self._speaking = speaking
@@ -101,7 +101,7 @@ async def test_every_router_is_heard_after_a_bounded_number_of_syncs_however_muc
                 assert reply.changed, "each sync brings something"
                 heard.append(set(reply.changed))
                 small = {name for name, workers in sizes.items() if workers == 5}
-                assert small <= reply.changed.keys(), "who says little is heard each time"
+                assert small <= reply.changed.keys(), "a router that reports little is heard each time"
         for begin in range(syncs + 1):
             assert set().union(*heard[begin : begin + syncs]) == sizes.keys()
         said = [line for line in lines if "in turns" in line["event"]]

@@ -384,7 +384,7 @@ async def test_credits_are_looked_at_once_a_tick_and_by_a_router_that_is_alone_o
         a.fleet.own = {WORKER: Credit(choices, 0)}
         await a._tick()
         clock.pass_s(0.02)
-    assert (a.fleet.times_asked, a.syncs) == (asked + 1, syncs + 1), "nobody would hear them"
+    assert (a.fleet.times_asked, a.syncs) == (asked + 1, syncs + 1), "no other router would hear them"
     await b.beat()
     await a.beat()
     await b.beat()
@@ -474,5 +474,5 @@ async def test_service_is_counted_over_the_fleet_and_corrects_weights(
     mine.__exit__(None, None, None)
     await a.beat()
     await b.beat()
-    assert b.weight_factor("theirs") == 1.0, "nobody competes with it any more"
+    assert b.weight_factor("theirs") == 1.0, "no tenant competes with it any more"
     theirs.__exit__(None, None, None)

@@ -268,7 +268,7 @@ async def test_closed_quotas_refuse_while_redis_is_away_with_a_time_to_come_back
         with pytest.raises(RequestRefused, match="cannot be checked now") as caught:
             await router.admit(quotas)
         assert (caught.value.reason, caught.value.retry_delay_ms) == ("QUOTA_EXCEEDED", 1000)
-        assert await router.admits(Quotas()), "who has no quotas is not concerned"
+        assert await router.admits(Quotas()), "a tenant without quotas is not affected"
         redis.start()
         await until(lambda: router.is_reachable)
         assert await router.admits(quotas)

@@ -1,4 +1,4 @@
-"""What is promised to those who look for a worker: how soon they have it, or are refused, and what it costs."""
+"""What a search for a worker promises: how soon a request has one, or is refused, and what it costs."""
 
 import asyncio
 from collections.abc import Callable
@@ -134,7 +134,7 @@ def test_a_try_that_began_before_is_not_the_last_word() -> None:
         early = asyncio.create_task(fleet.looked())
         await asyncio.sleep(0.0)
         worker.is_silent, worker.model = False, "m"  # the try under way will not see it
-        assert await early == (False, pytest.approx(0, abs=AT_ONCE_S)), "nobody waits for what has long been silent"
+        assert await early == (False, pytest.approx(0, abs=AT_ONCE_S)), "no search waits for what has long been silent"
         found, after_s = await fleet.looked(at_s=0.3 + AT_ONCE_S)
         assert found
         assert after_s <= CONNECT_S + AT_ONCE_S
@@ -205,7 +205,7 @@ def test_a_link_that_has_ended_is_waited_for_by_nobody() -> None:
         gone.is_silent = True
         first = asyncio.create_task(fleet.looked())
         await asyncio.sleep(AT_ONCE_S)
-        gone.link.wanted = False  # nobody names it any more: this was its last try
+        gone.link.wanted = False  # no source names it any more: this was its last attempt
         assert (await first)[1] <= APART_S
         tries = len(there.tries_s)
         for _ in range(5):
@@ -238,7 +238,7 @@ def test_a_try_that_does_not_end_leaves_a_request_the_time_to_hear_of_it(
     in_virtual_time(scenario())
 
 
-@pytest.mark.parametrize(("name", "apart_s"), [("m", APART_S), ("nobody's", UNKNOWN_APART_S)])
+@pytest.mark.parametrize(("name", "apart_s"), [("m", APART_S), ("unknown", UNKNOWN_APART_S)])
 def test_whoever_asks_for_whatever_tries_are_spread_and_bounded(name: str, apart_s: float) -> None:
     async def scenario() -> None:
         fleet = Fleet()
@@ -258,7 +258,7 @@ def test_whoever_asks_for_whatever_tries_are_spread_and_bounded(name: str, apart
     in_virtual_time(scenario())
 
 
-@pytest.mark.parametrize(("name", "apart_s"), [("m", APART_S), ("nobody's", UNKNOWN_APART_S)])
+@pytest.mark.parametrize(("name", "apart_s"), [("m", APART_S), ("unknown", UNKNOWN_APART_S)])
 def test_one_address_is_not_tried_more_often_however_many_ask(name: str, apart_s: float) -> None:
     async def scenario() -> None:
         fleet = Fleet()

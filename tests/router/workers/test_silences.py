@@ -28,7 +28,7 @@ SOON = LinkLimits(inter_token_timeout_s=0.04)
 async def patient(
     *workers: FakeWorker, link_limits: LinkLimits | None = None, quotas: Quotas | None = None
 ) -> AsyncIterator[Cluster]:
-    """A router that leaves silent workers by these limits, and has these quotas for everybody."""
+    """A router that leaves silent workers by these limits, with these quotas for all tenants."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
