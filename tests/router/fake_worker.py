@@ -22,6 +22,8 @@ from trunkline.v1.worker_pb2 import (
     CacheEvent,
     CacheEvents,
     CacheSnapshot,
+    DrainRequest,
+    DrainResponse,
     GetModelResponse,
     GetStatsResponse,
     GetTokenizerResponse,
@@ -315,6 +317,11 @@ class FakeWorker(WorkerServiceServicer):
             min_router_protocol=max(self.min_router_protocol, MIN_ROUTER_PROTOCOL_WITH_KEY if self.grant_key else 0),
             grant_key_id=key_id(self.grant_key),
         )
+
+    async def Drain(
+        self, request: DrainRequest, context: grpc.aio.ServicerContext[DrainRequest, DrainResponse]
+    ) -> DrainResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a fake worker does not drain")
 
     async def GetStats(self, request: Any, context: Any) -> GetStatsResponse:
         self._check_proof("GetStats", context)
