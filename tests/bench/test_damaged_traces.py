@@ -43,7 +43,9 @@ MAKERS: dict[str, Callable[[random.Random], bytes]] = {
 }  # fmt: skip
 
 # What JSON lets a field be, and no trace: beside what is of the wrong kind, numbers that no length or time may be.
-WRONG = [None, True, -1, 0.5, "7", "", [], [1, "x"], {}, float("nan"), float("inf"), -float("inf"), 10**400, "\ud800"]
+WRONG: list[object] = [
+    None, True, -1, 0.5, "7", "", [], [1, "x"], {}, float("nan"), float("inf"), -float("inf"), 10**400, "\ud800"
+]  # fmt: skip
 JUNK = [b"rubbish", b"{", b"[1]", b"null", b"\xff\xfe", b'{"a":' * 50_000, b"{}", b'"', b"\x00", b",,,,"]
 FIELDS = {
     "mooncake": ["timestamp", "input_length", "output_length", "hash_ids", "lane", "tenant"],

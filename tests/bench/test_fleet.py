@@ -196,4 +196,6 @@ def test_an_idle_worker_needs_for_a_prompt_what_the_simulated_engine_takes() -> 
     prompts = [[number, *range(3, 1202)] for number in (3, 4, 5)]
     run = replay([TraceRequest(float(n), 1200, 1, prompt.copy) for n, prompt in enumerate(prompts)], SPEC)
     expected_s = idle_prefill_s(SPEC.cost, 1200, 0, SPEC.limits.max_step_tokens)
-    assert run.outcomes[-1].first_token_s - 2.0 == pytest.approx(expected_s)
+    first_token_s = run.outcomes[-1].first_token_s
+    assert first_token_s is not None
+    assert first_token_s - 2.0 == pytest.approx(expected_s)

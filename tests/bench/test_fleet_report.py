@@ -37,7 +37,7 @@ def keep(folder: Path, runs: list[goals.Run]) -> Path:
 
 
 def test_hits_are_held_against_what_fits_where_the_ideal_does_not_fit() -> None:
-    short = {"hit_rate": 0.19, "ideal_hit_rate": 0.4, "fitting_hit_rate": 0.2}
+    short: dict[str, Any] = {"hit_rate": 0.19, "ideal_hit_rate": 0.4, "fitting_hit_rate": 0.2}
     assert told([run(OURS, load, **short) for load in (0.5, 0.8, 1.0)], "hits")[1] == "holds"
     measured, verdict = told([run(OURS, 0.8, **short | {"hit_rate": 0.18})], "hits")
     assert measured == "80%: 45.0% of the ideal, 90.0% of what fits"

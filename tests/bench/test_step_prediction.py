@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,8 @@ def test_the_table_has_each_kind_of_launch_and_the_sum() -> None:
 def test_the_ranges_go_from_worse_to_better() -> None:
     works = [Work("read", 1, 1, 1e9), Work("product", 1, 1, 1.0, flops=1e12, flops_per_s=1e14)]
     for name, (worst, best) in RANGES.items():
-        low, high = (report.step_s(works, replace(H200, **{name: value})) for value in (worst, best))
+        changes: list[dict[str, Any]] = [{name: worst}, {name: best}]
+        low, high = (report.step_s(works, replace(H200, **change)) for change in changes)
         assert low >= high, name
         assert min(worst, best) <= getattr(H200, name) <= max(worst, best), name
 

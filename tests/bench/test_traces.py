@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trunkline_bench.simulation.traces import TraceError, at_rate, read_trace, window
+from trunkline_bench.simulation.trace_lines import TraceError
+from trunkline_bench.simulation.traces import at_rate, read_trace, window
 
 MOONCAKE_LINE = {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]}
 AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

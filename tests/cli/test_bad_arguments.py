@@ -86,7 +86,7 @@ def status_of(*arguments: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as exit:
             main.main()
     code = exit.value.code
-    return int(code or 0), told.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    return int(code or 0), told.buffer.getvalue().decode()
 
 
 @pytest.mark.parametrize(("command", "flag", "value"), CASES)

@@ -88,7 +88,7 @@ async def test_a_restart_that_the_system_refuses_is_reported_and_tried_again(
         slept.append(delay_s)
 
     monkeypatch.setattr(Child, "start", start)
-    monkeypatch.setattr(launcher.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     assert await launcher.start_again("worker-0", ["x"], Backoff(Random(0))) is made
     assert len(slept) == 2
     assert slept[0] < slept[1]

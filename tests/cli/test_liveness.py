@@ -9,7 +9,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline_cli import liveness
 from trunkline_cli.liveness import CHART_PROBE, Liveness, Probe, is_alive, until_hung
 
 CHART = Path(__file__).parents[2] / "helm" / "trunkline"
@@ -54,8 +53,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
-        monkeypatch.setattr(liveness.asyncio, "sleep", self.sleep)
-        monkeypatch.setattr(liveness.asyncio, "get_running_loop", lambda: self)
+        monkeypatch.setattr(asyncio, "sleep", self.sleep)
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: self)
 
     def time(self) -> float:
         return self.now_s

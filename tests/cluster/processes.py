@@ -162,7 +162,7 @@ class Cluster:
     def wait_ready(self, count: int) -> None:
         def ready() -> bool:
             models = self.stub.ListModels(ListModelsRequest(), wait_for_ready=True, timeout=START_S).models
-            return sum(model.ready_workers for model in models) == count
+            return bool(sum(model.ready_workers for model in models) == count)
 
         wait_until(ready, "all workers are connected")
 

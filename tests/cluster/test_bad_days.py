@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -43,7 +43,7 @@ def generate(worker: Worker, submit: Submit, **options: Any) -> Any:
 
 
 def reason_of(error: grpc.RpcError) -> str:
-    status = from_call(error)
+    status = from_call(cast("grpc.Call", error))  # which an error of a call is, too
     assert status is not None
     info = ErrorInfo()
     assert any(detail.Unpack(info) for detail in status.details)
@@ -67,7 +67,7 @@ def test_pitfall_13_a_dead_engine_ends_streams_at_once_turns_health_and_frees_th
         list(call)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert reason_of(caught.value) == "NO_WORKER"
-    assert any(detail.Is(RetryInfo.DESCRIPTOR) for detail in from_call(caught.value).details)
+    assert any(detail.Is(RetryInfo.DESCRIPTOR) for detail in from_call(cast("grpc.Call", caught.value)).details)
     assert worker.process.wait() == 1
     again = Worker(DEMO_MODEL, port=worker.port).wait_ready()
     again.stop()

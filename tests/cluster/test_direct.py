@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,7 @@ async def test_what_only_routers_and_operators_may_call_asks_for_a_proof_of_the_
     worker = fleet.routed.workers[0]
     stub = worker.stub
     good = {method: await worker.proof(method) for method in ("Session", "WatchCache", "GetStats", "Drain")}
-    calls = {
+    calls: dict[str, Callable[[Any], Any]] = {
         "Session": lambda proof: stub.Session(
             metadata=proof
         ).read(),  # no write: one that crosses the refusal ends in INTERNAL

@@ -8,7 +8,8 @@ import pytest
 from tests.cluster.harmed_fleet import FEW, FEWEST, INTER_TOKEN_TIMEOUT, MANY, STREAMS, TOKENS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.faults.fleet import running_fleet
-from trunkline_bench.faults.main import POISON, poison_environment, worker_flags
+from trunkline_bench.faults.main import poison_environment, worker_flags
+from trunkline_bench.faults.poison.sitecustomize import POISON
 from trunkline_bench.faults.scenarios import ACCIDENTS, poisoned, router_killed, struck, undisturbed
 from trunkline_bench.faults.streams import Order, orders
 

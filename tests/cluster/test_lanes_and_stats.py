@@ -9,13 +9,13 @@ import pytest
 from tests.cluster.processes import Cluster, Worker
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
-from trunkline.errors import InvalidRequest
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.worker_pb2 import (
     GetModelRequest,
     GetStatsRequest,
     SessionHello,
     SessionRequest,
+    SessionResponse,
     Submit,
     WorkerServiceGenerateRequest,
 )
@@ -56,8 +56,7 @@ async def test_a_lane_that_is_none_is_refused_by_name(cluster: Cluster) -> None:
     submit = Submit(prompt_token_ids=[5], sampling=SamplingParams(seed=1), lane=9)  # type: ignore[arg-type]
     with pytest.raises(grpc.RpcError) as caught:
         list(cluster.workers[0].stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=10))
-    assert "lane: 9 is not a lane; allowed: LANE_INTERACTIVE" in caught.value.details()  # type: ignore[attr-defined]
-    assert InvalidRequest
+    assert "lane: 9 is not a lane; allowed: LANE_INTERACTIVE" in (caught.value.details() or "")  # type: ignore[attr-defined]
 
 
 def test_a_full_queue_refuses_at_once_disturbs_nobody_and_logs_its_statistics() -> None:
@@ -76,11 +75,12 @@ def test_a_full_queue_refuses_at_once_disturbs_nobody_and_logs_its_statistics() 
             async with grpc.aio.insecure_channel(worker.address) as channel:
                 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 
-                call = WorkerServiceStub(channel).Session()  # type: ignore[no-untyped-call]
+                call = WorkerServiceStub(channel).Session()
                 for request in requests:
                     await call.write(request)
                 while len(refused) + len(finished) < 12:
                     response = await asyncio.wait_for(call.read(), 60)
+                    assert isinstance(response, SessionResponse)
                     for output in response.outputs:
                         if output.HasField("error"):
                             assert output.error.reason == "OVERLOADED"
@@ -131,7 +131,7 @@ def test_many_who_ask_for_statistics_do_not_hold_up_the_engine(cluster: Cluster)
 
         answers = 0
         async with grpc.aio.insecure_channel(worker.address) as channel:
-            stub = WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = WorkerServiceStub(channel)
             submit = Submit(prompt_token_ids=[60], sampling=SamplingParams(seed=1, max_tokens=100, ignore_eos=True))
             stream = stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=60)
             done = asyncio.ensure_future(_last(stream))

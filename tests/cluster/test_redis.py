@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import quantiles
@@ -250,7 +251,7 @@ async def test_every_way_a_request_can_end_settles_it(redis: RedisServer) -> Non
         await until(lambda: all(not router.shared._open and not router.shared._book.has_changes for router in routers))
         for router in routers:
             syncs = router.shared.syncs
-            await until(lambda router=router, syncs=syncs: router.shared.syncs > syncs + 1)
+            await until(partial(lambda router, syncs: router.shared.syncs > syncs + 1, router, syncs))
         assert await window_of(redis, "acme") == (4, 4 * len(PROMPT) + 4 + 3 + 2), "all but the refused one"
 
 

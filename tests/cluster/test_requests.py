@@ -178,12 +178,15 @@ def test_every_rpc_of_the_contract_is_served(cluster: Cluster, file: Any) -> Non
     for method in service.methods:
         if method.name == "Drain":
             continue  # tests/cluster/test_bad_days.py: it would end the worker for everybody
-        call = channel.stream_stream(f"/{service.full_name}/{method.name}")(iter([b""]), timeout=2)
+        multi_callable: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            f"/{service.full_name}/{method.name}"
+        )
+        call = multi_callable(iter([b""]), timeout=2)
         try:
             next(call, None)
             code = grpc.StatusCode.OK
         except grpc.RpcError as error:
-            code = error.code()  # type: ignore[attr-defined]
+            code = error.code()
         finally:
             call.cancel()
         assert code not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), (

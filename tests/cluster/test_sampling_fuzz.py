@@ -4,6 +4,7 @@ engines that were there at the beginning are there at the end."""
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from tests.cluster.processes import Cluster, running_cluster
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 
 TINY = float(np.finfo(np.float32).smallest_subnormal)
 LARGEST = float(np.finfo(np.float32).max)
@@ -52,7 +53,7 @@ def wild_params(pick: random.Random) -> SamplingParams:
     return params
 
 
-def outcome(call: grpc.Future) -> str:
+def outcome(call: Iterator[GenerateResponse]) -> str:
     """What became of a request: "answered", or the status it was refused with."""
     try:
         last = None

@@ -35,10 +35,11 @@ def elements(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
     for i, one in enumerate(file.message_type):
         message((4, i), one, one.name)
     for i, enum in enumerate(file.enum_type):
-        found |= {(5, i): enum.name, **{(5, i, 2, j): f"{enum.name}.{v.name}" for j, v in enumerate(enum.value)}}
+        found[5, i] = enum.name
+        found |= {(5, i, 2, j): f"{enum.name}.{v.name}" for j, v in enumerate(enum.value)}
     for i, service in enumerate(file.service):
-        rpcs = {(6, i, 2, j): f"{service.name}.{rpc.name}" for j, rpc in enumerate(service.method)}
-        found |= {(6, i): service.name, **rpcs}
+        found[6, i] = service.name
+        found |= {(6, i, 2, j): f"{service.name}.{rpc.name}" for j, rpc in enumerate(service.method)}
     return found
 
 

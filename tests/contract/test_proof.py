@@ -4,7 +4,8 @@ import hmac
 
 import pytest
 
-from trunkline.proof import PROOF_KEY, WINDOW_S, check_proof, proof_metadata
+from trunkline.metadata import PROOF_KEY
+from trunkline.proof import WINDOW_S, check_proof, proof_metadata
 from trunkline.status import UNAUTHENTICATED, RequestRefused
 
 KEY = bytes(range(32))

@@ -144,7 +144,7 @@ def pod_of(workload: Object) -> Object:
 def selected(selector: Object, workload: Object) -> bool:
     """Whether a selector's labels are among a workload's pods'."""
     labels = workload["spec"]["template"]["metadata"]["labels"]
-    return selector.items() <= labels.items()
+    return bool(selector.items() <= labels.items())
 
 
 def port_of(container: Object) -> int:

@@ -51,7 +51,7 @@ def revision(name: str) -> Values:
     return {"workers": {"a": {"model": {"hub": {"id": "org/model", "revision": name, "size": "9Gi"}}}}}
 
 
-@pytest.fixture(params=ALL_VALUES.values(), ids=ALL_VALUES.keys())
+@pytest.fixture(params=list(ALL_VALUES.values()), ids=list(ALL_VALUES))
 def rendered(request: pytest.FixtureRequest) -> Rendered:
     return Rendered(request.param)
 

@@ -74,7 +74,8 @@ class Pod:
     def _field(self, rendered: Rendered, source: Any) -> str:
         if "secretKeyRef" in source:
             named = source["secretKeyRef"]
-            return b64decode(rendered.one("Secret", named["name"])["data"][named["key"]]).decode()
+            data: str = rendered.one("Secret", named["name"])["data"][named["key"]]
+            return b64decode(data).decode()
         assert source == {"fieldRef": {"fieldPath": "metadata.name"}}
         return self.name
 
@@ -140,7 +141,7 @@ class Cluster:
             stack.callback(self.processes[name].stop)
 
     def is_ready(self, name: str) -> bool:
-        return self.probe(name, "readinessProbe") == SERVING
+        return bool(self.probe(name, "readinessProbe") == SERVING)
 
     def probe(self, name: str, kind: str) -> int | None:
         return self.pods[name].probe(kind)

@@ -93,7 +93,8 @@ def decode(
     tile_seqs = TILING.tokens(heads // kv.keys.shape[2])
     where = shuffled(batch)
     count = len(q) + padding_rows
-    of_sequence, tiles = np.zeros((count, 3), np.int32), []
+    of_sequence = np.zeros((count, 3), np.int32)
+    tiles: list[tuple[int, int, int, int, int]] = []
     for first, members, tokens in shared or []:
         for start in range(first, first + members, tile_seqs):
             size = min(tile_seqs, first + members - start)

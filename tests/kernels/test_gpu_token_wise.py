@@ -56,7 +56,7 @@ def test_rotary_and_kv_write(heads: int, kv_heads: int, head_dim: int, normed: b
     found = KVLayer(whole[:, 1, 0], whole[:, 1, 1])
     norms = (random(head_dim), random(head_dim, seed=1)) if normed else (None, None)
 
-    q, k, v = qkv.view(num_tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = torch.split(qkv.view(num_tokens, -1, head_dim), [heads, kv_heads, kv_heads], dim=1)
     if norms[0] is not None and norms[1] is not None:
         q, k = rms_norm.rms_norm(q, norms[0], EPS), rms_norm.rms_norm(k, norms[1], EPS)
     q, k = (rotary.apply_rotary(x, cos[positions], sin[positions]) for x in (q, k))

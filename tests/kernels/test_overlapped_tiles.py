@@ -44,7 +44,7 @@ def test_scores_are_capped() -> None:
 def test_keys_and_values_of_8_bits() -> None:
     q, kv, batch, _ = make_case([(5, 70), (64, 64)], 4, 2)
     scales = torch.tensor([0.5]), torch.tensor([2.0])
-    eight = KVLayer(*(pool.to(torch.float8_e4m3fn) for pool in (kv.keys, kv.values)), *scales)
+    eight = KVLayer(kv.keys.to(torch.float8_e4m3fn), kv.values.to(torch.float8_e4m3fn), *scales)
     assert torch.equal(attend(q, eight, batch, tiling=OVERLAPPED), attend(q, eight, batch))
 
 

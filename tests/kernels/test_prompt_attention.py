@@ -30,7 +30,7 @@ def test_each_prompt_attends_to_itself(window: int | None) -> None:
     lens = [2, 17, 33]
     starts = [0, *itertools.accumulate(lens)]
     packed = random(sum(lens), 6 + 2 + 2, 24)
-    q, keys, values = packed.split([6, 2, 2], dim=1)
+    q, keys, values = torch.split(packed, [6, 2, 2], dim=1)
     fresh = FreshPrompts(0, sum(lens), max(lens), torch.tensor(starts, dtype=torch.int32))
     found = prompt_attention(q, keys, values, fresh, scale=24**-0.5, window=window)
     expected = [naive(q[a:b], keys[a:b], values[a:b], 0, window) for a, b in itertools.pairwise(starts)]
@@ -50,7 +50,7 @@ def test_rotated_keys_replace_the_others_where_they_are_kept(tokens_of_padding: 
     q = rotary_kv(kept, *inputs, num_heads=heads, keep_keys=True)
     assert torch.equal(q, rotary_kv(before := qkv.clone(), *inputs, num_heads=heads))
     assert torch.equal(before, qkv), "without keep_keys the keys stay as they are"
-    _, keys, values = kept.view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    _, keys, values = torch.split(kept.view(tokens, -1, dim), [heads, kv_heads, kv_heads], dim=1)
     real = tokens - tokens_of_padding
     assert torch.equal(keys[:real], kv.keys.flatten(0, 1)[:real])
     assert torch.equal(values[:real], kv.values.flatten(0, 1)[:real])

@@ -25,7 +25,7 @@ QWEN: dict[str, Any] = {"head_dim": 128, "group": 4, "dtype": torch.bfloat16, "k
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "tuned.json"
-    tilings = {
+    tilings: dict[TilingKey | ProductKey, tuple[dict[str, int], dict[str, list[float]]]] = {
         TilingKey.of(kernel, device="NVIDIA H200", **QWEN): (tiling, {"us": [400.0]})
         for kernel, tiling in (("decode_attention", DECODE), ("ragged_attention", RAGGED))
     }

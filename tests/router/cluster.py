@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack, cast
 
 import grpc
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, RetryInfo
@@ -210,7 +210,7 @@ class Refusal:
         self.message = error.details() or ""
         self.reason = self.field = self.quota = ""
         self.retry_s: float | None = None
-        status = from_call(error)
+        status = from_call(cast("grpc.Call", error))  # which it is in all that is read
         for detail in status.details if status is not None else ():
             info, bad, retry, quota = ErrorInfo(), BadRequest(), RetryInfo(), QuotaFailure()
             if detail.Unpack(info):

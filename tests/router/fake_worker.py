@@ -80,10 +80,11 @@ class FakeChoice:
             self.worker.forget(self)
         self.session.put_nowait(SessionResponse(outputs=[output]))
 
-    def fail(self, refused: RequestRefused, **facts: bool) -> None:
-        """`facts`: fields of SequenceOutput."""
+    def fail(self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False) -> None:
         self.worker.forget(self)
-        output = SequenceOutput(handle=self.submit.handle, error=refused.to_proto(), **facts)
+        output = SequenceOutput(
+            handle=self.submit.handle, error=refused.to_proto(), suspect=suspect, sole_suspect=sole_suspect
+        )
         self.session.put_nowait(SessionResponse(outputs=[output]))
 
 

@@ -10,9 +10,10 @@ from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.convictions import CONVICTION_MS
 from trunkline_router.stores.redis_store import KEYS_OF_ALL_LIVES, RedisStore
-from trunkline_router.stores.store import KEEP_MS, Credit, Lease, WorkerKey
+from trunkline_router.stores.store import KEEP_MS, Lease, WorkerKey
 
 QUOTAS = Quotas(requests_per_minute=1_000, tokens_per_minute=100_000, tokens_in_flight=50_000)
 
@@ -20,7 +21,7 @@ QUOTAS = Quotas(requests_per_minute=1_000, tokens_per_minute=100_000, tokens_in_
 class Fleet:
     """Two routers, and a client that writes garbage."""
 
-    def __init__(self, client: "Redis[str]", routers: tuple[Router, Router], clock: Clock) -> None:
+    def __init__(self, client: Redis, routers: tuple[Router, Router], clock: Clock) -> None:
         self.client = client
         self.routers = routers
         self.clock = clock

@@ -1,8 +1,8 @@
 """What a worker could say instead of what is so: every field of a message, one at a time, by its descriptor."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf, nan
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -27,7 +27,7 @@ def lies(message: M) -> Iterator[tuple[str, M]]:
 
 
 def _lies(message: M, path: str) -> Iterator[tuple[str, M]]:
-    for field in message.DESCRIPTOR.fields:
+    for field in cast("Sequence[FieldDescriptor]", message.DESCRIPTOR.fields):  # either implementation's
         name = f"{path}{field.name}"
         if field.is_repeated:
             yield from _lists(message, field, name)

@@ -33,7 +33,7 @@ def previous_contract() -> DescriptorPool:
         status = protoc.main(["protoc", *includes, "--include_imports", f"--descriptor_set_out={out}", *paths])
         assert status == 0, "the contract of then cannot be read"
         for file in FileDescriptorSet.FromString(out.read_bytes()).file:
-            pool.Add(file)  # type: ignore[no-untyped-call]
+            pool.Add(file)
     return pool
 
 
@@ -55,7 +55,7 @@ class PreviousWorker:
 
     async def start(self) -> None:
         handlers = {}
-        for method in self._pool.FindServiceByName(SERVICE).methods:  # type: ignore[no-untyped-call]
+        for method in self._pool.FindServiceByName(SERVICE).methods:
             behaviour = getattr(self, method.name, None)
             if behaviour is None:
                 continue

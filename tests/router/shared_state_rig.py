@@ -86,7 +86,7 @@ class Router(Convicting):
 
     async def admit(self, quotas: Quotas, prompt: int = 10, output: int | None = 10, **other: Any) -> Reservation:
         """A request of tenant t. Raises RequestRefused."""
-        terms = {"tenant": "t", "weight": 1.0, "most_tokens": 1000, "choices": 1} | other
+        terms: dict[str, Any] = {"tenant": "t", "weight": 1.0, "most_tokens": 1000, "choices": 1} | other
         tenant = terms.pop("tenant")
         return await self.reserve(tenant, quotas, prompt_tokens=prompt, max_tokens=output, **terms)
 
@@ -101,9 +101,10 @@ class Router(Convicting):
         await self._tick()
 
 
-async def keys_in(client: "Redis[str]") -> str:
+async def keys_in(client: Redis) -> str:
     """What the keys of a Redis's present life begin with."""
     life = await client.get(f"{PREFIX}life")
+    assert life is None or isinstance(life, str), "the client decodes responses"
     return f"{PREFIX}{life.partition('@')[0]}:" if life else PREFIX
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.router.cluster import PATIENCE_S, SERVICE, Refusal, refusal
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from tests.router.router_process import NOT_SERVING, SERVING, router_process, start, until_health
-from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.ports import free_port
 from trunkline_router.settings import address_problem
@@ -120,10 +120,11 @@ async def test_it_is_alive_at_once_and_ready_while_it_has_a_worker() -> None:
         await until_health(channel, "liveness", SERVING)
 
 
+Running = grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
+
+
 @asynccontextmanager
-async def running_request() -> AsyncIterator[
-    tuple[asyncio.subprocess.Process, grpc.aio.Channel, FakeChoice, grpc.aio.Call]
-]:
+async def running_request() -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel, FakeChoice, Running]]:
     """A router process with a request that has had its first token."""
     worker, port = await FakeWorker("a", answer=None).start(), free_port()
     try:
@@ -148,7 +149,9 @@ async def test_at_sigterm_a_running_request_finishes_and_a_new_one_is_turned_awa
         assert (turned_away.code, turned_away.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_WORKER")
         await until_health(channel, "readiness", NOT_SERVING)
         choice.tokens(2, finish=True)
-        assert (await call.read()).usage.completion_tokens == 3
+        last = await call.read()
+        assert isinstance(last, GenerateResponse)
+        assert last.usage.completion_tokens == 3
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
 

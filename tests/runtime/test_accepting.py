@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
 
 from trunkline_runtime.accepting import (
     AT_ONCE,
@@ -42,7 +42,8 @@ class Turns:
 async def serve(behaviour: Any) -> tuple[grpc.aio.Server, int]:
     """A server with one method that takes bytes and gives bytes, and its port."""
     server = eager_server()
-    handler = grpc.stream_unary_rpc_method_handler(behaviour)  # which begins before it reads
+    # `behaviour` begins before it reads.
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(behaviour)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Call": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -55,7 +56,8 @@ async def test_several_calls_that_come_together_begin_in_one_turn_of_the_event_l
 
     async def answer(requests: Any, context: Any) -> bytes:
         begun[turns.number] += 1
-        return await context.read()
+        message: bytes = await context.read()
+        return message
 
     server, port = await serve(answer)
     try:
@@ -76,7 +78,8 @@ async def test_a_server_that_stops_while_calls_come_ends_every_one_of_them() -> 
     async def answer(requests: Any, context: Any) -> bytes:
         began.set()
         await asyncio.sleep(0)
-        return await context.read()
+        message: bytes = await context.read()
+        return message
 
     server, port = await serve(answer)
     outcomes: Counter[grpc.StatusCode] = Counter()
@@ -160,7 +163,8 @@ def test_of_one_host_the_connections_with_the_most_calls_lose_the_latest() -> No
 
 async def test_a_server_stops_without_a_call() -> None:
     async def answer(requests: Any, context: Any) -> bytes:
-        return await context.read()
+        message: bytes = await context.read()
+        return message
 
     async with asyncio.timeout(PATIENCE_S):
         server, _ = await serve(answer)

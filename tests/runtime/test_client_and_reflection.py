@@ -10,16 +10,18 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import format_trace_id
 
+from tests.runtime.unimplemented_service import UnimplementedService
 from trunkline import Client
 from trunkline.errors import DeadlineExceeded, NoWorker, TrunklineError
+from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsResponse
-from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_runtime.server import GrpcServer
 
 SERVICE = "trunkline.v1.InferenceService"
 
 
-class Endless(InferenceServiceServicer):
+class Endless(UnimplementedService):
     """Answers once, then only waits; tells what it was asked and when it was cancelled."""
 
     def __init__(self) -> None:
@@ -31,7 +33,7 @@ class Endless(InferenceServiceServicer):
         self.requests.append(request)
         self.metadata = dict(context.invocation_metadata())
         try:
-            yield GenerateResponse(request_id="r", chunks=[{"index": 0, "text": "a"}])
+            yield GenerateResponse(request_id="r", chunks=[OutputChunk(index=0, text="a")])
             await asyncio.Event().wait()
         finally:
             self.cancelled.set()
@@ -193,7 +195,7 @@ async def test_reflection_lists_the_services(served: tuple[str, Endless]) -> Non
     assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
-class Counting(InferenceServiceServicer):
+class Counting(UnimplementedService):
     """Answers at once; tells over which connections it was asked."""
 
     def __init__(self) -> None:

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from trunkline.v1.generation_pb2 import FinishReason, Lane
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
-from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from tests.runtime.unimplemented_service import UnimplementedService
+from trunkline.v1.generation_pb2 import FinishReason, Lane, OutputChunk
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo, Usage
+from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline.validation import LANES
 from trunkline_cli import generate
 from trunkline_runtime.server import GrpcServer
 
 
-class Recorder(InferenceServiceServicer):
+class Recorder(UnimplementedService):
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
         self.metadata: dict[str, str] = {}
@@ -26,15 +27,16 @@ class Recorder(InferenceServiceServicer):
         self.requests.append(request)
         self.metadata = dict(context.invocation_metadata())
         lane = max(request.lane or Lane.LANE_STANDARD, self.highest)
-        yield GenerateResponse(request_id="r", prompt=PromptInfo(lane=lane), chunks=[{"index": 0, "text": " the"}])
-        chunk = {"index": 0, "text": "re", "finish_reason": FinishReason.FINISH_REASON_STOP}
-        yield GenerateResponse(request_id="r", chunks=[chunk], usage={})
+        yield GenerateResponse(request_id="r", prompt=PromptInfo(lane=lane), chunks=[OutputChunk(index=0, text=" the")])
+        chunk = OutputChunk(index=0, text="re", finish_reason=FinishReason.FINISH_REASON_STOP)
+        yield GenerateResponse(request_id="r", chunks=[chunk], usage=Usage())
 
 
 @pytest.fixture
 def served() -> Iterator[tuple[str, Recorder]]:
     """In a thread with a loop of its own: the command runs one itself."""
-    recorder, ports, stop = Recorder(), [], asyncio.Event()
+    recorder, stop = Recorder(), asyncio.Event()
+    ports: list[int] = []
     started = threading.Event()
     loop = asyncio.new_event_loop()
 

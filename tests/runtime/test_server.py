@@ -10,11 +10,13 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.runtime.unimplemented_service import UnimplementedService
 from trunkline.client import Client
 from trunkline.errors import InternalError, InvalidRequest, Overloaded, TrunklineError
 from trunkline.status import ERROR_DOMAIN, RequestRefused, invalid, no_worker
+from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse, ListModelsResponse
-from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_bench.ports import free_port
 from trunkline_runtime.errors import rich_status
 from trunkline_runtime.server import GrpcServer, PortInUse, check_port_is_free
@@ -22,7 +24,7 @@ from trunkline_runtime.server import GrpcServer, PortInUse, check_port_is_free
 SERVICE = "trunkline.v1.InferenceService"
 
 
-class Failing(InferenceServiceServicer):
+class Failing(UnimplementedService):
     """Raises what it is told to."""
 
     error: Exception = RuntimeError("secret internals")
@@ -131,11 +133,11 @@ async def test_a_connection_grows_old_without_a_call_noticing() -> None:
     peers: list[str] = []
     going_on = asyncio.Event()
 
-    class Slow(InferenceServiceServicer):
+    class Slow(UnimplementedService):
         async def Generate(self, request: Any, context: Any) -> AsyncIterator[GenerateResponse]:
-            yield GenerateResponse(request_id="r", chunks=[{"index": 0, "text": "a"}])
+            yield GenerateResponse(request_id="r", chunks=[OutputChunk(index=0, text="a")])
             await going_on.wait()
-            yield GenerateResponse(request_id="r", chunks=[{"index": 0, "text": "b"}])
+            yield GenerateResponse(request_id="r", chunks=[OutputChunk(index=0, text="b")])
 
         async def ListModels(self, request: Any, context: Any) -> ListModelsResponse:
             peers.append(context.peer())

@@ -32,7 +32,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """What the runtime traces while the test runs; the process's own provider stays as it is."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     return exporter
 
 
@@ -70,9 +70,9 @@ def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_TRACES_EXPORTER", *(f"OTEL_EXPORTER_OTLP{kind}_ENDPOINT" for kind in ("", "_TRACES"))):
         monkeypatch.delenv(name, raising=False)
     providers: list[trace.TracerProvider] = []
-    monkeypatch.setattr(tracing.trace, "set_tracer_provider", providers.append)
+    monkeypatch.setattr(trace, "set_tracer_provider", providers.append)
     configure_tracing("trunkline-router")
-    monkeypatch.setattr(tracing.trace, "get_tracer_provider", lambda: providers[-1])
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: providers[-1])
 
 
 @pytest.mark.usefixtures("without_exporter")

@@ -52,4 +52,5 @@ def kept(logits: Floats, row: Row, slack: float) -> NDArray[np.bool_]:
 def scores(logits: Floats, row: Row) -> Floats:
     """Scaled logits with each token's noise: the highest one that is kept is drawn."""
     noise = race_noise(np.array([position_key(row.sampling.seed, row.num_tokens)], np.uint64), np.arange(len(logits)))
-    return (logits - logits.max()) / row.sampling.temperature + noise
+    scaled: Floats = (logits - logits.max()) / row.sampling.temperature + noise
+    return scaled

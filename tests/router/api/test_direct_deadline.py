@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from tests.router.cluster import SERVICE
+from tests.runtime.unimplemented_service import UnimplementedService
 from trunkline import Client
 from trunkline.errors import DeadlineExceeded
 from trunkline.grant import forbidden
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse
-from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
+from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_runtime.server import GrpcServer
 
 TIMEOUT_S = 100.0
 
 
-class GrantsNothing(InferenceServiceServicer):
+class GrantsNothing(UnimplementedService):
     """A router that says so only after `takes_s`, on a clock that it moves."""
 
     def __init__(self, takes_s: float) -> None:

@@ -47,7 +47,7 @@ async def limited(*workers: FakeWorker, **quotas: int) -> AsyncIterator[Cluster]
 
 async def refused_for_quota(router: Cluster) -> bool:
     call = Call(router, sampling=FIFTY)
-    return (await call.refused(call.first)).reason == QUOTA_EXCEEDED
+    return bool((await call.refused(call.first)).reason == QUOTA_EXCEEDED)
 
 
 async def is_held(router: Cluster) -> bool:
@@ -221,7 +221,7 @@ async def test_a_grant_that_is_used_after_its_client_has_hung_up_is_paid_for_and
         granted = await call.begin()
         call.call.cancel()
         async with open_channel(granted.worker_address) as channel:
-            stub: WorkerServiceStub = WorkerServiceStub(channel)
+            stub = WorkerServiceStub(channel)
             used = stub.Generate(WorkerServiceGenerateRequest(grant=granted.grants[0]))
             choice = await arrival([worker])
             await until(lambda: router.connected(0).open_choices == 0)

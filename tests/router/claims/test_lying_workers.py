@@ -87,7 +87,7 @@ def by_model(said: list[Any]) -> list[list[tuple[FakeWorker, Liar]]]:
 
 async def serve_beside(said: list[Any]) -> dict[str, str]:
     """Innocents of every model get their answers; returns what is said of each liar, by the worker's name."""
-    problems = {}
+    problems: dict[str, str] = {}
     for group in by_model(said):
         goods, liars = [good for good, _ in group], [liar for _, liar in group]
         ready = (*(True for _ in goods), *(False for _ in liars))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ async def mixed() -> AsyncIterator[tuple[Cluster, PreviousWorker, FakeWorker]]:
     await old.start()
     await new.start()
     try:
-        async with router_before(old, new, grant_key=b"k" * 32) as router:  # type: ignore[arg-type]
+        async with router_before(old, new, grant_key=b"k" * 32) as router:
             yield router, old, new
     finally:
         await old.stop()
@@ -73,7 +74,13 @@ async def test_an_answer_goes_on_from_this_protocol_to_the_previous_one() -> Non
 
 
 def test_a_worker_of_the_previous_protocol_asks_for_no_proofs_and_serves_routers_without_its_key() -> None:
-    own = {"model": "m", "block_size": 16, "vocab_size": 9, "context_length": 99, "kv_token_capacity": 99}
+    own: dict[str, Any] = {
+        "model": "m",
+        "block_size": 16,
+        "vocab_size": 9,
+        "context_length": 99,
+        "kv_token_capacity": 99,
+    }
     check_model(GetModelResponse(protocol_version=1, grant_key_id=key_id(b"k" * 32), **own))
     with pytest.raises(WorkerUnusable, match="--grant-key"):
         check_model(GetModelResponse(min_router_protocol=2, grant_key_id=key_id(b"k" * 32), **own))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from functools import partial
 from random import Random
 
 import pytest
@@ -119,7 +120,7 @@ async def test_senders_that_wait_take_turns_by_host_then_by_tenant() -> None:
     await settle(readers)
     ended: list[str] = []
     for name, task, _ in order:
-        task.add_done_callback(lambda _, name=name: ended.append(name))
+        task.add_done_callback(partial(lambda name, _: ended.append(name), name))
     holding[2].set()
     await asyncio.gather(*(task for _, task, _ in order))
     assert ended == ["a/1/x", "b/1/x", "c/1/x", "a/1/y", "b/1/x", "a/1/z", "a/1/x"]

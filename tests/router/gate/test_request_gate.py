@@ -35,6 +35,16 @@ def lone_channel(router: Cluster) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", options=(("grpc.use_local_subchannel_pool", 1),))
 
 
+def open_watch(channel: grpc.aio.Channel) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+    method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(WATCH)
+    return method(b"")
+
+
+def health_check(channel: grpc.aio.Channel) -> grpc.aio.UnaryUnaryCall[bytes, bytes]:
+    method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
+    return method(b"")
+
+
 async def outcome(call: Any) -> grpc.StatusCode:
     code: grpc.StatusCode = await call.code()
     return code
@@ -76,11 +86,11 @@ async def test_calls_that_are_no_requests_take_no_places_of_requests(monkeypatch
     most = open_calls.WATCH_BOUNDS.of_connection
     gate_with(monkeypatch, REQUEST_BOUNDS=request_bounds(4, 2))
     async with cluster(FakeWorker("a")) as router, lone_channel(router) as channel, lone_channel(router) as other:
-        watches = [channel.unary_stream(WATCH)(b"") for _ in range(most)]
+        watches = [open_watch(channel) for _ in range(most)]
         for watch in watches:
             await watch.read()
-        assert (await refusal(channel.unary_stream(WATCH)(b""))).reason == "OVERLOADED"
-        assert await outcome(other.unary_unary(CHECK)(b"")) == grpc.StatusCode.OK
+        assert (await refusal(open_watch(channel))).reason == "OVERLOADED"
+        assert await outcome(health_check(other)) == grpc.StatusCode.OK
         await router.answer("x")
         for watch in watches:
             watch.cancel()
@@ -103,8 +113,8 @@ async def test_a_check_of_health_is_answered_and_a_watch_begins_whatever_others_
         await until(lambda: gate._watches.num_open == bounds.of_host)
         async with lone_channel(router) as kubelet:
             for _ in range(3):
-                assert await outcome(kubelet.unary_unary(CHECK)(b"")) == grpc.StatusCode.OK
-            watch = kubelet.unary_stream(WATCH)(b"")
+                assert await outcome(health_check(kubelet)) == grpc.StatusCode.OK
+            watch = open_watch(kubelet)
             assert await watch.read() is not grpc.aio.EOF
             watch.cancel()
         await router.answer("x")
@@ -116,11 +126,11 @@ async def test_a_check_of_health_is_answered_and_a_watch_begins_whatever_others_
 async def test_a_watch_that_is_given_up_for_a_client_with_fewer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     gate_with(monkeypatch, WATCH_BOUNDS=CallBounds(in_all=4, of_host=3, of_connection=3, of_tenant=4))
     async with cluster(FakeWorker("a")) as router, lone_channel(router) as channel, lone_channel(router) as other:
-        watches = []
+        watches: list[grpc.aio.UnaryStreamCall[bytes, bytes]] = []
         for _ in range(3):
-            watches.append(channel.unary_stream(WATCH)(b""))
+            watches.append(open_watch(channel))
             await watches[-1].read()
-        theirs = other.unary_stream(WATCH)(b"")
+        theirs = open_watch(other)
         assert await theirs.read() is not grpc.aio.EOF
         refused = await refusal(watches[0])
         assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
@@ -163,7 +173,7 @@ async def test_what_waits_to_be_read_stays_with_its_client(monkeypatch: pytest.M
         )
         await until(lambda: len(list(gate._reading._waiting.senders())) == SENDERS)
         async with lone_channel(router) as kubelet:
-            assert await outcome(kubelet.unary_unary(CHECK)(b"")) == grpc.StatusCode.OK
+            assert await outcome(health_check(kubelet)) == grpc.StatusCode.OK
         assert rss_mib() - before < SENT_MIB / 4
         sender.kill()
         await sender.wait()
@@ -230,7 +240,8 @@ def is_closed(connection: Connection) -> bool:
 
 async def test_a_call_without_a_message_is_refused() -> None:
     async with cluster(FakeWorker("a")) as router, lone_channel(router) as channel:
-        call = channel.stream_stream(GENERATE)(iter(()))
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(GENERATE)
+        call = method(iter(()))
         refused = await _refusal_of_stream(call)
         assert (refused.reason, refused.field) == ("INVALID_REQUEST", "request")
 

@@ -251,11 +251,11 @@ def test_texts_and_conversations_longer_than_any_that_are_tokenized_are_not_pars
         chat.messages[0].content = "c" * (MAX_CHAT_BYTES - 16 + more)
         chat.messages[0].role = "u" * (MAX_CHAT_BYTES + more - chat.ByteSize() + len("user"))
         assert chat.ByteSize() == MAX_CHAT_BYTES + more
-    given_text = {"text": "x" * (MAX_TEXT_BYTES + more)} if kind == "text" else {"chat": chat}
-    request = GenerateRequest(**given_text)  # type: ignore[arg-type]
+    given_text: dict[str, Any] = {"text": "x" * (MAX_TEXT_BYTES + more)} if kind == "text" else {"chat": chat}
+    request = GenerateRequest(**given_text)
     assert is_taken(GENERATE, request.SerializeToString()) is not bool(more)
     assert is_taken(GRANT, GrantRequest(request=request).SerializeToString()) is not bool(more)
-    assert is_taken(TOKENIZE, TokenizeRequest(**given_text).SerializeToString()) is not bool(more)  # type: ignore[arg-type]
+    assert is_taken(TOKENIZE, TokenizeRequest(**given_text).SerializeToString()) is not bool(more)
 
 
 async def raw_call(router: Cluster, method: str, message: bytes, **options: Any) -> Refusal:
@@ -263,7 +263,8 @@ async def raw_call(router: Cluster, method: str, message: bytes, **options: Any)
     async with grpc.aio.insecure_channel(
         f"127.0.0.1:{router.port}", options=(("grpc.max_send_message_length", -1),)
     ) as channel:
-        return await refusal(channel.unary_stream(method)(message, **options))
+        multi_callable: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+        return await refusal(multi_callable(message, **options))
 
 
 ATTACKS: dict[str, tuple[str, Callable[[], bytes], tuple[str, str]]] = {
@@ -303,7 +304,8 @@ async def test_detokenize_takes_as_many_ids_as_it_says_and_not_one_more() -> Non
     most, more = (DetokenizeRequest(token_ids=some).SerializeToString() for some in (ids, [*ids, 1]))
     async with cluster(FakeWorker("a")) as router:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{router.port}") as channel, watched_loop() as work:
-            await channel.unary_unary(DETOKENIZE)(most)
+            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(DETOKENIZE)
+            await method(most)
         assert work.longest_s < MOST_WORK_S
         refused = await raw_call(router, DETOKENIZE, more)
     assert (refused.reason, refused.field) == ("INVALID_REQUEST", "token_ids")

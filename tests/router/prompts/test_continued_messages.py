@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
 from trunkline_router.prompts.chat_template import ChatTemplate
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 TAG = "CONTINUE_FINAL_MESSAGE_TAG"
 EACH = "{% for m in messages %}"
 TEMPLATES = {

@@ -139,7 +139,7 @@ def test_the_final_message_is_continued_where_it_ends(source: str, final: str, e
 def test_a_continued_message_is_rendered_as_transformers_renders_it(source: str, final: str) -> None:
     turns = [("user", "a"), ("assistant", final)]
     messages = [{"role": role, "content": content} for role, content in turns]
-    theirs, _ = render_jinja_template([messages], chat_template=source, continue_final_message=True)
+    theirs = render_jinja_template([messages], chat_template=source, continue_final_message=True)[0]
     assert ChatTemplate(source, {}).render(chat(*turns, go_on=True)) == theirs[0]
 
 

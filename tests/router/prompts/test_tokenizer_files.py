@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -37,7 +38,7 @@ def both(
     ids=str,
 )
 async def test_special_tokens_that_only_the_config_asks_for_are_added(
-    config: dict[str, object], added: tuple[list[int], list[int]], tmp_path: Path, renderers: RenderPool
+    config: dict[str, Any], added: tuple[list[int], list[int]], tmp_path: Path, renderers: RenderPool
 ) -> None:
     silent = json.loads(byte_tokenizer().to_str())
     silent["post_processor"] = None
@@ -50,7 +51,7 @@ async def test_special_tokens_that_only_the_config_asks_for_are_added(
 
 @pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}], ids=str)
 async def test_what_the_tokenizers_own_processor_adds_is_neither_doubled_nor_dropped(
-    config: dict[str, object], tmp_path: Path, renderers: RenderPool
+    config: dict[str, Any], tmp_path: Path, renderers: RenderPool
 ) -> None:
     ours, theirs = both(tmp_path, tokenizer_files(**config), renderers)
     for text in ("", "hello", "a <s> b"):

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import ExitStack
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -129,13 +130,13 @@ def test_decodes_that_share_the_steps_count() -> None:
 def test_a_worker_without_room_for_the_prompt_is_waited_for_and_so_avoided() -> None:
     fleet = Fleet(2)
     cache(fleet.workers[0], PROMPT[:160])
-    full = {"running": 20, "running_kv_tokens": 160_000, "kv_live_blocks": 9_990, "kv_free_blocks": 10}
+    full: dict[str, Any] = {"running": 20, "running_kv_tokens": 160_000, "kv_live_blocks": 9_990, "kv_free_blocks": 10}
     report(fleet.workers[0], **full)
     report(fleet.workers[1], running=20, running_kv_tokens=160_000, kv_live_blocks=5_000, kv_free_blocks=5_000)
     assert fleet.chosen(PROMPT) == {"w1"}
     assert fleet.route(PROMPT).plan.candidates[0].kv_wait_s > 0
     # A worker that has something waiting says itself how long.
-    waits = {"waiting": 4, "waiting_by_lane": [0, 4, 0], "retry_delay_ms_by_lane": [50, 9_000, 9_000]}
+    waits: dict[str, Any] = {"waiting": 4, "waiting_by_lane": [0, 4, 0], "retry_delay_ms_by_lane": [50, 9_000, 9_000]}
     report(fleet.workers[0], **full, **waits)
     standard, interactive = (fleet.route(PROMPT, lane=lane).plan.candidates[0] for lane in (STANDARD, INTERACTIVE))
     assert standard.kv_wait_s == pytest.approx(9.0, rel=0.01)

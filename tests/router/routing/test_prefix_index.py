@@ -3,7 +3,7 @@
 import sys
 import time
 import tracemalloc
-from collections.abc import ItemsView
+from _collections_abc import dict_items
 from random import Random
 
 import pytest
@@ -143,7 +143,7 @@ class ReadCounter(dict[int, int]):
 
     num_read = 0
 
-    def items(self) -> ItemsView[int, int]:
+    def items(self) -> "dict_items[int, int]":
         self.num_read += len(self)
         return super().items()
 

@@ -9,7 +9,14 @@ import pytest
 from tests.router.cluster import cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.liar import innocents
-from trunkline.v1.generation_pb2 import OutputChunk, PromptReport, SamplingParams, TokenLogprob, TokenLogprobs
+from trunkline.v1.generation_pb2 import (
+    FinishReason,
+    OutputChunk,
+    PromptReport,
+    SamplingParams,
+    TokenLogprob,
+    TokenLogprobs,
+)
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelcome, Submit
 from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.claims.worker_claims import MOST_OUTPUT_BYTES
@@ -41,7 +48,9 @@ def submitted(session: WorkerSession, count: int) -> list[int]:
 
 
 def answer(handle: int, token_id: int) -> SequenceOutput:
-    return SequenceOutput(handle=handle, chunk=OutputChunk(token_ids=[token_id], finish_reason=2))
+    return SequenceOutput(
+        handle=handle, chunk=OutputChunk(token_ids=[token_id], finish_reason=FinishReason.FINISH_REASON_LENGTH)
+    )
 
 
 def test_one_answer_in_many_that_makes_no_sense_does_not_cost_the_others_their_worker() -> None:

@@ -169,6 +169,6 @@ async def test_what_a_router_of_the_previous_version_says_is_heard_and_it_hears_
         assert a.fleet.others[WorkerKey("w", 5)] == Credit(4, 900)
         assert Lease("10.0.0.9:50061", "w", 5, "tiny") in a.fleet.known
         assert a.is_convicted(b"\xab" * 16)
-        version, _, said = (await both.client.hget(keys + "credits", b._link.name)).partition("|")
+        version, _, said = str(await both.client.hget(keys + "credits", b._link.name)).partition("|")
         assert int(version) > 0
         assert json.loads(said) == [[["v", "6", 1, 100]], []]

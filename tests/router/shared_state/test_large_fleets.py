@@ -147,7 +147,7 @@ async def test_a_router_whose_entry_has_no_version_is_heard_too(redis: RedisServ
 
 
 async def without_version(redis: RedisServer, key: str, name: str) -> None:
-    client: Redis[str] = Redis.from_url(redis.url, decode_responses=True)
+    client: Redis = Redis.from_url(redis.url, decode_responses=True)
     async with client:
         dead_from, _, counted = str(await client.hget(key, name)).split(":")
         await client.hset(key, name, f"{dead_from}:{counted}")

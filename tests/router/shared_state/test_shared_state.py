@@ -195,7 +195,7 @@ async def test_short_answers_do_not_open_the_quotas_to_many_long_ones(routers: t
         for turn in range(25):
             use(await routers[turn % 2].admit(quotas, 1, capped, most_tokens=32_000), 1, 1)
             await routers[turn % 2].beat()
-    answers = []
+    answers: list[Output] = []
     while True:
         router = routers[len(answers) % 2]
         try:

@@ -71,7 +71,7 @@ async def put(both: Fleet, name: str, **how: Any) -> None:
 
 
 class _WithClock:
-    def __init__(self, client: "Redis[str]", clock: Clock) -> None:
+    def __init__(self, client: Redis, clock: Clock) -> None:
         self._client = client
         self._clock = clock
 
@@ -232,7 +232,8 @@ credits_of_one = st.dictionaries(
     )
 )
 def test_the_sums_of_what_others_have_sent_are_those_of_what_each_said_last(turns: list[Any]) -> None:
-    neighbours, said = Neighbours(), {}
+    neighbours = Neighbours()
+    said: dict[str, dict[WorkerKey, Credit]] = {}
     for number, (alive, changes, forgets) in enumerate(turns):
         if forgets:
             neighbours.forget()

@@ -35,7 +35,12 @@ async def test_a_request_whose_news_cannot_be_taken_is_internal_and_the_others_g
 ) -> None:
     streams: list[RequestStream] = []
     begin = RequestStream.begin
-    monkeypatch.setattr(RequestStream, "begin", lambda self, *args: (streams.append(self), begin(self, *args))[1])
+
+    def noted(self: RequestStream, *args: Any) -> Any:
+        streams.append(self)
+        return begin(self, *args)
+
+    monkeypatch.setattr(RequestStream, "begin", noted)
     worker = FakeWorker("a", answer=None)
     async with cluster(worker) as router:
         calls = [asyncio.ensure_future(router.answer([5, 6, 7 + index], n=2)) for index in range(3)]

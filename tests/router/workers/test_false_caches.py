@@ -4,6 +4,7 @@ import asyncio
 import gc
 import time
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -118,7 +119,12 @@ async def test_no_news_of_a_cache_hold_up_the_loop_or_an_innocent(name: str) -> 
 def test_a_follower_works_in_small_steps_however_much_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     store = WorkerBlocks.store
-    monkeypatch.setattr(WorkerBlocks, "store", lambda self, keys: (sizes.append(len(keys)), store(self, keys))[1])
+
+    def counted(self: WorkerBlocks, keys: Any) -> Any:
+        sizes.append(len(keys))
+        return store(self, keys)
+
+    monkeypatch.setattr(WorkerBlocks, "store", counted)
     index = PrefixIndex()
     follower = CacheFollower(WorkerBlocks(index), 1)
     hashes = Random(0).randbytes(16 * 50_000)

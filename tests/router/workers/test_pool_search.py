@@ -30,6 +30,7 @@ from trunkline_router.workers.worker_link import UNARY_TIMEOUT_S, WorkerLink
 LONG_S = 3600.0
 CONNECT_S = 0.02  # from a worker's answer to being of use
 AT_ONCE_S = 3 * STEP_S
+approx: Callable[..., object] = pytest.approx  # which may stand in a tuple beside floats
 
 
 def now_s() -> float:
@@ -116,10 +117,10 @@ def test_a_look_ends_the_pause_and_finds_what_has_come() -> None:
         fleet = Fleet()
         worker = fleet.add(was="m")
         await asyncio.sleep(1.0)
-        assert await fleet.looked() == (False, pytest.approx(0, abs=AT_ONCE_S))
+        assert await fleet.looked() == (False, approx(0, abs=AT_ONCE_S))
         assert len(worker.tries_s) == 2
         worker.model = "m"
-        assert await fleet.looked() == (True, pytest.approx(APART_S, abs=CONNECT_S + AT_ONCE_S))
+        assert await fleet.looked() == (True, approx(APART_S, abs=CONNECT_S + AT_ONCE_S))
         assert len(worker.tries_s) == 3
         assert await fleet.looked() == (True, 0.0)
 
@@ -134,7 +135,7 @@ def test_a_try_that_began_before_is_not_the_last_word() -> None:
         early = asyncio.create_task(fleet.looked())
         await asyncio.sleep(0.0)
         worker.is_silent, worker.model = False, "m"  # the try under way will not see it
-        assert await early == (False, pytest.approx(0, abs=AT_ONCE_S)), "no search waits for what has long been silent"
+        assert await early == (False, approx(0, abs=AT_ONCE_S)), "no search waits for what has long been silent"
         found, after_s = await fleet.looked(at_s=0.3 + AT_ONCE_S)
         assert found
         assert after_s <= CONNECT_S + AT_ONCE_S
@@ -173,7 +174,7 @@ def test_a_lookup_that_hangs_holds_up_no_address() -> None:
         fleet.lookup(lambda: asyncio.sleep(LONG_S))
         await asyncio.sleep(SILENT_AT_MOST_S / 2)
         worker.model = "m"
-        assert await fleet.looked() == (True, pytest.approx(0, abs=CONNECT_S + AT_ONCE_S))
+        assert await fleet.looked() == (True, approx(0, abs=CONNECT_S + AT_ONCE_S))
 
     in_virtual_time(scenario())
 
@@ -190,7 +191,7 @@ def test_what_a_lookup_finds_is_waited_for_in_the_same_look() -> None:
 
         fleet.lookup(look_up)
         await asyncio.sleep(1.0)
-        assert await fleet.looked() == (False, pytest.approx(0.1, abs=AT_ONCE_S))
+        assert await fleet.looked() == (False, approx(0.1, abs=AT_ONCE_S))
         has_come = True
         assert (await fleet.looked(at_s=APART_S))[0]
 

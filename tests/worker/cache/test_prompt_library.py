@@ -52,7 +52,7 @@ def chosen(shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         seen.append(replace(fresh, starts=fresh.starts.clone()))  # its memory is the next step's too
         return real(q, keys, values, fresh, **options)
 
-    real = gpu_decoder.prompt_attention
+    real = prompt_attention.prompt_attention
     monkeypatch.setattr(gpu_decoder, "prompt_attention", counted)
     return seen
 
@@ -131,11 +131,12 @@ def test_steps_with_the_library_keep_the_devices_rules(tmp_path: Path, monkeypat
     options: dict[str, Any] = {"max_step_tokens": 2048, "max_running_requests": 24}
     with session(spec, num_blocks=3000, context_length=4096, **options) as found:
         seen: list[int] = []
-        real = gpu_decoder.prompt_attention
+        real = prompt_attention.prompt_attention
 
         def checked(q: Tensor, keys: Tensor, values: Tensor, fresh: FreshPrompts, **others: Any) -> Tensor:
             assert not found.device.timeline.capturing
             starts = found.device.blocks.contents(fresh.starts)
+            assert starts is not None
             lens = np.diff(starts)
             assert starts[0] == 0
             assert starts[-1] == len(q) == len(keys) == len(values) == fresh.num_rows

@@ -1,6 +1,7 @@
 """Rotary embedding of every kind against transformers', within the context that is served."""
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,10 @@ def test_tables_are_those_of_transformers_for_a_sequence_of_the_served_context(k
             half = spec.head_dim // 2
             ours = rotary_tables(spec.rope, spec.head_dim, context)
             torch.testing.assert_close(
-                ours[0], cos[0, :, :half], atol=1e-5, rtol=0, msg=lambda m, c=config: f"{c}: {m}"
+                ours[0], cos[0, :, :half], atol=1e-5, rtol=0, msg=partial("{}: {}".format, config)
             )
             torch.testing.assert_close(
-                ours[1], sin[0, :, :half], atol=1e-5, rtol=0, msg=lambda m, c=config: f"{c}: {m}"
+                ours[1], sin[0, :, :half], atol=1e-5, rtol=0, msg=partial("{}: {}".format, config)
             )
             compared += 1
     assert compared > 60

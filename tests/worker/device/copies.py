@@ -82,7 +82,7 @@ class Copies:
         """The host knows more to be done: copies up to there are checked, and results are there."""
         host = self._timeline.host
         for sent in self._sent:
-            if _done(host, sent.at) and zlib.crc32(_bytes(sent.source)) != sent.checksum:
+            if _done(host, sent.at) and zlib.crc32(_bytes(sent.source).data) != sent.checksum:
                 raise UnsafeCopy("pinned memory was written to while it was being copied to the device")
         self._sent = [sent for sent in self._sent if not _done(host, sent.at)]
         for address, pending in list(self._pending.items()):
@@ -103,7 +103,7 @@ class Copies:
         if source.dtype == target.dtype:
             self._blocks.learn(target, data)
         if non_blocking:
-            self._sent.append(Sent(at, source, zlib.crc32(data)))
+            self._sent.append(Sent(at, source, zlib.crc32(data.data)))
 
     def _receive(self, source: Tensor, target: Tensor, non_blocking: bool, what: str) -> None:
         if not non_blocking:

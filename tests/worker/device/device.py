@@ -31,13 +31,13 @@ WAITING = frozenset({"item", "_local_scalar_dense", "is_nonzero", "nonzero", "ma
 MOVES = frozenset({"to", "_to_copy"})
 
 
-class FakeDevice(TorchDispatchMode):
+class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One GPU. Inside running() it is there for torch, Triton and the program."""
 
     def __init__(self, card: Card, invent: Invent, *, others: int = 0) -> None:
         """invent: fills a tensor of the host with what could have come from the device
         others: bytes of the card that other processes have"""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # So that torch does not look for a driver.
         self._mode_key = torch._C._TorchDispatchModeKey.FAKE
         self.card = card
@@ -148,7 +148,7 @@ class FakeDevice(TorchDispatchMode):
             raise HostSync(f"{name} of a tensor of the device")
         if name == "add" and len({(tensor.shape, tensor.dtype) for tensor in device}) == 1 and len(device) == 2:
             # torch computes the shape in Python, and imports its compiler for that, which takes seconds.
-            out = torch.empty_like(device[0].meta)
+            out: Any = torch.empty_like(device[0].meta)
         else:
             out = func(*metas(args), **dict(zip(kwargs, metas([*kwargs.values()]), strict=True)))
         same = {id(tensor.meta): tensor for tensor in device}  # what is handed back as it is

@@ -100,7 +100,7 @@ class Allocations:
         block = self.of(tensor)
         if block.known is None:
             block.known = np.zeros(block.num_bytes, np.uint8)
-        start = tensor.storage_offset() * tensor.itemsize
+        start = int(tensor.storage_offset()) * tensor.itemsize
         block.known[start : start + len(data)] = data
         if start <= block.known_until:
             block.known_until = max(block.known_until, start + len(data))
@@ -113,7 +113,7 @@ class Allocations:
         if block.known is None or end > block.known_until:
             return None
         kind = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}[tensor.dtype]
-        return block.known[start:end].view(kind).reshape(tuple(tensor.shape))  # type: ignore[return-value]
+        return block.known[start:end].view(kind).reshape(tuple(tensor.shape))
 
 
 def rounded(num_bytes: int, to: int) -> int:

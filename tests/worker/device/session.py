@@ -26,7 +26,7 @@ class Session:
         self.replays = 0
         self._programs = runner._programs
         self._replay = self._programs.run
-        self._programs.run = self._run  # type: ignore[method-assign]
+        self._programs.run = self._run  # type: ignore[method-assign, assignment]
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Puts a step on the queue, which must not wait for the device."""

@@ -22,15 +22,17 @@ class DeviceTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, meta: Tensor) -> "DeviceTensor":
-        tensor: DeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    def __new__(cls: type["DeviceTensor"], meta: Tensor) -> "DeviceTensor":
+        tensor: DeviceTensor = torch.Tensor._make_wrapper_subclass(
             cls, meta.shape, strides=meta.stride(), storage_offset=meta.storage_offset(), dtype=meta.dtype, device=CUDA
         )
         tensor.meta = meta
         return tensor
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
         raise LaunchFault(f"{func} of a tensor of the device, and no device is running")
 
     def __getitem__(self, key: Any) -> Tensor:
@@ -68,7 +70,7 @@ class DeviceTensor(torch.Tensor):
         copied: Tensor = torch.ops.aten.copy_.default(self, source, non_blocking)
         return copied
 
-    def contiguous(self, *_: Any) -> Tensor:  # type: ignore[override]
+    def contiguous(self, *_: Any) -> Tensor:
         return (
             self if self.is_contiguous() else torch.ops.aten.clone.default(self, memory_format=torch.contiguous_format)
         )
@@ -83,7 +85,7 @@ class DeviceTensor(torch.Tensor):
     tolist = item = numpy = nonzero = cpu = _read
     __bool__ = __int__ = __float__ = __index__ = __array__ = _read
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
 
 

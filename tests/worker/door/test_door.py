@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 
-from tests.worker.front.served_front import MODEL, SERVICE, ServedFront, raw_call, served_front
+from tests.worker.front.served_front import MODEL, ServedFront, raw_call, served_front
 from trunkline.proof import proof_metadata
 from trunkline.status import OVERLOADED, RequestRefused
 from trunkline.v1 import worker_pb2
@@ -22,6 +22,7 @@ from trunkline_runtime.channel import open_channel
 from trunkline_worker.door.call_authorizer import CallAuthorizer
 from trunkline_worker.door.door import BY_ROUTERS, GATED, HEALTH_CHECK, OF_ROUTERS, OF_STRANGERS, Door
 from trunkline_worker.door.uploads import Uploads
+from trunkline_worker.front.service import SERVICE
 
 KEY = b"k" * 32
 NOW_UNIX_MS = 1_700_000_000_000
@@ -126,7 +127,7 @@ async def full(worker: ServedFront) -> AsyncIterator[None]:
 
 async def test_a_full_worker_answers_every_health_check_and_refuses_nothing_else_in_silence() -> None:
     async with served_front() as worker, open_channel(worker.address) as channel, full(worker):
-        check: Any = HealthStub(channel).Check  # type: ignore[no-untyped-call]
+        check: Any = HealthStub(channel).Check
         for _ in range(50):
             assert (await check(HealthCheckRequest(service="liveness"))).status == HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError, match="which is its limit"):
@@ -142,7 +143,7 @@ async def test_health_checks_that_send_no_request_give_way_to_those_that_do() ->
         while len(uploads._reading) < uploads._most:
             assert time.monotonic() < deadline
             await asyncio.sleep(0)
-        check: Any = HealthStub(channel).Check  # type: ignore[no-untyped-call]
+        check: Any = HealthStub(channel).Check
         for _ in range(50):
             assert (await check(HealthCheckRequest(service="liveness"))).status == HealthCheckResponse.SERVING
         assert not worker.num_calls

@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from tests.router.cluster import Refusal, refusal, until
-from tests.worker.front.served_front import MODEL, SERVICE, ServedFront, raw_call, served_front
+from tests.worker.front.served_front import MODEL, ServedFront, raw_call, served_front
 from trunkline.proof import proof_metadata
 from trunkline.status import CONTEXT_LENGTH_EXCEEDED, INVALID_REQUEST, OVERLOADED, UNAUTHENTICATED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -32,6 +32,7 @@ from trunkline_worker.door.places import Bounds, Places, host_of
 from trunkline_worker.door.uploads import PER_CONNECTION
 from trunkline_worker.front import session as session_module
 from trunkline_worker.front.outbox import ROOM_BYTES
+from trunkline_worker.front.service import SERVICE
 from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS
 from trunkline_worker.front.submit_size import MOST_FIELDS, UNSEEN_BYTES
 

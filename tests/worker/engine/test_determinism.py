@@ -6,6 +6,7 @@ logit shows even where it does not change the token.
 
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ MAX_TOKENS = 24
 NUM_REQUESTS = 64
 VOCAB = 500  # ids below this exist in the demo model's vocabulary
 
-GREEDY: dict[str, object] = {"temperature": 0.0}
-SEEDED: dict[str, object] = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SEEDED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 
 
 @cache
@@ -31,7 +32,7 @@ def prompts() -> list[list[int]]:
     return [[*shared, *prompt] if index % 4 == 3 else prompt for index, prompt in enumerate(made)]
 
 
-def submit(index: int, how: dict[str, object], output: tuple[int, ...] = ()) -> Submit:
+def submit(index: int, how: dict[str, Any], output: tuple[int, ...] = ()) -> Submit:
     return make_submit(
         index + 1, prompts()[index], output=output, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=1, **how
     )
@@ -54,13 +55,13 @@ HOW = [pytest.param(GREEDY, marks=pytest.mark.slow, id="greedy"), pytest.param(S
 
 
 @pytest.fixture(scope="module", params=HOW)
-def how(request: pytest.FixtureRequest) -> dict[str, object]:
-    param: dict[str, object] = request.param
+def how(request: pytest.FixtureRequest) -> dict[str, Any]:
+    param: dict[str, Any] = request.param
     return param
 
 
 @pytest.fixture(scope="module")
-def alone(how: dict[str, object]) -> dict[int, list[tuple[int, float, int]]]:
+def alone(how: dict[str, Any]) -> dict[int, list[tuple[int, float, int]]]:
     """The truth: each request by itself in a fresh engine, its prompt in one piece."""
     found = {}
     for index in PICKED:

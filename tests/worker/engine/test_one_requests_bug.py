@@ -12,9 +12,12 @@ from trunkline.status import CODE_INTERNAL, INTERNAL
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_worker.engine import engine as engine_module
 from trunkline_worker.engine.engine import Engine
+from trunkline_worker.engine.step_messages import sequence_output
+from trunkline_worker.engine.submission import sequence_of
 from trunkline_worker.execution import penalties, sampler, torch_runner
 from trunkline_worker.gpu import row_table, step_sampling
 from trunkline_worker.model.cpu_decoder import CpuDecoder
+from trunkline_worker.step.sampling_key import position_key
 
 PROMPTS = {1: list(range(60, 100)), 2: list(range(40, 75)), 3: list(range(100, 160)), 4: [70, 71, 72]}
 MARK = 7.25  # the unusual bias by which the injected bugs know their victim
@@ -96,14 +99,14 @@ def test_in_penalties(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_in_the_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sampler.position_key
+    real = position_key
 
     def broken(seed: int, position: int) -> int:
         if position > len(PROMPTS[VICTIM]) + 2 and seed == seed_of_victim:
             raise OverflowError("injected")
         return real(seed, position)
 
-    seed_of_victim = engine_module.sequence_of.__globals__["choice_seed"](VICTIM, 0)
+    seed_of_victim = sequence_of.__globals__["choice_seed"](VICTIM, 0)
     check_that_only_the_victim_fails(
         on_the_host({"kernels": "c"}), lambda: monkeypatch.setattr(sampler, "position_key", broken)
     )
@@ -128,7 +131,7 @@ def test_in_log_probabilities(where: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_in_what_the_engine_takes_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine_module.sequence_of
+    real = sequence_of
 
     def broken(submit: Submit, *args: Any, **options: Any) -> Any:
         if submit.handle == VICTIM:
@@ -141,7 +144,7 @@ def test_in_what_the_engine_takes_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_what_the_engine_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = engine_module.sequence_output
+    real = sequence_output
 
     def broken(news: Any) -> EngineOutput:
         if news.sequence_id == VICTIM:
@@ -160,7 +163,7 @@ def test_in_what_the_engine_tells(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_the_device(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def outputs() -> dict[int, list[EngineOutput]]:
         engine = make_engine(kv_blocks=16, kernels="triton", max_step_tokens=16, max_running_requests=2)
-        plain = {"max_tokens": 2, "ignore_eos": True, "repetition_penalty": 1.2}
+        plain: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True, "repetition_penalty": 1.2}
         marked = make_submit(VICTIM, [40, 41, 42], **plain, temperature=0.8, logit_bias={5: MARK})
         return run(engine, [make_submit(1, [60, 61], **plain, logit_bias={7: 1.0}), marked])
 

@@ -20,7 +20,8 @@ def allowed_naively(logits: list[float], s: Sampling) -> set[int]:
     order = sorted(range(len(scaled)), key=lambda i: -scaled[i])
     kept = order[: s.top_k] if s.top_k else order
     weights = {i: math.exp(scaled[i] - scaled[order[0]]) for i in kept}
-    total, mass, nucleus = sum(weights.values()), 0.0, []
+    total, mass = sum(weights.values()), 0.0
+    nucleus: list[int] = []
     for i in kept:
         if mass >= s.top_p - 1e-9 and nucleus:
             break

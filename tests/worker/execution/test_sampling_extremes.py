@@ -2,7 +2,8 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def extreme_logits(pick: random.Random) -> NDArray[np.float32]:
     noise = np.random.default_rng(pick.getrandbits(32))
     kind = pick.randrange(7)
     with np.errstate(over="ignore"):
-        found = {
+        kinds: dict[int, Callable[[], NDArray[np.floating]]] = {
             0: lambda: noise.normal(0, 3, VOCAB),
             1: lambda: noise.normal(0, 1e37, VOCAB),
             2: lambda: noise.choice([LARGEST, -LARGEST, 0.0, -0.0, 1.0], VOCAB),
@@ -74,7 +75,8 @@ def extreme_logits(pick: random.Random) -> NDArray[np.float32]:
             4: lambda: noise.normal(0, 1, VOCAB) * TINY * 8,
             5: lambda: np.round(noise.normal(0, 2, VOCAB)),
             6: lambda: noise.normal(0, 1, VOCAB) * 10.0 ** noise.integers(-40, 38, VOCAB),
-        }[kind]().astype(np.float32)
+        }
+        found = kinds[kind]().astype(np.float32)
     found = np.clip(found, -LARGEST, LARGEST).astype(np.float32)
     if pick.random() < 0.2:
         found[noise.integers(0, VOCAB, 20)] = -np.inf
@@ -132,7 +134,7 @@ def test_the_device_draws_something_that_float64_allows_at_every_extreme() -> No
     assert all(row.error is None for row in table)
 
 
-def nucleus(logits: torch.Tensor, on_device: bool, seeds: int = 12, **sampling: float) -> set[int]:
+def nucleus(logits: torch.Tensor, on_device: bool, seeds: int = 12, **sampling: Any) -> set[int]:
     """Every token that so many seeds draw."""
     rows = [row_of(seed=seed, **sampling) for seed in range(seeds)]
     if not on_device:

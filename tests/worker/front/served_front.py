@@ -98,4 +98,5 @@ async def served_front(key: bytes = b"", model: GetModelResponse = MODEL) -> Asy
 
 def raw_call(channel: grpc.aio.Channel, method: str, message: bytes, **named: Any) -> Any:
     """A call that streams its answer, without any message class of ours."""
-    return channel.unary_stream(f"/{SERVICE}/{method}")(message, **named)
+    multi_callable: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{method}")
+    return multi_callable(message, **named)

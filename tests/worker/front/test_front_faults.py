@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ async def test_a_session_that_is_given_up_while_its_choices_end_leaves_the_other
 ) -> None:
     for at_step in range(len(OUTPUT)):
         stalled: list[bool] = []
-        slow = Session(front, on_stalled=lambda told=stalled: told.append(True))
+        slow = Session(front, on_stalled=partial(stalled.append, True))
         request = SessionRequest()
         for handle in range(1, 4):
             request.submits.add(handle=handle, prompt_token_ids=PROMPT, sampling=SamplingParams(seed=1))

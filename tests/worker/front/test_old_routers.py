@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from tests.worker.front.served_front import MODEL, SERVICE, served_front
+from tests.worker.front.served_front import MODEL, served_front
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, SessionRequest, SessionResponse, Submit
 from trunkline_runtime.channel import open_channel
 from trunkline_worker.door.door import most_message_bytes
+from trunkline_worker.front.service import SERVICE
 
 MESSAGE_BYTES = 16 << 20  # of submits, of a router of protocol 2
 LONG_MODEL = GetModelResponse()
@@ -41,14 +42,17 @@ def split_as_then(submits: list[Submit], aborts: list[int]) -> Iterator[SessionR
 @pytest.mark.parametrize("count", [12, 50])
 async def test_many_choices_of_a_long_prompt_in_one_message_are_all_answered(count: int) -> None:
     async with served_front(model=LONG_MODEL) as worker, open_channel(worker.address) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/Session", response_deserializer=SessionResponse.FromString)()
+        method: grpc.aio.StreamStreamMultiCallable[bytes, SessionResponse] = channel.stream_stream(
+            f"/{SERVICE}/Session", response_deserializer=SessionResponse.FromString
+        )
+        call = method()
         aborts = list(range(1 << 20, (1 << 20) + 10_000))  # of choices that have ended
         for message in split_as_then(choices(count, 120_000), aborts):
             await call.write(message.SerializeToString())
         answered: dict[int, list[int]] = {}
         while len(answered) < count:
             response = await call.read()
-            assert response is not grpc.aio.EOF, await call.details()
+            assert isinstance(response, SessionResponse), await call.details()
             for output in response.outputs:
                 answered[output.handle] = list(output.chunk.token_ids)
         assert answered == {handle: [5] for handle in range(1, count + 1)}

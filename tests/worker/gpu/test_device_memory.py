@@ -16,6 +16,7 @@ from trunkline_cli.gpus import memory_share
 from trunkline_worker.engine import engine_process
 from trunkline_worker.engine.engine_process import build_engine
 from trunkline_worker.engine.largest_step import activation_bytes, largest_step
+from trunkline_worker.execution.step_thread import WaitingExecutor
 from trunkline_worker.gpu.gpu_runner import GRAPH_POOL_BYTES, GpuRunner
 from trunkline_worker.model.kv_budget import OutOfMemory
 from trunkline_worker.model.loading import LoadedModel
@@ -67,6 +68,7 @@ def worker_on(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine_process, "step_runner", lambda *args, **kwargs: kept(runners, *args, **kwargs))
             engine, described = build_engine(settings, model, torch.device("cuda"), (lambda _: None) if warm else None)
+        assert isinstance(engine.executor, WaitingExecutor)
         engine.executor.close()
         kv = described.kv_blocks * model.kv_bytes_per_block(settings.block_size)
         for plan in largest_steps(model, settings, described.kv_blocks):

@@ -25,6 +25,7 @@ from tests.worker.device.faults import (
 from tests.worker.device.models import spec_of
 from tests.worker.device.session import drive, plans_for, session
 from trunkline_kernels.gpu import dependent_launch, rms_norm
+from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import DeviceRows
@@ -197,7 +198,7 @@ def sends_inside_the_capture(real: Any, source: Tensor, index: Tensor) -> Tensor
 
 
 def copies_its_inputs(real: Any, inputs: StepInputs, *args: Any) -> DeviceBatch:
-    batch = real(inputs, *args)
+    batch: DeviceBatch = real(inputs, *args)
     return replace(batch, context_lens=batch.context_lens.clone())
 
 
@@ -214,7 +215,7 @@ def captures_the_shortest(real: Any, inputs: StepInputs, batch: DeviceBatch, lon
 
 def fewer_programs_each_time(patch: pytest.MonkeyPatch) -> None:
     count = itertools.count()
-    real = gpu_decoder.decode_attention
+    real = decode_attention
 
     def mutant(*args: Any, plan: DecodePlan, **options: Any) -> None:
         fewer = plan.num_ranges - next(count) // 50
@@ -245,12 +246,12 @@ def launches_more_for_chunks(patch: pytest.MonkeyPatch) -> None:
 
 
 def narrow_slots(real: Any, inputs: StepInputs, *args: Any) -> DeviceBatch:
-    batch = real(inputs, *args)
+    batch: DeviceBatch = real(inputs, *args)
     return replace(batch, slots=batch.slots.int())
 
 
 def wide_contexts(real: Any, inputs: StepInputs, *args: Any) -> DeviceBatch:
-    batch = real(inputs, *args)
+    batch: DeviceBatch = real(inputs, *args)
     return replace(batch, decode_lens=batch.decode_lens.long())
 
 

@@ -11,6 +11,7 @@ import torch
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline_kernels.gpu import ragged_attention, tuned_tilings
+from trunkline_kernels.gpu.gated_linear import gated_linear
 from trunkline_kernels.gpu.quantized_linear import dequantize
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
 from trunkline_worker.checkpoint.errors import ModelError
@@ -52,7 +53,7 @@ def expected(shallow_model: Path) -> dict[int, list[int]]:
     ids=lambda options: ",".join(options) or "plain",
 )
 def test_tokens_are_those_of_the_twins(
-    expected: dict[int, list[int]], options: dict[str, object], shallow_model: Path
+    expected: dict[int, list[int]], options: dict[str, Any], shallow_model: Path
 ) -> None:
     # Interpreted, steps take long, and deterministic ones longer: the longest prompts are left out.
     prompts = PROMPTS[: 2 if "deterministic" in options else 3]
@@ -74,7 +75,7 @@ def test_tokens_are_those_of_the_twins_through_an_own_product(
         rows.append(len(x))
         return real(x, *others, **options)
 
-    real = gpu_products.gated_linear
+    real = gated_linear
     monkeypatch.setattr(gpu_products, "gated_linear", counted)
     found = tokens(PROMPTS[:3], model=shallow_model, kernels="triton", kv_blocks=64)
     assert found == {handle: expected[handle] for handle in range(3)}
@@ -130,7 +131,7 @@ def test_tokens_are_those_of_the_twins_through_persistent_products(
 @pytest.mark.slow
 def test_contexts_that_are_cut_at_fixed_places(
     expected: dict[int, list[int]],
-    options: dict[str, object],
+    options: dict[str, Any],
     shallow_model: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,7 +200,7 @@ def test_quantised_weights_are_what_they_stand_for(kind: str, shallow_model: Pat
 
 
 @pytest.mark.parametrize("options", [{"quantization": "fp8"}, {"kv_dtype": "fp8"}], ids=str)
-def test_eight_bit_products_and_keys_serve(options: dict[str, object], shallow_model: Path) -> None:
+def test_eight_bit_products_and_keys_serve(options: dict[str, Any], shallow_model: Path) -> None:
     """What they compute is checked kernel by kernel; rounding to 8 bits may change a token."""
     found = tokens(PROMPTS[1:2], model=shallow_model, kernels="triton", kv_blocks=64, **options)
     assert all(len(output) == 4 for output in found.values())
@@ -236,7 +237,7 @@ def test_fp8_products_go_the_way_that_was_timed(
         ),
     ],
 )
-def test_what_does_not_go_together_is_one_line(options: dict[str, object], problem: str) -> None:
+def test_what_does_not_go_together_is_one_line(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ModelError, match=problem):
         make_engine(**options)
 

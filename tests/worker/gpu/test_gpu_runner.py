@@ -14,6 +14,7 @@ import torch
 
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows, step_inputs, write_segments
+from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_worker.execution.step_thread import QueueingExecutor, ThreadedExecutor
 from trunkline_worker.gpu import prefix_groups
 from trunkline_worker.gpu.gpu_runner import GpuRunner
@@ -38,7 +39,7 @@ def test_segments_and_gathered_rows() -> None:
     data = torch.arange(2600, dtype=torch.int32)
     write_segments(target, torch.tensor([[3, 10, 2500, 50], [0, 0, 1, 7], [4, 2999, 1, 8]]).int(), data, 2500)
     assert target[3, 10:2510].tolist() == list(range(50, 2550))
-    assert (target[0, 0], target[4, 2999], int(target.sum())) == (7, 8, sum(range(50, 2550)) + 15)
+    assert (int(target[0, 0]), int(target[4, 2999]), int(target.sum())) == (7, 8, sum(range(50, 2550)) + 15)
     source = torch.randn(9, 70)
     for kind in (torch.int32, torch.int64):
         index = torch.tensor([8, 0, 0, 3], dtype=kind)
@@ -178,7 +179,7 @@ def test_decodes_that_share_a_prefix_get_what_they_would_alone(
         seen.append(int((prefixes.of_sequence[:, 0] > 0).sum()))
         real(q, kv, prefixes, **options)
 
-    real = gpu_decoder.shared_prefix
+    real = shared_prefix
     monkeypatch.setattr(gpu_decoder, "shared_prefix", counted)
     # The first one computes the prefix, the others find it.
     assert outputs(shallow_model, prompts, kernels="triton") == outputs(shallow_model, prompts, kernels="torch")

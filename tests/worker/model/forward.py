@@ -7,6 +7,7 @@ import torch
 from trunkline_kernels.cpu.paged_batch import PagedBatch
 from trunkline_kernels.ragged_batch import RaggedBatch, allocate_kv
 from trunkline_worker.model.cpu_decoder import CpuDecoder
+from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
 
 CHUNKS = (1, 2, 5, 23)
@@ -54,8 +55,9 @@ def ragged_logits(
             paged = PagedBatch(token_ids, ends, torch.tensor(batch.context_lens), addresses, size)
             rows = model.decoder.logits(model.decoder.forward(paged, kv))
         else:
+            assert isinstance(model.decoder, Decoder)
             rows = model.decoder.logits(model.decoder.forward(token_ids, batch, kv))
-        for i, part in zip(active, rows.split(news), strict=True):
+        for i, part in zip(active, torch.split(rows, news), strict=True):
             logits[i].append(part)
             computed[i] += len(part)
     return [torch.cat(parts) for parts in logits]

@@ -1,5 +1,7 @@
 """Scheduling: budget, order, sharing, preemption, abort. The pitfalls of design.md §6 that live here go by number."""
 
+from typing import Any
+
 import pytest
 
 from tests.worker.rig import BLOCK_SIZE, Rig
@@ -10,7 +12,7 @@ from trunkline_worker.scheduling.scheduler import MAX_DEFERRED
 OPTIMISTIC = AdmissionRule.OPTIMISTIC
 
 
-def reference(prompt: list[int], max_tokens: int, **options: object) -> list[int]:
+def reference(prompt: list[int], max_tokens: int, **options: Any) -> list[int]:
     """What a sequence generates alone, in a pool with room, its prompt computed at once."""
     rig = Rig(num_blocks=256, max_step_tokens=1024)
     rig.submit(prompt, max_tokens, **options)

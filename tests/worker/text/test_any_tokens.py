@@ -5,6 +5,7 @@ import re
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -160,7 +161,8 @@ def stream_of(texts: TokenTexts, prompt: list[int], resume: Resume | None = None
 
 def feed(stream: OutputStream, output: list[int], *, ends: bool) -> tuple[list[str], list[int]]:
     """The text of each step, and the tokens that came out. `ends`: the engine ends the output with the last token."""
-    pieces, tokens = [], []
+    pieces: list[str] = []
+    tokens: list[int] = []
     for index, token_id in enumerate(output):
         if stream.finished:
             break
@@ -222,7 +224,11 @@ def test_an_output_goes_on_from_every_ledger_as_if_it_had_never_stopped(real: tu
     def check(prompt: list[int], output: list[int], keep: bool, data: st.DataObject) -> None:
         prompt, output = prompt or [0], output or [0]
         stops = data.draw(stops_of(added_text(tokenizer, prompt, output, keep_special=keep)))
-        sampling = {"stop": stops, "keep_special_tokens": keep, "min_tokens": data.draw(st.integers(0, 4))}
+        sampling: dict[str, Any] = {
+            "stop": stops,
+            "keep_special_tokens": keep,
+            "min_tokens": data.draw(st.integers(0, 4)),
+        }
         whole = stream_of(texts, prompt, **sampling)
         pieces, tokens = feed(whole, output, ends=True)
         text = "".join(pieces)
@@ -295,7 +301,7 @@ def test_a_stop_string_that_is_held_back_when_the_output_ends_comes_before_the_e
     ids = [*tokenizer.encode("so 麤", add_special_tokens=False).ids, 2]
     for include in (False, True):
         for keep in (False, True):
-            sampling = {"include_stop": include, "keep_special_tokens": keep, "stop_token_ids": [2]}
+            sampling: dict[str, Any] = {"include_stop": include, "keep_special_tokens": keep, "stop_token_ids": [2]}
             so = " so " if keep else "so "  # the prompt's <s> is text or nothing
             stream = stream_of(texts, [1], stop=["麤"], **sampling)
             pieces, tokens = feed(stream, ids, ends=False)
@@ -312,7 +318,12 @@ def test_a_long_run_of_bytes_is_decoded_once(shared: Path, monkeypatch: pytest.M
     run = tokenizer.encode("麤" * 10_000, add_special_tokens=False).ids[1:]
     ended: list[int] = []
     end = ByteRuns.end
-    monkeypatch.setattr(ByteRuns, "end", lambda self: ended.append(len(self._run)) or end(self))
+
+    def counted(self: ByteRuns) -> Any:
+        ended.append(len(self._run))
+        return end(self)
+
+    monkeypatch.setattr(ByteRuns, "end", counted)
     detokenizer = Detokenizer(texts, run[:15_000], keep_special=False)
     assert not any(detokenizer.settle(one) or detokenizer.push(one) for one in run[15_000:])
     assert ended == [15_000], "the prompt's, alone"

@@ -104,7 +104,8 @@ def stream_of(submit: Submit) -> OutputStream:
 
 def feed(stream: OutputStream, tokens: list[int]) -> tuple[str, int, list[int]]:
     """Text, its first offset, tokens that came out."""
-    text, first, out = "", None, []
+    text, first = "", None
+    out: list[int] = []
     for token in tokens:
         if stream.finished:
             break
