@@ -10,6 +10,7 @@ from trunkline_bench.simulation import main, plots, report
 from trunkline_bench.simulation.device_profile import PROFILES, Profile
 from trunkline_bench.simulation.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.replay import Replayed, replay
+from trunkline_bench.simulation.simulated_executor import StepCost
 from trunkline_bench.simulation.step_work import StepWork
 from trunkline_bench.simulation.trace_request import TraceRequest
 from trunkline_bench.simulation.traces import at_once, mixed_lengths, poisson
@@ -71,7 +72,8 @@ def test_fast_forwarding_stops_where_a_guest_has_what_it_was_promised() -> None:
 
 def test_a_run_of_steps_costs_what_its_steps_cost() -> None:
     work = StepWork(64, 0, 64, 64, 70_001, 0, 0.0)
-    for cost in (*PROFILES.values(), FITTED):
+    costs: list[StepCost] = [*PROFILES.values(), FITTED]
+    for cost in costs:
         one_by_one = [cost.step_time_s(work._replace(decode_kv_tokens=70_001 + j * 64)) for j in range(50)]
         assert cost.run_times_s(work, 50).tolist() == one_by_one
 

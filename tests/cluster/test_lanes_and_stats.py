@@ -56,7 +56,7 @@ async def test_a_lane_that_is_none_is_refused_by_name(cluster: Cluster) -> None:
     submit = Submit(prompt_token_ids=[5], sampling=SamplingParams(seed=1), lane=9)  # type: ignore[arg-type]
     with pytest.raises(grpc.RpcError) as caught:
         list(cluster.workers[0].stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=10))
-    assert "lane: 9 is not a lane; allowed: LANE_INTERACTIVE" in (caught.value.details() or "")  # type: ignore[attr-defined]
+    assert "lane: 9 is not a lane; allowed: LANE_INTERACTIVE" in (caught.value.details() or "")
 
 
 def test_a_full_queue_refuses_at_once_disturbs_nobody_and_logs_its_statistics() -> None:

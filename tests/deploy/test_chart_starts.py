@@ -45,7 +45,7 @@ class Pod:
     """A workload's main container, run as a local process."""
 
     def __init__(self, rendered: Rendered, workload: Any, folder: Path, substitutions: dict[str, str]) -> None:
-        self.name = workload["metadata"]["name"] + "-0"
+        self.name: str = workload["metadata"]["name"] + "-0"
         (self.container,) = pod_of(workload)["containers"]
         mounted = {mount["name"]: mount["mountPath"] for mount in self.container["volumeMounts"]}
         self._substitutions = dict(substitutions)
@@ -74,8 +74,7 @@ class Pod:
     def _field(self, rendered: Rendered, source: Any) -> str:
         if "secretKeyRef" in source:
             named = source["secretKeyRef"]
-            data: str = rendered.one("Secret", named["name"])["data"][named["key"]]
-            return b64decode(data).decode()
+            return b64decode(rendered.one("Secret", named["name"])["data"][named["key"]]).decode()
         assert source == {"fieldRef": {"fieldPath": "metadata.name"}}
         return self.name
 

@@ -127,8 +127,8 @@ def decode(
         soft_cap=soft_cap,
     )
     decode_attention(
-        padded, kv, out, context_lens=context_lens, **where, plan=plan, prefixes=prefixes,
-        scale=q.shape[2] ** -0.5, window=window, soft_cap=soft_cap,
+        padded, kv, out, context_lens=context_lens, rows=where["rows"], block_tables=where["block_tables"],
+        plan=plan, prefixes=prefixes, scale=q.shape[2] ** -0.5, window=window, soft_cap=soft_cap,
     )  # fmt: skip
     assert out[len(q) :].isnan().all()
     assert not plan.arrivals.any(), "the next layer counts from zero"

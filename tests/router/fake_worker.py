@@ -80,10 +80,16 @@ class FakeChoice:
             self.worker.forget(self)
         self.session.put_nowait(SessionResponse(outputs=[output]))
 
-    def fail(self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False) -> None:
+    def fail(
+        self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False, begun: bool = False
+    ) -> None:
         self.worker.forget(self)
         output = SequenceOutput(
-            handle=self.submit.handle, error=refused.to_proto(), suspect=suspect, sole_suspect=sole_suspect
+            handle=self.submit.handle,
+            error=refused.to_proto(),
+            suspect=suspect,
+            sole_suspect=sole_suspect,
+            begun=begun,
         )
         self.session.put_nowait(SessionResponse(outputs=[output]))
 

@@ -54,7 +54,7 @@ class Collected:
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.outputs: dict[int, list[EngineOutput]] = {}
-        self.finished: dict[int, FinishReason] = {}
+        self.finished: dict[int, FinishReason.ValueType] = {}
         self.cached: dict[int, int] = {}
 
     def add_step(self, step: EngineStep) -> None:

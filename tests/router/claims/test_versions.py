@@ -74,13 +74,8 @@ async def test_an_answer_goes_on_from_this_protocol_to_the_previous_one() -> Non
 
 
 def test_a_worker_of_the_previous_protocol_asks_for_no_proofs_and_serves_routers_without_its_key() -> None:
-    own: dict[str, Any] = {
-        "model": "m",
-        "block_size": 16,
-        "vocab_size": 9,
-        "context_length": 99,
-        "kv_token_capacity": 99,
-    }
+    lengths = {"context_length": 99, "kv_token_capacity": 99}
+    own: dict[str, Any] = {"model": "m", "block_size": 16, "vocab_size": 9, **lengths}
     check_model(GetModelResponse(protocol_version=1, grant_key_id=key_id(b"k" * 32), **own))
     with pytest.raises(WorkerUnusable, match="--grant-key"):
         check_model(GetModelResponse(min_router_protocol=2, grant_key_id=key_id(b"k" * 32), **own))

@@ -173,7 +173,9 @@ def test_an_account_has_its_own_measure_and_all_have_one_in_which_the_largest_gi
     large = turns.join("large", 60, 1.0)
     assert large is not None
     assert turns.displaced() is hogs[-1], "the last one of whoever has most"
-    turns.end(hogs.pop(), 0.0)
+    last = hogs.pop()
+    assert last is not None
+    turns.end(last, 0.0)
     assert turns.displaced() is None
     innocent = turns.join("innocent", 1, 1.0)
     assert innocent is not None

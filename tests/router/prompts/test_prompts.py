@@ -1,6 +1,7 @@
 """Prompts: tokenizers as Hugging Face reads them, chat templates in a sandbox."""
 
 import json
+from array import array
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ async def test_long_text_leaves_the_event_loop_and_says_the_same(renderers: Rend
     text = "Once upon a time there was a fox. " * 400
     assert len(text) > 4096
     ids = await tokenizer.encode(text)
+    assert isinstance(ids, array)
     assert await tokenizer.decode(ids, keep_special=False) == text.encode()
 
 

@@ -6,9 +6,10 @@ from tests.router.cluster import Cluster, cluster
 from tests.router.fake_worker import FakeWorker
 from trunkline import Client
 from trunkline_router.main import router_settings
+from trunkline_router.routing.routing_policy import PolicyName
 
 KEY = b"a key of thirty-two bytes, or so"
-POLICY = router_settings(["--workers=127.0.0.1:1", "--policy=session-affinity"]).policy
+POLICY = PolicyName(router_settings(["--workers=127.0.0.1:1", "--policy=session-affinity"]).policy)
 SESSIONS = [f"chat-{number}" for number in range(12)]
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.worker.model.forward import ragged_logits
-from tests.worker.model.oracle import base_config, silence, their_logits, their_model, write_config
+from tests.worker.model.oracle import base_config, silence, their_logits, their_model, weights_of, write_config
 from trunkline_worker.checkpoint.checkpoint import SINGLE, Checkpoint
 from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.checkpoint.weight_check import WeightCheck
@@ -98,7 +99,8 @@ def tied() -> dict[str, object]:
 
 def from_pretrained(directory: Path) -> torch.Tensor:
     with silence():
-        return their_logits(AutoModelForCausalLM.from_pretrained(directory).to(torch.float32), TOKENS)
+        model: Any = AutoModelForCausalLM.from_pretrained(directory)
+        return their_logits(model.float(), TOKENS)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -126,7 +128,7 @@ def test_a_tied_head_of_another_shape_is_refused(tmp_path: Path) -> None:
 def test_equal_weights_stay_tied(tmp_path: Path) -> None:
     their_model(tmp_path, tied())
     change(tmp_path, lm_head__weight=load_file(tmp_path / SINGLE)[EMBEDDING].clone())
-    weights = load(tmp_path, kernels="torch").decoder._weights  # type: ignore[union-attr]
+    weights = weights_of(load(tmp_path, kernels="torch"))
     assert weights.head is weights.embedding
 
 

@@ -129,9 +129,9 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in MOVES and (target := _named(func, args, kwargs, "device")) is not None:
             if torch.device(target).type == "cuda" and host:
                 kind = _named(func, args, kwargs, "dtype") or host[0].dtype
-                out = DeviceTensor(torch.empty(host[0].shape, dtype=kind, device=META))
-                self._track(out)
-                return self.copies.copy(out, host[0], bool(_named(func, args, kwargs, "non_blocking")))
+                made = DeviceTensor(torch.empty(host[0].shape, dtype=kind, device=META))
+                self._track(made)
+                return self.copies.copy(made, host[0], bool(_named(func, args, kwargs, "non_blocking")))
             if torch.device(target).type == "cpu" and device:
                 raise HostSync("a tensor of the device is brought to the host at once")
         if name == "copy_" and host and device:
@@ -148,7 +148,7 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise HostSync(f"{name} of a tensor of the device")
         if name == "add" and len({(tensor.shape, tensor.dtype) for tensor in device}) == 1 and len(device) == 2:
             # torch computes the shape in Python, and imports its compiler for that, which takes seconds.
-            out: Any = torch.empty_like(device[0].meta)
+            out = torch.empty_like(device[0].meta)
         else:
             out = func(*metas(args), **dict(zip(kwargs, metas([*kwargs.values()]), strict=True)))
         same = {id(tensor.meta): tensor for tensor in device}  # what is handed back as it is

@@ -85,7 +85,7 @@ class DeviceTensor(torch.Tensor):
     tolist = item = numpy = nonzero = cpu = _read
     __bool__ = __int__ = __float__ = __index__ = __array__ = _read
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.worker.engine_rig import Collected, drive, make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineRequest
+from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.worker_pb2 import Submit
 
 MAX_TOKENS = 24
@@ -137,7 +138,7 @@ def test_with_every_feature_of_the_scheduler_on(how, alone, run_ahead) -> None: 
     )
     submits = [submit(index, how) for index in range(NUM_REQUESTS // 2)]
     for index, one in enumerate(submits):
-        one.lane = 1 + index % 3
+        one.lane = Lane.ValueType(1 + index % 3)
         one.tenant = "ab"[index % 2]
         one.tenant_weight = 1 + index % 2
     check(drive(engine, submits), alone)

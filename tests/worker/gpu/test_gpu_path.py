@@ -151,7 +151,7 @@ def test_contexts_that_are_cut_at_fixed_places(
 
 
 def test_every_kind_of_sampling_is_the_twins(shallow_model: Path) -> None:
-    ways: list[dict[str, object]] = [
+    ways: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 5, "top_k": 40, "top_p": 0.9},
         {"temperature": 0.7, "seed": 6, "min_p": 0.02, "logprobs": 3},
         {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.25, "prompt_logprobs": 2},

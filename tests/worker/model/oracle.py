@@ -12,6 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.checkpoint.spec import parse_spec
+from trunkline_worker.model.cpu_decoder import CpuDecoder
+from trunkline_worker.model.decoder import DecoderWeights
+from trunkline_worker.model.loading import LoadedModel
 
 VOCAB = 61
 ARCHITECTURES = {
@@ -83,7 +86,8 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
     """
     write_config(directory, config)
     with silence():
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)).float().train(False)
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(AutoConfig.from_pretrained(directory)).float().train(False)
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -98,6 +102,12 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
 
 
 @torch.inference_mode()
+def weights_of(model: LoadedModel) -> DecoderWeights:
+    """Of a model that torch computes, with its kernels or with Triton's."""
+    assert not isinstance(model.decoder, CpuDecoder)
+    return model.decoder._weights
+
+
 def their_logits(model: Any, tokens: list[int]) -> torch.Tensor:
     """[len(tokens), vocab]"""
     with silence():

@@ -8,6 +8,7 @@ import torch
 
 from tests.worker.engine_rig import DEMO_MODEL
 from tests.worker.model.checkpoints import write_checkpoint
+from tests.worker.model.oracle import weights_of
 from trunkline_worker.checkpoint.checkpoint import Checkpoint
 from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.checkpoint.spec import parse_spec
@@ -43,7 +44,7 @@ def test_shards_make_the_same_model_as_one_file(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path / "many", max_shard_size="20KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
     one, many = (load(tmp_path / name, deterministic=True) for name in ("one", "many"))
-    for a, b in zip(one.decoder._weights.layers, many.decoder._weights.layers, strict=True):
+    for a, b in zip(weights_of(one).layers, weights_of(many).layers, strict=True):
         assert torch.equal(a.qkv, b.qkv)
         assert torch.equal(a.gate_up, b.gate_up)
 
@@ -122,7 +123,7 @@ def test_dummy_weights_need_a_config_only_and_repeat(tmp_path: Path) -> None:
     write_checkpoint("qwen2", tmp_path)
     (tmp_path / "model.safetensors").unlink()
     one, two = (load(tmp_path, load_format="dummy", deterministic=True) for _ in range(2))
-    assert torch.equal(one.decoder._weights.head, two.decoder._weights.head)
+    assert torch.equal(weights_of(one).head, weights_of(two).head)
     assert one.fingerprint == two.fingerprint
 
 
