@@ -8,6 +8,8 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.step_series import StepSeries
@@ -88,7 +90,7 @@ def _picked(series: StepSeries) -> tuple[NDArray[np.float64], NDArray[np.int64]]
     return np.array(series.time_s)[index], index
 
 
-def _finish(figure, axes, path: Path) -> None:  # type: ignore[no-untyped-def]
+def _finish(figure: Figure, axes: Axes, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     figure.tight_layout()

@@ -48,6 +48,7 @@ def bits(collected: Collected, index: int) -> list[tuple[int, float, int]]:
     ]
 
 
+Alone = dict[int, list[tuple[int, float, int]]]  # bits of each picked request
 PICKED = (0, 1, 3, 4, 8, 19)  # requests that are also run alone: every kind of length, with and without shared prefix
 
 
@@ -62,7 +63,7 @@ def how(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alone(how: dict[str, Any]) -> dict[int, list[tuple[int, float, int]]]:
+def alone(how: dict[str, Any]) -> Alone:
     """The truth: each request by itself in a fresh engine, its prompt in one piece."""
     found = {}
     for index in PICKED:
@@ -72,13 +73,13 @@ def alone(how: dict[str, Any]) -> dict[int, list[tuple[int, float, int]]]:
     return found
 
 
-def check(collected: Collected, alone: dict[int, list[tuple[int, float, int]]]) -> None:
+def check(collected: Collected, alone: Alone) -> None:
     for index, expected in alone.items():
         assert bits(collected, index) == expected, f"request {index} differs"
 
 
 @pytest.mark.parametrize("chunk", [16, pytest.param(512, marks=pytest.mark.slow)])
-def test_in_a_batch_of_64_with_the_cache_cold_then_warm(how, alone, chunk) -> None:  # type: ignore[no-untyped-def]
+def test_in_a_batch_of_64_with_the_cache_cold_then_warm(how: dict[str, Any], alone: Alone, chunk: int) -> None:
     engine = make_engine(deterministic=True, kv_blocks=1024, max_step_tokens=max(chunk, 64))
     everything = [submit(index, how) for index in range(NUM_REQUESTS)]
     check(drive(engine, everything), alone)
@@ -88,18 +89,18 @@ def test_in_a_batch_of_64_with_the_cache_cold_then_warm(how, alone, chunk) -> No
 
 
 @pytest.mark.parametrize("chunk", [1, pytest.param(16, marks=pytest.mark.slow), 512])
-def test_whatever_the_chunk_size(how, alone, chunk) -> None:  # type: ignore[no-untyped-def]
+def test_whatever_the_chunk_size(how: dict[str, Any], alone: Alone, chunk: int) -> None:
     engine = make_engine(deterministic=True, kv_blocks=256, max_step_tokens=chunk)
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)
 
 
-def test_when_the_pool_is_so_small_that_requests_are_preempted(how, alone) -> None:  # type: ignore[no-untyped-def]
+def test_when_the_pool_is_so_small_that_requests_are_preempted(how: dict[str, Any], alone: Alone) -> None:
     engine = make_engine(deterministic=True, kv_blocks=9, max_step_tokens=64, admission="optimistic")
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)
     assert engine.scheduler.stats.preemptions > 0
 
 
-def test_resumed_from_a_ledger_at_any_token(how, alone) -> None:  # type: ignore[no-untyped-def]
+def test_resumed_from_a_ledger_at_any_token(how: dict[str, Any], alone: Alone) -> None:
     engine = make_engine(deterministic=True, kv_blocks=512, max_step_tokens=512)
     index = 3
     ledger = tuple(token for token, _, _ in alone[index])
@@ -108,7 +109,7 @@ def test_resumed_from_a_ledger_at_any_token(how, alone) -> None:  # type: ignore
         assert bits(resumed, index) == alone[index][length:], f"resumed after {length} tokens"
 
 
-def test_while_neighbours_are_aborted(how, alone) -> None:  # type: ignore[no-untyped-def]
+def test_while_neighbours_are_aborted(how: dict[str, Any], alone: Alone) -> None:
     engine = make_engine(deterministic=True, kv_blocks=1024, max_step_tokens=128)
     neighbours = iter([index for index in range(NUM_REQUESTS) if index not in alone])
 
@@ -123,7 +124,7 @@ def test_while_neighbours_are_aborted(how, alone) -> None:  # type: ignore[no-un
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
-def test_with_every_feature_of_the_scheduler_on(how, alone, run_ahead) -> None:  # type: ignore[no-untyped-def]
+def test_with_every_feature_of_the_scheduler_on(how: dict[str, Any], alone: Alone, run_ahead: int) -> None:
     engine = make_engine(
         deterministic=True,
         kv_blocks=24,
@@ -146,7 +147,7 @@ def test_with_every_feature_of_the_scheduler_on(how, alone, run_ahead) -> None: 
 
 
 @pytest.mark.parametrize("batching", ["static", pytest.param("static-unpadded", marks=pytest.mark.slow), "dynamic"])
-def test_with_every_baseline(how, alone, batching) -> None:  # type: ignore[no-untyped-def]
+def test_with_every_baseline(how: dict[str, Any], alone: Alone, batching: str) -> None:
     engine = make_engine(deterministic=True, kv_blocks=512, batching=batching, batch_size=4, batch_window_ms=0.0)
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)
     padding = engine.scheduler.stats.total.padding_tokens

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.worker.rig import Rig
+from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.pace.experience import Experience, Size
 from trunkline_worker.pace.limits import AdmissionRule, Batching
@@ -299,7 +300,7 @@ def test_many_who_wait_for_one_prefix_are_looked_at_once_a_step(monkeypatch: pyt
     looks = 0
     match = rig.blocks.match
 
-    def counted(sequence):  # type: ignore[no-untyped-def]
+    def counted(sequence: Sequence) -> int:
         nonlocal looks
         looks += 1
         return match(sequence)

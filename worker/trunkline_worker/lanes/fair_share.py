@@ -8,7 +8,7 @@ requests under many names. It is work-conserving: the counters decide who goes f
 Sums are kept as whole tokens, so the order in which they are counted cannot change a decision.
 """
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from heapq import heapify, heappop, heappush, heapreplace
 
 from trunkline_worker.lanes.lanes import Lane
@@ -101,7 +101,7 @@ class Accounts:
         self._active_weight = 0.0
         self._virtual_time = 0.0  # see _advance()
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
 
     def account(self, tenant: str, weight: float) -> Account:

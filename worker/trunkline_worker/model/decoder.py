@@ -1,6 +1,7 @@
 """The reference decoder of all architectures: embedding, layers of attention and feed-forward, final norm, logits."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -91,9 +92,8 @@ class Decoder:
         """Returns logits [num_rows, vocab] float32. hidden: [num_rows, hidden] as forward() returns it"""
         return self._token_wise(self._head, hidden)[0]
 
-    def _token_wise(self, function, *inputs: Tensor) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
-        result: tuple[Tensor, ...] = map_row_tiles(function, *inputs) if self._deterministic else function(*inputs)
-        return result
+    def _token_wise(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        return map_row_tiles(function, *inputs) if self._deterministic else function(*inputs)
 
     def _before_attention(
         self, w: LayerWeights, residual: Tensor, cos: Tensor, sin: Tensor
