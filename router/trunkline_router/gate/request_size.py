@@ -37,6 +37,7 @@ DETOKENIZED_IDS = "trunkline.v1.DetokenizeRequest.token_ids"
 STOP_TOKEN_IDS = "trunkline.v1.SamplingParams.stop_token_ids"
 TEXTS = ("trunkline.v1.GenerateRequest.text", "trunkline.v1.TokenizeRequest.text")
 CHATS = ("trunkline.v1.GenerateRequest.chat", "trunkline.v1.TokenizeRequest.chat")
+TEXT_BYTES = {**dict.fromkeys(TEXTS, MAX_TEXT_BYTES), **dict.fromkeys(CHATS, MAX_CHAT_BYTES)}
 CHAT_TEXTS = ("trunkline.v1.ChatMessage.role", "trunkline.v1.ChatMessage.content")  # count as their chat
 
 
@@ -77,6 +78,7 @@ def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> Iter
     """Yields every FIELDS_PER_STEP fields. Raises RequestRefused, or NotAMessage if a field exceeds its message."""
     num_fields = unknown_bytes = name_bytes = 0
     num_bytes: Counter[str] = Counter()  # of texts, conversations and packed token ids, by field
+    most_bytes = TEXT_BYTES | {name: max(UNSEEN_BYTES, ID_BYTES * most) for name, most in most_ids.items()}
     next_stop = FIELDS_PER_STEP
     waiting = [(shape, 0, len(raw))]
     while waiting:
@@ -85,9 +87,7 @@ def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> Iter
         for number, begin, value_at, field_end in fields(raw, at, end):
             num_fields += 1
             if num_fields == next_stop:
-                if num_fields > MAX_FIELDS:
-                    name = _last(names.get(number, "")) or "request"
-                    raise invalid(name, f"a request has at most {MAX_FIELDS} fields and entries")
+                _check_num_fields(num_fields, names.get(number, ""))
                 next_stop = min(next_stop + FIELDS_PER_STEP, MAX_FIELDS + 1)
                 yield
             if number in chat_texts:  # most fields of a long conversation
@@ -95,25 +95,30 @@ def _check_fields(raw: bytes, shape: Shape, most_ids: Mapping[str, int]) -> Iter
             name = names.get(number, "")
             if not name:
                 unknown_bytes += field_end - begin
-                if unknown_bytes > MAX_UNKNOWN_BYTES:
-                    raise invalid("request", f"has more than {MAX_UNKNOWN_BYTES} bytes of unknown fields: {number}")
+                _check_unknown_bytes(unknown_bytes, number)
             if raw[begin] & 7 != LENGTH:
                 continue
             size = field_end - value_at
             if number in inside and size:
                 waiting.append((inside[number], value_at, field_end))
-            if name in TEXTS or name in CHATS:
+            if name in most_bytes:
                 num_bytes[name] += size
-                if num_bytes[name] > (MAX_TEXT_BYTES if name in TEXTS else MAX_CHAT_BYTES):
-                    raise _too_long(name)
-            elif name in most_ids:
-                num_bytes[name] += size
-                if num_bytes[name] > max(UNSEEN_BYTES, ID_BYTES * most_ids[name]):
-                    raise _too_many(name, num_bytes[name], most_ids[name])
+                if num_bytes[name] > most_bytes[name]:
+                    raise _too_many(name, num_bytes[name], most_ids[name]) if name in most_ids else _too_long(name)
             elif number in strings:
                 name_bytes += size
                 if name_bytes > MAX_NAME_BYTES:
                     raise invalid(_last(name), f"names and stop strings have at most {MAX_NAME_BYTES} bytes together")
+
+
+def _check_num_fields(num_fields: int, name: str) -> None:
+    if num_fields > MAX_FIELDS:
+        raise invalid(_last(name) or "request", f"a request has at most {MAX_FIELDS} fields and entries")
+
+
+def _check_unknown_bytes(unknown_bytes: int, number: int) -> None:
+    if unknown_bytes > MAX_UNKNOWN_BYTES:
+        raise invalid("request", f"has more than {MAX_UNKNOWN_BYTES} bytes of unknown fields: {number}")
 
 
 def _last(name: str) -> str:

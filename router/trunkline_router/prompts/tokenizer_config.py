@@ -103,24 +103,9 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:
 
     Raises ConfigError if the templates cannot be used.
     """
-    named: Any = {DEFAULT: files[TEMPLATE]} if TEMPLATE in files else {}
-    for name, data in files.items():
-        if name.startswith(NAMED_TEMPLATES):
-            named[name.removeprefix(NAMED_TEMPLATES).removesuffix(".jinja")] = data
+    named = _template_files(files) or _configured_templates(config.get("chat_template"))
     if not named:
-        named = config.get("chat_template")
-        if named is None:
-            return None
-        if isinstance(named, str):
-            named = {DEFAULT: named}
-        elif isinstance(named, list):
-            if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
-                raise ConfigError("the model's chat templates are not a list of named templates")
-            named = {one["name"]: one.get("template") for one in named}
-        elif not isinstance(named, dict):
-            raise ConfigError("the model's chat template is not a text")
-        if not named:
-            return None
+        return None
     if DEFAULT not in named:
         raise ConfigError(f"the model has several chat templates, and none of them is called {DEFAULT!r}")
     source = named[DEFAULT]
@@ -130,3 +115,27 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:
         return source.decode() if isinstance(source, bytes) else source.encode().decode()
     except UnicodeError as error:
         raise ConfigError(f"the model's chat template is not UTF-8: {error}") from None
+
+
+def _template_files(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Templates that are files of their own, by name."""
+    named: dict[str, Any] = {DEFAULT: files[TEMPLATE]} if TEMPLATE in files else {}
+    for name, data in files.items():
+        if name.startswith(NAMED_TEMPLATES):
+            named[name.removeprefix(NAMED_TEMPLATES).removesuffix(".jinja")] = data
+    return named
+
+
+def _configured_templates(templates: Any) -> dict[str, Any]:
+    """Templates of tokenizer_config.json, by name; none if it has no `chat_template`. Raises ConfigError."""
+    if templates is None:
+        return {}
+    if isinstance(templates, str):
+        return {DEFAULT: templates}
+    if isinstance(templates, dict):
+        return templates
+    if not isinstance(templates, list):
+        raise ConfigError("the model's chat template is not a text")
+    if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in templates):
+        raise ConfigError("the model's chat templates are no list of named ones")
+    return {one["name"]: one.get("template") for one in templates}
