@@ -57,7 +57,9 @@ def drawing(package: Path) -> str:
         if room in reachable(found, room):
             raise SystemExit(f"{package.name}: {room} imports itself through other rooms")
     lines = [f"    {room} --> {other}" for room, others in reduced(found).items() for other in sorted(others)]
-    alone = [f"    {room}" for room in found if not found[room] and not any(room in others for others in found.values())]
+    alone = [
+        f"    {room}" for room in found if not found[room] and not any(room in others for others in found.values())
+    ]
     return "\n".join([f"`{package.name}`:\n", "```mermaid", "flowchart LR", *lines, *alone, "```\n"])
 
 

@@ -1,4 +1,4 @@
-"""Arguments that make no sense: one line that names the flag, and never a traceback."""
+"""An invalid argument prints one line that names the flag, and never a traceback."""
 
 import contextlib
 import io
@@ -64,7 +64,7 @@ CASES = [(command, flag, value) for command, flags in BAD.items() for flag, valu
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What would have been done; nothing is."""
+    """The commands that would have run. None is run."""
     done: list[object] = []
 
     def do(what: Namespace | ClusterPlan, **_: object) -> int:
@@ -79,7 +79,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def status_of(*arguments: str) -> tuple[int, str]:
-    """The command's status, and what it prints to standard error, written as a terminal's is."""
+    """The command's exit status and its standard error, encoded as for a terminal."""
     told = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stderr(told):
         patched.setattr(sys, "argv", ["trunkline", *arguments])

@@ -1,4 +1,4 @@
-"""Local workers take one GPU each, in turn, and share what is left where there are more workers than GPUs."""
+"""Local workers get one GPU each, in turn, and share its memory if there are more workers than GPUs."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_workers_share_gpus_out() -> None:
 def test_a_plan_tells_workers_and_router() -> None:
     plan = ClusterPlan(Path("m"), "m", 2, "127.0.0.1", 50051, 50061, ("--gpu-memory-share=0.3",), 1, "t.json", ("0",))
     command = plan.worker_command(1)
-    # The last one counts: what the user says goes before what the launcher thinks.
+    # The last flag wins, so the user's flag overrides the launcher's.
     assert command.index("--gpu-memory-share=0.5") < command.index("--gpu-memory-share=0.3")
     assert plan.environment("worker-1") == {"CUDA_VISIBLE_DEVICES": "0"}
     assert plan.environment("router") == {}

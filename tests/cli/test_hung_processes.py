@@ -20,22 +20,22 @@ from trunkline_cli.launcher import Cluster
 from trunkline_cli.liveness import CHART_PROBE, Probe, is_alive, until_hung
 from trunkline_cli.plan import ClusterPlan
 
-# A machine under other tests must not look hung: the time-out stays long, and the rest is short.
+# Processes on a busy machine must not look hung, so the timeout stays long; the other times are short.
 OFTEN = Probe(period_s=0.2, timeout_s=2.0, failure_threshold=3, start_up_period_s=0.1)
 KNOWN_S = OFTEN.failure_threshold * (OFTEN.period_s + OFTEN.timeout_s)
 STOP_S = 1.0
-SLACK_S = 5.0  # of a machine that is busy with other tests
+SLACK_S = 5.0  # for a machine that is busy with other tests
 PROMPT = [5, *range(10, 900)]
 
 
 def found(pids: set[int], what: bytes) -> int:
-    """The process among these in whose command line something stands."""
+    """The process among `pids` whose command line contains `what`."""
     (pid,) = (pid for pid in pids if what in Path(f"/proc/{pid}/cmdline").read_bytes())
     return pid
 
 
 class Launched:
-    """A cluster in this process's event loop, of one worker, and what it says and asks."""
+    """A cluster of one worker in this process's event loop, with its messages and its probes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *worker_arguments: str) -> None:
         arguments = ("--kv-blocks=256", "--device=cpu", *worker_arguments)
@@ -71,7 +71,7 @@ class Launched:
         return [line for line in self.said if "starting it again" in line]
 
     async def generates(self) -> None:
-        """As soon as it can."""
+        """Waits until the cluster is ready, and generates a few tokens."""
         async with Client(self.plan.router_address) as client:
             await client.ready()
             done = await client.complete(PROMPT, max_tokens=3, ignore_eos=True)
@@ -79,7 +79,7 @@ class Launched:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Ends it by force where a test fails."""
+        """Runs the cluster inside the block, and stops it even if the test fails."""
         running = asyncio.create_task(self.cluster.run(self.stop))
         try:
             yield
@@ -91,7 +91,7 @@ class Launched:
 async def test_what_loads_or_computes_is_left_alone_and_what_hangs_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One cluster for all of it: starting one takes seconds. At its end, too, nothing waits for what hangs."""
+    """All in one cluster, because starting one takes seconds. Stopping it does not wait for hung processes either."""
     launched = Launched(monkeypatch)
     names = ("worker-0", "router")
     async with launched.running():
@@ -122,7 +122,7 @@ async def test_what_loads_or_computes_is_left_alone_and_what_hangs_is_started_ag
 
 
 async def left_alone_while_it_loads(launched: Launched) -> None:
-    """A front that is stopped before it has answered is as one whose model takes its time."""
+    """A front that is stopped before its first answer looks like one that is loading a model."""
     worker = launched.plan.worker_address(0)
     await launched.until(lambda: "worker-0" in launched.cluster._children, "it was started")
     os.kill(launched.pid("worker-0"), signal.SIGSTOP)
@@ -132,7 +132,7 @@ async def left_alone_while_it_loads(launched: Launched) -> None:
 
 
 async def left_alone_while_it_computes(launched: Launched) -> None:
-    """Prompts as long as the context, one after the other, for as long as three probes that fail would take."""
+    """Computes prompts as long as the context, for longer than three failed probes would take."""
     worker = launched.plan.worker_address(0)
     enough = launched.probes[worker, True] + 2 * OFTEN.failure_threshold
     async with Client(launched.plan.router_address) as client:
@@ -170,7 +170,7 @@ def test_serve_recovers_from_a_hung_front_router_and_engine_in_the_times_it_stat
 
         recovers("worker-0", b"bin/trunkline-worker", "hung (no answer", known_s + launcher.STOP_S)
         recovers("router", b"bin/trunkline-router", "hung (no answer", known_s + launcher.STOP_S)
-        # Its front asks it every 5 s, and waits 5 s longer than a step may take.
+        # The front asks its engine every 5 s, and waits 5 s longer than a step may take.
         recovers("worker-0", b"engine_process", "died (exit status 1)", step_timeout_s + 5.0 + 5.0 + 5.0)
         family = descendants(process.popen.pid)
         for what in (b"bin/trunkline-worker", b"bin/trunkline-router", b"engine_process"):

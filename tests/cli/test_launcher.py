@@ -123,7 +123,7 @@ def test_a_model_that_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
         find_model("./nowhere")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(LaunchError, match="could not be downloaded") as caught:
-        find_model("nobody/nothing")
+        find_model("no-owner/no-model")
     assert len(str(caught.value).splitlines()) == 1
 
 

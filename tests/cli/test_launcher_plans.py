@@ -1,4 +1,4 @@
-"""What the launcher decides before anything runs, and what it does with processes that misbehave."""
+"""The launcher's decisions before it starts processes, and its handling of processes that fail."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ def test_a_taken_port_is_told_from_one_that_cannot_be_used() -> None:
         with pytest.raises(LaunchError, match=r"is taken .* is a cluster running already"):
             check_port("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(LaunchError, match=r"port 50051 on 192\.0\.2\.1 cannot be used: ") as caught:
-        check_port("192.0.2.1", 50051)  # an address of documentation: no machine has it
+        check_port("192.0.2.1", 50051)  # an address reserved for documentation
     assert "taken" not in str(caught.value)
 
 
@@ -123,7 +123,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_with_its_grandchildren(
         await asyncio.to_thread(wait_until, lambda: not runs(grandchild), "the grandchild is gone")
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(grandchild, signal.SIGKILL)  # a failing test must not leave what nothing else can stop
+            os.kill(grandchild, signal.SIGKILL)  # a failing test must not leave this process running
 
 
 async def test_a_childs_lines_are_relayed_under_its_name_and_its_last_is_kept(

@@ -1,4 +1,4 @@
-"""When a process counts as hung: Kubernetes' rules, with the numbers of the chart."""
+"""A process counts as hung by Kubernetes' rules, with the numbers of the chart."""
 
 import asyncio
 import re
@@ -49,7 +49,7 @@ def test_it_hangs_after_so_many_failures_in_a_row_or_without_any_answer_in_its_t
 
 
 class Clock:
-    """The event loop's time, which sleeping moves."""
+    """A simulated event loop time, which sleep() advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0.0
@@ -64,7 +64,7 @@ class Clock:
 
 
 class Process:
-    """What a probe meets: nobody listens until `answers_s`, and nothing answers from `hangs_s` to `recovers_s`."""
+    """A simulated process: it answers probes from `answers_s` on, but not from `hangs_s` to `recovers_s`."""
 
     def __init__(self, clock: Clock, answers_s: float, hangs_s: float = 1e9, recovers_s: float = 1e9) -> None:
         self.clock = clock

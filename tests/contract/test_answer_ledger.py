@@ -1,4 +1,4 @@
-"""How far an answer has come, whoever says so: a worker's chunks or a client's claims."""
+"""The ledger of an answer, filled from a worker's chunks or from a client's claims."""
 
 import pytest
 

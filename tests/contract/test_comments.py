@@ -1,4 +1,4 @@
-"""The contract explains itself: also where buf cannot run, every RPC, message, field and value has a comment."""
+"""Every RPC, message, field and value of the contract has a comment. This also checks it where buf cannot run."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FileDescrip
 
 
 def elements(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
-    """Name of everything that wants a comment, by its path in SourceCodeInfo (numbers of descriptor.proto)."""
+    """Names of the elements that need a comment, by their paths in SourceCodeInfo (numbers of descriptor.proto)."""
     found: dict[tuple[int, ...], str] = {}
 
     def message(path: tuple[int, ...], one: DescriptorProto, name: str) -> None:

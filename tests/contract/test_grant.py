@@ -1,4 +1,4 @@
-"""A grant is what the router signed, for this worker's life and for a while, or it is nothing."""
+"""A grant is valid only as signed by the router, for this epoch of the worker, and for a limited time."""
 
 import hmac
 from typing import Any
@@ -48,7 +48,7 @@ def test_a_grant_says_what_was_signed() -> None:
 
 
 def test_signatures_are_those_of_other_implementations() -> None:
-    """Routers and workers of different versions meet: the signed bytes are part of the contract."""
+    """Routers and workers of different versions work together, so the signed bytes are part of the contract."""
     grant = Grant(submit=b"\x12\x03abc", epoch=EPOCH, expires_unix_ms=EXPIRES_MS)
     parts = [b"trunkline.v1.Grant", grant.submit, bytes.fromhex("efcdab8967452301"), bytes.fromhex("30dde5cf8b010000")]
     signed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)

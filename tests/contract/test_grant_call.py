@@ -1,4 +1,4 @@
-"""A direct client's Grant call where its server has no such method."""
+"""A direct client's Grant call to a server without that method."""
 
 from concurrent import futures
 
@@ -9,7 +9,7 @@ from trunkline.grant_call import GrantCall, NotOffered
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 
-# The server's refusal overtakes the client's message in about every sixth call, where grpc.aio hides its status.
+# In about every sixth call the server's refusal overtakes the client's message, and grpc.aio hides its status.
 CALLS = 100
 
 

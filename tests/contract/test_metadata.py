@@ -1,4 +1,4 @@
-"""What calls say beside their messages, and what people call the contract's values."""
+"""The metadata of calls, and the names of the contract's enum values."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A proof is for one method, one life of one worker, its key, and a short time."""
+"""A proof is valid for one method, one worker, one epoch of it, one key, and a short time."""
 
 import hmac
 
@@ -71,7 +71,7 @@ def test_what_is_no_proof_is_refused() -> None:
 
 
 def test_proofs_are_those_of_other_implementations() -> None:
-    """Routers and workers of different versions meet: what is proven is part of the contract."""
+    """Routers and workers of different versions work together, so the proven bytes are part of the contract."""
     parts = [
         b"trunkline.v1.WorkerService proof",
         b"Drain",

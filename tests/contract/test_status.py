@@ -1,4 +1,4 @@
-"""The error table travels whole."""
+"""Errors keep all their fields on the wire."""
 
 from dataclasses import dataclass
 

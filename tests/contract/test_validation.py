@@ -1,4 +1,4 @@
-"""What a request may say, and how it is told that it may not."""
+"""Validation of requests, and the refusals of invalid ones."""
 
 import math
 

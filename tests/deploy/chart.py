@@ -8,7 +8,7 @@ import helm_python
 import yaml
 
 CHART = Path(__file__).parents[2] / "helm" / "trunkline"
-# The oldest that Chart.yaml allows, and the newest that the checker knows.
+# The oldest version that Chart.yaml allows, and the newest one that the checker knows.
 KUBERNETES = ("1.30", "1.37")
 
 Values = dict[str, Any]
@@ -121,7 +121,7 @@ class Rendered:
 
     @property
     def pods(self) -> list[Object]:
-        """What pods are made of: those of workloads, and the one of `helm test`."""
+        """The pod templates of all workloads, and the pod of `helm test`."""
         return [pod_of(workload) for workload in self.workloads] + [pod["spec"] for pod in self.of("Pod")]
 
     @property
@@ -142,7 +142,7 @@ def pod_of(workload: Object) -> Object:
 
 
 def selected(selector: Object, workload: Object) -> bool:
-    """Whether a selector's labels are among a workload's pods'."""
+    """Whether a selector matches the labels of a workload's pods."""
     labels = workload["spec"]["template"]["metadata"]["labels"]
     return bool(selector.items() <= labels.items())
 

@@ -43,7 +43,9 @@ from trunkline_worker.front_settings import WorkerSettings
 
 SETTINGS = {"router": RouterSettings, "worker": WorkerSettings}
 PYPROJECT = CHART.parents[1] / "pyproject.toml"
-MOST_STATEFUL_SET_NAME = 52  # its pods' labels hold it, a dash and a hash of ten in 63 characters
+MOST_STATEFUL_SET_NAME = (
+    52  # its pods have a label of 63 characters at most with the name, a dash and a hash of ten characters
+)
 MOST_NAME = 63
 
 
@@ -173,7 +175,7 @@ def test_the_schema_knows_the_settings_as_they_are() -> None:
 
 
 def config_of(rendered: Rendered, workload: Any, container: Any) -> tuple[str, Any]:
-    """(the file's text, the object) that --config of a container names."""
+    """The file of a container's --config, as (text, parsed object)."""
     (flag,) = container["args"]
     folder, _, name = flag.removeprefix("--config=").rpartition("/")
     (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
@@ -261,7 +263,7 @@ def test_pods_have_no_right_that_they_do_not_need(rendered: Rendered) -> None:
     for pod in rendered.pods:
         assert pod["automountServiceAccountToken"] is False
         assert pod["serviceAccountName"] != "default"
-        # TRUNKLINE_PORT, say, is a setting; of a Service called trunkline it would be tcp://…
+        # TRUNKLINE_PORT is a setting, for example; the variable of a Service called trunkline would be tcp://…
         assert pod["enableServiceLinks"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -271,7 +273,7 @@ def test_pods_have_no_right_that_they_do_not_need(rendered: Rendered) -> None:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
-            # A namespace with a quota takes no pod that does not say.
+            # A namespace with a quota refuses pods without these values.
             assert {"requests", "limits"} <= container["resources"].keys()
             assert "memory" in container["resources"]["limits"]
 
@@ -381,7 +383,7 @@ def test_a_worker_reads_its_model_where_it_is(values: Values, pool: str, path: s
 
 
 def downloaded(values: Values, pool: str) -> str:
-    """The revision that a pool's pods ask the Hub for."""
+    """The revision that a pool's pods download."""
     (download,) = pod_of(Rendered(values).one("StatefulSet", f"demo-trunkline-worker-{pool}"))["initContainers"]
     (flag,) = [argument for argument in download["args"] if argument.startswith("--revision=")]
     return str(flag.removeprefix("--revision="))

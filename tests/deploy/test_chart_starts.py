@@ -1,6 +1,6 @@
-"""What the chart would run in pods, run here: the rendered commands, settings, probes and hooks, with real processes.
+"""Runs the chart's pods as local processes, with the rendered commands, settings, probes and hooks.
 
-Only what a cluster gives is put in its place: its DNS, mounted folders, pods' names, Secrets.
+Only the cluster's own parts are replaced: its DNS, mounted folders, pod names and Secrets.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ GRANT_KEY = {"name": "TRUNKLINE_GRANT_KEY", "value": "a key for tests, of thirty
 SERVING = health_pb2.HealthCheckResponse.SERVING
 TOKENS = 200
 FAR_FUTURE_MS = 1 << 52
-# As in Redis's image: its programs are found.
+# As in Redis's image, its programs are on PATH.
 PATH = f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}"
-# Places in a container's scratch volume; here processes use those of the machine.
+# Paths in a container's scratch volume; local processes use those of the machine.
 SCRATCH = {"HOME", "TRITON_CACHE_DIR"}
 
 
@@ -59,14 +59,14 @@ class Pod:
             if entry["name"] in SCRATCH:
                 continue
             if "value" in entry:
-                # $(NAME) is what an entry before it says.
+                # $(NAME) is the value of an earlier entry.
                 value = re.sub(r"\$\((\w+)\)", lambda found: self.environment[found[1]], self.here(entry["value"]))
             else:
                 value = self._field(rendered, entry["valueFrom"])
             self.environment[entry["name"]] = value
 
     def here(self, text: str) -> str:
-        """With what is here in place of what is in a cluster."""
+        """Replaces a cluster's addresses and paths by local ones."""
         for theirs, ours in self._substitutions.items():
             text = text.replace(theirs, ours)
         return text
@@ -79,7 +79,7 @@ class Pod:
         return self.name
 
     def command(self, words: list[str]) -> list[str]:
-        """Redis's image has a shell; ours have their scripts."""
+        """The local command. Redis's image has a shell; our images have the console scripts."""
         return [words[0] if words[0] == "sh" else script(words[0]), *map(self.here, words[1:])]
 
     def start(self) -> Process:
@@ -87,7 +87,7 @@ class Pod:
         return Process(*words, environment=self.environment | {"PATH": PATH})
 
     def probe(self, kind: str) -> int | None:
-        """What the kubelet would hear; None where nobody answers."""
+        """The answer to a kubelet's probe; None if there is no answer."""
         asked = self.container[kind]["grpc"]
         with grpc.insecure_channel(f"127.0.0.1:{asked['port']}") as channel:
             try:
@@ -219,7 +219,7 @@ def test_routers_share_through_redis_and_who_writes_there_does_not_send_them_any
             return next(client.scan_iter(match=f"{{llm/demo}}:*:{name}"), None)
 
         def reports() -> list[int]:
-            """How many each router has made."""
+            """The number of reports that each router process has written."""
             return [int(entry.rpartition(":")[2]) for entry in client.hvals(key("routers") or "")]
 
         wait_until(lambda: key("leases") is not None, "the worker is leased")
@@ -263,7 +263,7 @@ async def test_pods_end_as_the_hooks_say_and_no_stream_notices(running: Cluster)
         tokens = len((await anext(pieces)).token_ids)
         hook = worker.command(worker.container["lifecycle"]["preStop"]["exec"]["command"])
         engine = only_child(process)
-        os.kill(engine, signal.SIGSTOP)  # so that the stream is there when the hook comes, however long that takes
+        os.kill(engine, signal.SIGSTOP)  # the stream must still run when the hook is executed
         try:
             draining = asyncio.create_task(run(hook, worker.environment))
             await asyncio.to_thread(wait_until, lambda: not running.is_ready(name), "the worker drains")

@@ -1,6 +1,6 @@
-"""What the chart keeps of what is in the cluster, by a real Helm that asks an API server.
+"""The chart keeps the password that is in the cluster, rendered by a real Helm against a simulated API server.
 
-The server knows what Helm asks for, and one Secret; nothing is installed.
+The server answers Helm's requests, and has one Secret; nothing is installed.
 """
 
 import json
@@ -26,12 +26,12 @@ GROUPS = {
 }
 SECRET = "/api/v1/namespaces/llm/secrets/demo-trunkline-redis"
 IN_CLUSTER = "theOneThatIsThere0123456789"
-# No schema: Helm checks nothing against it. Other tests do.
+# An empty schema: Helm validates nothing here. Other tests do.
 OPENAPI = "/openapi/v2"
 
 
 def answers(password: str | None) -> dict[str, Any]:
-    """What is said to a GET, by path; of everything else that it is not there."""
+    """Answers GET requests by path; all other paths are not found."""
     said: dict[str, Any] = {
         "/version": {"major": "1", "minor": "30", "gitVersion": "v1.30.0"},
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
@@ -69,7 +69,7 @@ def answers(password: str | None) -> dict[str, Any]:
 
 @contextmanager
 def api_server(password: str | None) -> Iterator[str]:
-    """The URL of one whose release was installed with this password, or was not yet."""
+    """The URL of a server whose release was installed with this password; None: not installed yet."""
     known = answers(password)
 
     class Handler(BaseHTTPRequestHandler):
@@ -83,7 +83,7 @@ def api_server(password: str | None) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Drops the access log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     serving = threading.Thread(target=server.serve_forever)
@@ -97,7 +97,7 @@ def api_server(password: str | None) -> Iterator[str]:
 
 
 def password_where_there_is(password: str | None, values: Values) -> str:
-    """What Helm would install."""
+    """The objects that Helm would install."""
     context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
     with api_server(password) as url:
         kubeconfig = {

@@ -1,5 +1,5 @@
-"""The Dockerfiles name only what there is, and the router's brings no torch. Building them needs Docker, which tests do
-not."""
+"""The Dockerfiles name only existing files and packages, and the router's image has no torch. They are not built here,
+because the tests do not need Docker."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ DOCKERFILES = sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile"))
 CONSTRAINTS = (REPOSITORY / "constraints.txt").read_text().splitlines()
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 HEAVY = {"torch", "triton", "transformers", "safetensors", "matplotlib"}
-# What an image's Python says of itself, as far as packages make their requirements depend on it.
+# Environment markers of an image's Python, as far as packages use them.
 MARKERS = {
     "implementation_name": "cpython",
     "os_name": "posix",
@@ -32,7 +32,7 @@ MARKERS = {
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:
-    """(instruction, the rest) of each, without comments and with continued lines joined."""
+    """The instructions as (name, arguments), without comments and with continued lines joined."""
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
     found = (line.split(maxsplit=1) for line in joined.splitlines() if line.strip())
@@ -40,13 +40,13 @@ def instructions(file: Path) -> list[tuple[str, str]]:
 
 
 def copied(file: Path) -> list[str]:
-    """What it takes from the repository."""
+    """The paths that a Dockerfile copies from the repository."""
     rests = [rest for name, rest in instructions(file) if name == "COPY" and "--from" not in rest]
     return [source for rest in rests for source in shlex.split(rest)[:-1]]
 
 
 def asked_for(name: str, extra: str) -> list[str]:
-    """What a package asks for, where its markers say so, with an extra or "". Raises PackageNotFoundError."""
+    """A package's requirements that apply to an image, with an extra or "". Raises PackageNotFoundError."""
     if name == PROJECT["project"]["name"]:
         project = PROJECT["project"]
         return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
@@ -54,9 +54,9 @@ def asked_for(name: str, extra: str) -> list[str]:
 
 
 def reached(requirements: Iterable[str]) -> dict[str, str]:
-    """Every package that is installed for some requirements, by name, with the one that asked for it first.
+    """All packages that some requirements install, by name, with the package that required each of them first.
 
-    Of each the versions that are installed here are read; an image has the same ones, by constraints.txt.
+    The requirements are read from the versions installed here; constraints.txt gives an image the same versions.
     """
     asked_by: dict[str, str] = {}
     looked_at: set[tuple[str, str]] = set()
@@ -124,7 +124,7 @@ def test_an_image_has_the_versions_that_tests_have_seen(file: Path) -> None:
     assert ("WORKDIR", "/src") in found[:at]
     assert any(name == "RUN" and "pip install" in rest for name, rest in found[at:])
     pinned = {canonicalize_name(line.split("==")[0]) for line in CONSTRAINTS if "==" in line}
-    # CUDA's libraries, which some builds of torch ask for, each have the one version that torch names.
+    # Some builds of torch require CUDA's libraries, each in the one version that torch names.
     installed = reached(asks(file)).keys() - {PROJECT["project"]["name"]}
     assert {name for name in installed if not name.startswith(("nvidia-", "cuda-"))} <= pinned
     assert {canonicalize_name(Requirement(entry).name) for entry in PROJECT["build-system"]["requires"]} <= pinned

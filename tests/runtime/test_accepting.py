@@ -1,4 +1,4 @@
-"""New calls do not queue behind one another for the event loop's attention, and a server that stops leaves none."""
+"""New calls do not wait for separate turns of the event loop, and a server that stops leaves no call behind."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from trunkline_runtime.accepting import (
 )
 
 METHOD = "/test.Service/Call"
-PATIENCE_S = 60.0  # for what takes milliseconds
+PATIENCE_S = 60.0  # for operations that take milliseconds
 
 
 class Turns:
@@ -40,7 +40,7 @@ class Turns:
 
 
 async def serve(behaviour: Any) -> tuple[grpc.aio.Server, int]:
-    """A server with one method that takes bytes and gives bytes, and its port."""
+    """A server with one method that takes and returns bytes, and its port."""
     server = eager_server()
     # `behaviour` begins before it reads.
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(behaviour)
@@ -63,7 +63,7 @@ async def test_several_calls_that_come_together_begin_in_one_turn_of_the_event_l
     try:
         async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call: Any = channel.unary_unary(METHOD)
-            while max(begun.values(), default=0) < 2:  # where one call is accepted at a time, this never comes
+            while max(begun.values(), default=0) < 2:  # if one call were accepted at a time, this would never happen
                 answers = await asyncio.gather(*(call(bytes([number])) for number in range(4 * AT_ONCE)))
                 assert answers == [bytes([number]) for number in range(4 * AT_ONCE)]
         assert max(begun.values()) <= BEGUN_IN_A_TURN
@@ -127,7 +127,7 @@ def test_a_connection_has_no_more_calls_waiting_than_it_may_have_open() -> None:
 
 @pytest.mark.parametrize("calls_each", [1, 2, 40])
 def test_connections_by_the_thousand_of_one_host_cost_others_nothing(calls_each: int) -> None:
-    """16 calls begin for 32 that come: half of them are dropped, and none of another host's."""
+    """16 calls start for each 32 that arrive: half of them are dropped, but none of another host."""
     arrived: ArrivedCalls[str] = ArrivedCalls()
     connections, begun, asked = 2 * MAX_WAITING // calls_each, Counter[str](), 0
     longest_s = 0.0

@@ -1,4 +1,4 @@
-"""The client against a real server: what it sends, and what it lets go of."""
+"""The client against a real server: what it sends, and that it cancels its calls."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -157,7 +157,7 @@ async def test_ready_waits_for_a_router_that_starts_and_for_its_first_worker() -
         with pytest.raises(DeadlineExceeded, match=f"127.0.0.1:{port} was not ready"):
             await client.ready(0.2)
         assert not waiting.done()
-        await server.stop(0)  # it restarts before it was ready
+        await server.stop(0)  # it restarts before it is ready
         server = server_of(port)
         await server.start()
         await server.set_ready(True)

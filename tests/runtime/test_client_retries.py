@@ -1,4 +1,4 @@
-"""gRPC's clients may try a refused call again: they do so only where a status comes without a message."""
+"""gRPC clients retry a refused call only if its status comes without a message."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What holds up an event loop is seen, as a number and in the log."""
+"""A blocked event loop is reported, as a number and in the log."""
 
 import asyncio
 import time
@@ -9,14 +9,14 @@ from trunkline_runtime.loop_lag import INTERVAL_S, NOTABLE_S, LoopLag
 
 
 async def a_look(lag: LoopLag) -> float:
-    """After the watch has had its turn."""
+    """Waits until the watch has run."""
     await asyncio.sleep(2 * INTERVAL_S)
     return lag.take()
 
 
 async def test_a_step_that_computes_is_measured_once() -> None:
     async with LoopLag().watching() as lag:
-        await asyncio.sleep(0)  # the watch begins
+        await asyncio.sleep(0)  # the watch starts
         time.sleep(0.1)  # noqa: ASYNC251  # this is the step
         assert await a_look(lag) >= 0.1 - INTERVAL_S
         assert lag.take() == 0.0

@@ -1,4 +1,4 @@
-"""The event loop's lag is a metric, where the standard variables ask for metrics."""
+"""The event loop's lag is exported as a metric if the standard variables ask for metrics."""
 
 import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint

@@ -1,4 +1,4 @@
-"""The server every process has: errors, health, ports."""
+"""The server of all processes: errors, health, ports."""
 
 import asyncio
 import re
@@ -149,7 +149,7 @@ async def test_a_connection_grows_old_without_a_call_noticing() -> None:
     async with Client(f"127.0.0.1:{server.port}") as client:
         pieces = client.generate("x")
         assert (await anext(pieces)).text == "a"
-        while len(set(peers)) < 3:  # every call of these succeeds
+        while len(set(peers)) < 3:  # each of these calls succeeds
             await client.list_models()
         going_on.set()
         assert [piece.text async for piece in pieces] == ["b"]

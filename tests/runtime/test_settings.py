@@ -1,4 +1,4 @@
-"""Settings fail loudly, with the name of the setting and what is allowed."""
+"""An invalid setting fails with one line that names the setting and the allowed values."""
 
 from dataclasses import dataclass
 from pathlib import Path

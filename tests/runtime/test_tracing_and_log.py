@@ -1,4 +1,4 @@
-"""Trace context crosses processes; a log line is written once, as JSON, with the trace it belongs to."""
+"""Trace context passes from process to process; each log line is written once, as JSON, with its trace."""
 
 import json
 import os
@@ -29,7 +29,7 @@ TRACEPARENT = f"00-{TRACE_ID}-{CALLER}-01"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """What the runtime traces while the test runs; the process's own provider stays as it is."""
+    """The spans of the test. The process's own provider stays unchanged."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
@@ -38,7 +38,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 @pytest.fixture
 def fresh_structlog() -> Iterator[None]:
-    """Leaves the configuration as other tests expect it."""
+    """Restores the logging configuration for other tests."""
     before = structlog.get_config()
     yield
     structlog.contextvars.clear_contextvars()
@@ -66,7 +66,7 @@ def test_a_trace_context_that_makes_no_sense_starts_a_new_trace(spans: InMemoryS
 
 @pytest.fixture
 def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a server is set up that exports nothing; the process's own provider stays as it is."""
+    """The set-up of a server that exports no spans. The process's own provider stays unchanged."""
     for name in ("OTEL_TRACES_EXPORTER", *(f"OTEL_EXPORTER_OTLP{kind}_ENDPOINT" for kind in ("", "_TRACES"))):
         monkeypatch.delenv(name, raising=False)
     providers: list[trace.TracerProvider] = []
@@ -132,7 +132,7 @@ PROTOCOL, TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_T
 
 @pytest.fixture
 def otlp(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment in which spans go to a collector."""
+    """An environment in which spans are exported to a collector."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
@@ -200,7 +200,7 @@ def test_a_line_is_json_on_standard_error_once_with_its_trace(
     spans: InMemorySpanExporter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure_logging("worker", worker="w-1")
-    configure_logging("worker", worker="w-1")  # twice must not double the lines
+    configure_logging("worker", worker="w-1")  # a second call must not double the lines
     with request_span("a", traceparent=TRACEPARENT):
         get_logger().info("request ended", request_id="r")
     printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""However many operations end together, the event loop is woken for them once."""
+"""The event loop is woken once for all operations that end at the same time."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ CALLS = 500
 
 
 def test_the_wake_ups_of_many_operations_are_read_at_once() -> None:
-    """In a process of its own: how grpc.aio is set up counts for all of a process."""
+    """Runs in a process of its own, because grpc.aio is set up once in a process."""
     program = f"""
         import asyncio
         import socket
