@@ -12,6 +12,7 @@ from trunkline_cli.log_files import LogFiles, log_folder
 from trunkline_cli.plan import ClusterPlan
 
 PRINTED_NOTHING, NO_ERROR = "it printed nothing", "no error in its log"
+MOST_CHARACTERS = 400  # of an error on the terminal; its log has it in full
 # Fields that every log line has. The terminal names the process itself.
 COMMON_FIELDS = frozenset({"event", "level", "service", "worker", "router", "timestamp", "trace_id", "span_id"})
 
@@ -112,9 +113,9 @@ def last_error(lines: Sequence[str]) -> str:
     for line in reversed(lines):
         fields = _fields(line)
         if fields is None and line.strip():
-            return line.strip()
+            return _one_line(line)
         if fields is not None and fields.get("level") in ("error", "critical"):
-            return _readable(fields)
+            return _one_line(_readable(fields))
     return NO_ERROR if lines else PRINTED_NOTHING
 
 
@@ -131,6 +132,12 @@ def _readable(fields: dict[str, object]) -> str:
     shown = {name: str(value).strip() for name, value in fields.items() if name not in COMMON_FIELDS}
     details = ", ".join(f"{name} {value.splitlines()[-1]}" for name, value in shown.items() if value)
     return f"{fields.get('event', '')}: {details}" if details else str(fields.get("event", ""))
+
+
+def _one_line(text: str) -> str:
+    """Without control characters, such as those for colours, and of at most MOST_CHARACTERS."""
+    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return shown if len(shown) <= MOST_CHARACTERS else shown[:MOST_CHARACTERS] + "…"
 
 
 def _workers(plan: ClusterPlan) -> str:

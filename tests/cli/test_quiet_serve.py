@@ -142,6 +142,8 @@ def test_only_a_terminal_without_verbose_is_quiet(
         (['{"event": "unexpected error", "level": "error", "exception": "Trace\\nKeyError: 1"}'],
          "unexpected error: exception KeyError: 1"),
         (["[1]"], "[1]"),
+        (["\x1b[31mred\x1b[0m\tbell\a"], "[31mred [0m bell"),
+        (["x" * 1000], "x" * 400 + "…"),
     ],
 )  # fmt: skip
 def test_the_last_error_of_a_log_is_shown_as_a_person_reads_it(lines: list[str], shown: str) -> None:
