@@ -76,7 +76,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="on a terminal: print the logs of all processes; default: one line for each milestone, logs in files",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=whole(1, MOST_THREADS), help="CPU threads per worker; default: the cores, shared out"
+        "--threads", type=whole(1, MOST_THREADS), help="CPU threads per worker; default: an equal share of the cores"
     )
 
 
