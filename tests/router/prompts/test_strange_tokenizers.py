@@ -76,7 +76,7 @@ NOT_CHEAP = {
 
 
 @pytest.mark.parametrize("name", [*CHEAP, *NOT_CHEAP])
-def test_what_may_take_much_for_a_short_text_is_not_tame(name: str) -> None:
+def test_what_may_take_much_for_a_short_text_is_not_cheap(name: str) -> None:
     assert is_cheap({**CHEAP, **NOT_CHEAP}[name].to_str().encode()) == (name in CHEAP)
 
 
