@@ -37,7 +37,7 @@ async def test_workers_that_live_on_after_a_request_has_killed_them_convict_nobo
             third = await first_of([worker for worker in workers[1:] if worker is not second.worker])
             third.tokens(3, finish=True)
             assert (await rest(call))[-1].usage.completion_tokens == 3
-        (said,) = [line for line in lines if "not believed" in line["event"]]
+        (said,) = [line for line in lines if "still connected" in line["event"]]
         assert sorted(said["alive"]) == sorted([workers[0].address, second.worker.address])
         again = router.generate(LONG)
         (await first_of(workers)).tokens(1, finish=True)
