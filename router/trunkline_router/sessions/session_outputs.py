@@ -101,12 +101,12 @@ class SessionOutputs:
         handle = large_output(part)
         if handle is None:
             raise FalseClaim(f"the worker sends {len(part)} bytes that are not an output")
-        if (taker := self.open.get(handle)) is None:
+        if (choice := self.open.get(handle)) is None:
             self._check_handle(handle)
             self._count_late()
             return False
-        if len(part) > taker.expected.most_bytes:
-            self._refuse(handle, taker, f"one output has {len(part)} bytes")
+        if len(part) > choice.expected.most_bytes:
+            self._refuse(handle, choice, f"one output has {len(part)} bytes")
             return False
         return True
 
@@ -120,14 +120,14 @@ class SessionOutputs:
         opened, tokens_alone, is_indexed = self.open, summary.tokens_alone, summary.is_indexed
         for output in outputs:
             handle = output.handle
-            taker = opened.get(handle)
-            if taker is None or not (tokens_alone or not output.HasField("error")):
+            choice = opened.get(handle)
+            if choice is None or not (tokens_alone or not output.HasField("error")):
                 self.hand_out(output)
                 continue
             # Both stay referenced while the sink runs, so that protobuf need not make them again.
             chunk = output.chunk
             token_ids = chunk.token_ids
-            expected = taker.expected
+            expected = choice.expected
             left_tokens = expected.left_tokens - len(token_ids)
             if (
                 expected.is_first
@@ -141,7 +141,7 @@ class SessionOutputs:
             expected.left_tokens = left_tokens
             self.num_step_outputs += 1
             try:
-                if taker.sink(output) is not False:
+                if choice.sink(output) is not False:
                     continue
             except Exception as error:
                 _log_bug(error)
@@ -152,8 +152,8 @@ class SessionOutputs:
     def hand_out(self, output: SequenceOutput) -> None:
         """Passes one output of any kind to its sink, after a full check."""
         handle = output.handle
-        taker = self.open.get(handle)
-        if taker is None:
+        choice = self.open.get(handle)
+        if choice is None:
             self._check_handle(handle)
             if output.HasField("granted"):
                 self._take_report(handle, output.granted)
@@ -164,10 +164,10 @@ class SessionOutputs:
             return
         is_error = output.HasField("error")
         chunk: OutputChunk = output.chunk
-        expected = taker.expected
+        expected = choice.expected
         problem = end_problem(output, expected) if is_error else output_problem(output, chunk, expected)
         if problem is not None:
-            self._refuse(handle, taker, problem)
+            self._refuse(handle, choice, problem)
             return
         self.num_step_outputs += not is_error
         if ended := is_error or chunk.finish_reason:
@@ -175,7 +175,7 @@ class SessionOutputs:
             self._num_ended += 1
         elif not chunk.token_ids:
             self._count_empty()
-        follows = deliver(taker.sink, output)
+        follows = deliver(choice.sink, output)
         if follows is False:
             self._count_false(NO_SEQUEL)
         if not follows and not ended:
@@ -183,10 +183,10 @@ class SessionOutputs:
 
     def drop(self, handle: int) -> bool:
         """Ignores a choice's outputs from now on. Returns False if the choice is not open."""
-        taker = self.open.pop(handle, None)
-        if taker is None:
+        choice = self.open.pop(handle, None)
+        if choice is None:
             return False
-        self._expect_late(taker)
+        self._expect_late(choice)
         return True
 
     def forget(self, handles: Iterable[int]) -> None:
@@ -196,50 +196,50 @@ class SessionOutputs:
 
     def end_all(self, why: str) -> None:
         """Ends every open choice with UNAVAILABLE."""
-        takers = dict(self.open)
+        choices = dict(self.open)
         self.open.clear()
-        for handle, taker in takers.items():
-            self._expect_late(taker)
-            deliver(taker.sink, lost(handle, why))
+        for handle, choice in choices.items():
+            self._expect_late(choice)
+            deliver(choice.sink, lost(handle, why))
 
     def end_grants(self) -> None:
         """Tells every grant's sink that no report will follow."""
-        takers = dict(self.granted)
+        choices = dict(self.granted)
         self.granted.clear()
-        for handle, taker in takers.items():
-            deliver(taker.sink, handle, None)
+        for handle, choice in choices.items():
+            deliver(choice.sink, handle, None)
 
     def _check_handle(self, handle: int) -> None:
         """Raises FalseClaim if no choice was ever sent with this handle."""
         if not 0 < handle <= self.last_handle:
             raise FalseClaim(f"the worker answers a request that was never sent: handle {handle}")
 
-    def _refuse(self, handle: int, taker: OpenChoice, problem: str) -> None:
+    def _refuse(self, handle: int, choice: OpenChoice, problem: str) -> None:
         """Ends a choice whose output is invalid."""
         self._abort(handle)
-        deliver(taker.sink, lost(handle, f"the worker's answer makes no sense: {problem}"))
+        deliver(choice.sink, lost(handle, f"the worker's answer makes no sense: {problem}"))
         self._count_false(problem)
 
     def _take_report(self, handle: int, report: GrantReport) -> None:
-        taker = self.granted.get(handle)
-        if taker is None or not report.ended:
+        choice = self.granted.get(handle)
+        if choice is None or not report.ended:
             self._count_empty()
-        if taker is None:
+        if choice is None:
             return
-        problem = report_problem(report, prompt_tokens=taker.prompt_tokens, most_tokens=taker.most_tokens)
+        problem = report_problem(report, prompt_tokens=choice.prompt_tokens, most_tokens=choice.most_tokens)
         if problem is not None:
             # Its reports on the request's other choices are not believed either.
-            self.forget([other for other, each in self.granted.items() if each.sink == taker.sink])
-            deliver(taker.sink, handle, None)
+            self.forget([other for other, each in self.granted.items() if each.sink == choice.sink])
+            deliver(choice.sink, handle, None)
             self._count_false(problem)
             return
         if report.ended:
             del self.granted[handle]
-        deliver(taker.sink, handle, report)
+        deliver(choice.sink, handle, report)
 
-    def _expect_late(self, taker: OpenChoice) -> None:
+    def _expect_late(self, choice: OpenChoice) -> None:
         """Allows late outputs of an aborted choice: at most one for each of its tokens."""
-        self._left_late = min(self._left_late + max(0, taker.expected.left_tokens), MOST_LATE)
+        self._left_late = min(self._left_late + max(0, choice.expected.left_tokens), MOST_LATE)
 
     def _count_late(self) -> None:
         """Counts an output of a choice that is not open. Raises FalseClaim if there are too many of them."""
