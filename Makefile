@@ -107,16 +107,16 @@ demo-model: $(DEV_STAMP)
 	@$(BIN)/python deploy/demo/train.py
 
 bench-engine: $(DEV_STAMP)
-	@$(BIN)/python -m trunkline_bench.engine $(ARGS)
+	@$(BIN)/python -m trunkline_bench.engine.against_transformers $(ARGS)
 
 bench-peer: $(DEV_STAMP)
-	@$(BIN)/python -m trunkline_bench.peer_vllm --peers $(PEERS) $(ARGS)
+	@$(BIN)/python -m trunkline_bench.engine.against_vllm --peers $(PEERS) $(ARGS)
 
 bench-host: $(DEV_STAMP)
-	@$(BIN)/python -m trunkline_bench.host_time $(ARGS)
+	@$(BIN)/python -m trunkline_bench.engine.host_time $(ARGS)
 
 bench-overload: $(DEV_STAMP)
-	@$(BIN)/python -m trunkline_bench.overload $(ARGS)
+	@$(BIN)/python -m trunkline_bench.engine.overload $(ARGS)
 
 bench-calibration: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.simulation.calibration $(ARGS)
@@ -128,10 +128,10 @@ bench-fleet: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.simulation.fleet.sweep $(ARGS)
 
 bench-routing: $(DEV_STAMP)
-	@$(BIN)/python -m trunkline_bench.routing $(ARGS)
+	@$(BIN)/python -m trunkline_bench.router.routing $(ARGS)
 
 bench-quotas: $(DEV_STAMP)
-	@$(BIN)/python -m trunkline_bench.quotas $(ARGS)
+	@$(BIN)/python -m trunkline_bench.router.quotas $(ARGS)
 
 bench-fairness: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.simulation.noisy_neighbours $(ARGS)

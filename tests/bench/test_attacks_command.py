@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from trunkline.v1.worker_pb2 import SessionRequest
-from trunkline_bench.attacks import wire
-from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5, ATTACKS
 from trunkline_bench.attacks.blow import Blow
-from trunkline_bench.attacks.calls import CALLS, MALFORMED
 from trunkline_bench.attacks.catalogue import NONE, Section, cases
 from trunkline_bench.attacks.innocent import Record
-from trunkline_bench.attacks.lies import LIES
 from trunkline_bench.attacks.main import chosen
-from trunkline_bench.attacks.priority import NICE
-from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.row import Bounds, Row, bound_beside_others
+from trunkline_bench.attacks.vectors import wire
+from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5, ATTACKS
+from trunkline_bench.attacks.vectors.calls import CALLS, MALFORMED
+from trunkline_bench.attacks.vectors.lies import LIES
+from trunkline_bench.attacks.vectors.priority import NICE
+from trunkline_bench.attacks.vectors.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.watched import LoopLag, lag_between, watching
 from trunkline_bench.attacks.window import ENOUGH, HOLD_S, MOST_S, fixed, until_enough
 from trunkline_runtime.wire import varint_bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trunkline_bench import routing
+from trunkline_bench.router import routing
 
 
 def test_a_decision_is_timed_part_by_part_and_as_a_request_pays_it(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trunkline_bench.prediction import report
-from trunkline_bench.prediction.device import H200, RANGES, programs_per_multiprocessor
-from trunkline_bench.prediction.persistent_products import best_tiling, persistent_product
-from trunkline_bench.prediction.work import Work, product
+from trunkline_bench.kernels import step_table
+from trunkline_bench.kernels.device import H200, RANGES, programs_per_multiprocessor
+from trunkline_bench.kernels.persistent_products import best_tiling, persistent_product
+from trunkline_bench.kernels.work import Work, product
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling
 from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR
 
@@ -62,7 +62,7 @@ def test_a_merge_at_the_end_is_not_hidden_behind_loads() -> None:
 def test_a_launch_that_starts_early_costs_a_smaller_gap() -> None:
     device = replace(DEVICE, node_s=1e-6, dependent_s=4e-7)
     works = [Work("norm", 10, 10, 1e6), Work("product", 10, 10, 1e6, early=True)]
-    assert report.step_s(works, device) == pytest.approx(2e-6 + 1e-6 + 4e-7)
+    assert step_table.step_s(works, device) == pytest.approx(2e-6 + 1e-6 + 4e-7)
 
 
 def test_products_choose_the_tiles_that_take_least() -> None:
@@ -78,7 +78,9 @@ def test_products_choose_the_tiles_that_take_least() -> None:
 
 
 def test_a_job_is_its_prompts_and_its_steps() -> None:
-    job = report.job(report.Job(256, 1000, 500), decode_step_s=0.02, prompt_step_s=0.1, prompt_step_tokens=8000)
+    job = step_table.job_prediction(
+        step_table.Job(256, 1000, 500), decode_step_s=0.02, prompt_step_s=0.1, prompt_step_tokens=8000
+    )
     assert job.prefill_s == pytest.approx(3.2)
     assert job.decode_s == pytest.approx(10.0)
     assert job.tokens_per_s == pytest.approx(256 * 500 / 13.2)
@@ -86,7 +88,7 @@ def test_a_job_is_its_prompts_and_its_steps() -> None:
 
 def test_the_table_has_each_kind_of_launch_and_the_sum() -> None:
     works = [Work("norm", 10, 10, 1e6), Work("norm", 10, 10, 1e6), Work("norm", 10, 10, 2e6)]
-    lines = report.table(works, replace(DEVICE, node_s=1e-3)).splitlines()
+    lines = step_table.table(works, replace(DEVICE, node_s=1e-3)).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == [
         "| `norm`", "| `norm`, again", "| gaps between launches", "| between steps", "| **one step**"
     ]  # fmt: skip
@@ -97,14 +99,14 @@ def test_the_ranges_go_from_worse_to_better() -> None:
     works = [Work("read", 1, 1, 1e9), Work("product", 1, 1, 1.0, flops=1e12, flops_per_s=1e14)]
     for name, (worst, best) in RANGES.items():
         changes: list[dict[str, Any]] = [{name: worst}, {name: best}]
-        low, high = (report.step_s(works, replace(H200, **change)) for change in changes)
+        low, high = (step_table.step_s(works, replace(H200, **change)) for change in changes)
         assert low >= high, name
         assert min(worst, best) <= getattr(H200, name) <= max(worst, best), name
 
 
 RECORD = """
 from pathlib import Path
-from trunkline_bench.prediction.recorded_step import decode_step, prompt_step, Operation
+from trunkline_bench.kernels.recorded_step import decode_step, prompt_step, Operation
 from trunkline_worker.model.gpu_decoder import Chip
 from trunkline_worker.checkpoint.spec import read_spec
 spec, chip = read_spec(Path("bench/configs/qwen3-0.6b")), Chip(132, 227 << 10, (9, 0))
@@ -136,7 +138,7 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
 @pytest.mark.slow
 def test_the_page_of_a_step() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "trunkline_bench.kernel_resources", "--step", "qwen3-0.6b", "--batch", "16"]
+    command = [sys.executable, "-m", "trunkline_bench.kernels.resources", "--step", "qwen3-0.6b", "--batch", "16"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "output tok/s" in done.stdout

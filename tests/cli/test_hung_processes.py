@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.processes import Process, alive, descendants, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_cli import console, launcher
 from trunkline_cli.launcher import Cluster
 from trunkline_cli.liveness import CHART_PROBE, Probe, is_alive, until_hung

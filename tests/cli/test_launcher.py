@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.processes import Process, alive, descendants, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_cli.backoff import FIRST_DELAY_S, HEALTHY_AFTER_S, MOST_DELAY_S, Backoff
 from trunkline_cli.launcher import find_model
 from trunkline_cli.plan import LaunchError

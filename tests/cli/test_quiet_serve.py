@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster.processes import alive, descendants, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_cli import log_files
 from trunkline_cli.console import LogConsole, QuietConsole, console, last_error
 from trunkline_cli.launcher import Cluster

@@ -10,7 +10,7 @@ from trunkline_bench.faults.fleet import START_S, Fleet, routers_before, running
 from trunkline_bench.faults.main import poison_environment, quotas_of_all, worker_flags
 from trunkline_bench.faults.scenarios import recover, undisturbed
 from trunkline_bench.faults.streams import Order, Record, orders
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 
 STREAMS, MANY, FEW, FEWEST = 50, 30, 20, 8
 TOKENS = (40, 90)

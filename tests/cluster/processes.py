@@ -21,7 +21,7 @@ from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 
 START_S = 60.0
 STOP_S = 10.0

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5
 from trunkline_bench.attacks.catalogue import Section, cases
 from trunkline_bench.attacks.row import MAX_KEPT_MIB, MAX_OWN_LAG_MS, MAX_P99_MS, MAX_RSS_MIB
 from trunkline_bench.attacks.stage import Stage, stage_of
+from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5
 from trunkline_bench.attacks.window import fixed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -26,7 +26,7 @@ from trunkline.v1.worker_pb2 import (
     Submit,
     WorkerServiceGenerateRequest,
 )
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 
 PROMPT = list(range(60, 90))
 

@@ -25,8 +25,8 @@ from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
-from trunkline_bench.ports import free_port
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.ports import free_port
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.accounts import Accounts
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.tenants import Tenant, Tenants

@@ -14,7 +14,7 @@ from tests.cluster.processes import Cluster, Process, alive, descendants, script
 from tests.router.fake_worker import FakeWorker
 from trunkline import Client
 from trunkline.errors import NoWorker, TrunklineError
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_router.processes import FIRST_DELAY_S, MOST_DELAY_S, restart_delay_s
 from trunkline_runtime.server import GrpcServer, PortInUse, hold_port
 

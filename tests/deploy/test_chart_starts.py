@@ -27,8 +27,8 @@ from tests.deploy.chart import Rendered, pod_of
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.v1.generation_pb2 import Lane
-from trunkline_bench.ports import free_port
-from trunkline_bench.redis_server import redis_executable
+from trunkline_bench.servers.ports import free_port
+from trunkline_bench.servers.redis_server import redis_executable
 
 POOL = "tiny"
 GRANT_KEY = {"name": "TRUNKLINE_GRANT_KEY", "value": "a key for tests, of thirty-two bytes"}

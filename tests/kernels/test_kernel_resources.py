@@ -13,7 +13,7 @@ CHIPS = ("sm_90", *(pytest.param(chip, marks=pytest.mark.slow) for chip in ("sm_
 @pytest.mark.parametrize("chip", CHIPS)
 def test_kernels_compile_for_every_chip(chip: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "trunkline_bench.kernel_resources", "--targets", chip]
+    command = [sys.executable, "-m", "trunkline_bench.kernels.resources", "--targets", chip]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"{chip} · decode attention · `_attend_ranges`" in done.stdout

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trunkline_bench.gpu.product_sweep import winner
+from trunkline_bench.gpu.kernels.product_sweep import winner
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.gated_linear import GatedTiling
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling

@@ -118,7 +118,7 @@ def test_the_shipped_table_is_one() -> None:
 @pytest.mark.parametrize("which", [["--few"], pytest.param([], marks=pytest.mark.slow)])
 def test_tilings_compile_without_spills(which: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "trunkline_bench.tiling_resources", *which]
+    command = [sys.executable, "-m", "trunkline_bench.kernels.tiling_resources", *which]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "programs at once" in done.stdout

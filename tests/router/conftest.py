@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from trunkline_bench.redis_server import RedisServer, redis_executables
+from trunkline_bench.servers.redis_server import RedisServer, redis_executables
 from trunkline_router.prompts.render_pool import RenderPool
 
 REDIS_VERSIONS = tuple(redis_executables())

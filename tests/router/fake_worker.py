@@ -38,7 +38,7 @@ from trunkline.v1.worker_pb2 import (
     WorkerServiceGenerateResponse,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_runtime.errors import ErrorInterceptor
 
 BLOCK = 4

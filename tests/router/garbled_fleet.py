@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.convictions import CONVICTION_MS

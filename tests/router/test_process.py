@@ -15,7 +15,7 @@ from tests.router.fake_worker import FakeChoice, FakeWorker
 from tests.router.router_process import NOT_SERVING, SERVING, router_process, start, until_health
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_router.settings import address_problem
 from trunkline_runtime.channel import open_channel
 

@@ -17,7 +17,7 @@ from trunkline.status import ERROR_DOMAIN, RequestRefused, invalid, no_worker
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse, ListModelsResponse
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_runtime.errors import rich_status
 from trunkline_runtime.server import GrpcServer, PortInUse, check_port_is_free
 

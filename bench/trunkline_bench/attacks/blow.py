@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from trunkline_bench.attacks.attacker import BEGINS
+from trunkline_bench.attacks.vectors.attacker import BEGINS
 from trunkline_bench.faults.fleet import FleetError
 
 
@@ -14,7 +14,7 @@ class Blow:
     """`address` is a port's, or a Redis's URL. It ends after `seconds` at the latest."""
 
     def __init__(self, attack: str, address: str, seconds: float) -> None:
-        self._command = ("-m", "trunkline_bench.attacks.attacker", attack, address, f"--seconds={seconds:g}")
+        self._command = ("-m", "trunkline_bench.attacks.vectors.attacker", attack, address, f"--seconds={seconds:g}")
         self._process: asyncio.subprocess.Process | None = None
 
     async def begins(self) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from trunkline_bench.attacks.attacker import ALL_OF_1_TO_5, HOLDING, OF_1_TO_5, UNREAD_STREAMS
-from trunkline_bench.attacks.calls import MALFORMED, SMALL_CALLS
-from trunkline_bench.attacks.floods import FLOODS
-from trunkline_bench.attacks.lies import LIES
-from trunkline_bench.attacks.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.row import Bounds
-from trunkline_bench.attacks.sessions import SESSIONS
+from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5, HOLDING, OF_1_TO_5, UNREAD_STREAMS
+from trunkline_bench.attacks.vectors.calls import MALFORMED, SMALL_CALLS
+from trunkline_bench.attacks.vectors.floods import FLOODS
+from trunkline_bench.attacks.vectors.lies import LIES
+from trunkline_bench.attacks.vectors.redis_entries import ATTACKS as REDIS_ATTACKS
+from trunkline_bench.attacks.vectors.sessions import SESSIONS
 from trunkline_bench.attacks.window import HOLD_S, Window, fixed, until_enough
 
 NONE = "none"

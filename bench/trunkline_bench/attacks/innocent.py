@@ -9,7 +9,7 @@ from itertools import count
 from trunkline.client import Client, Prompt
 from trunkline.errors import TrunklineError
 from trunkline_bench.attacks.window import Window
-from trunkline_bench.simulation.report import percentile
+from trunkline_bench.reports.statistics import percentile
 
 TENANT = "innocent"
 PACE_S = 0.01  # between two requests

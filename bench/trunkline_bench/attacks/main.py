@@ -16,7 +16,6 @@ from pathlib import Path
 
 from trunkline.errors import TrunklineError
 from trunkline_bench.attacks.catalogue import NONE, Case, Section, cases
-from trunkline_bench.attacks.priority import NICE
 from trunkline_bench.attacks.row import (
     HEAD,
     MAX_KEPT_MIB,
@@ -28,11 +27,13 @@ from trunkline_bench.attacks.row import (
     Row,
 )
 from trunkline_bench.attacks.stage import Stage, stage_of
+from trunkline_bench.attacks.vectors.priority import NICE
 from trunkline_bench.attacks.window import ENOUGH, HOLD_S, MOST_S, Window
-from trunkline_bench.facts import facts, listed, make_command
 from trunkline_bench.faults.fleet import FleetError
+from trunkline_bench.reports.markdown import listed
+from trunkline_bench.reports.provenance import facts, make_command
+from trunkline_bench.servers.demo_model import DEMO_MODEL
 
-MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 RESULTS = Path(__file__).parents[2] / "results"
 INTRODUCTION = f"""
 Another tenant, the innocent one, sends one-token requests all the time, one after another: text where nothing else is
@@ -94,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="attacks whose name, or whose section's, contains this")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each attack at least")
-    parser.add_argument("--model", type=Path, default=MODEL, help="whose context holds 1,000 tokens")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="whose context holds 1,000 tokens")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     wanted = chosen(arguments.only)

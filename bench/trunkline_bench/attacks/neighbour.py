@@ -7,13 +7,13 @@ import grpc
 
 from trunkline.v1.fleet_pb2 import ListWorkersRequest
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
-from trunkline_bench.attacks.attacker import FAST_MODEL, UNREAD_STREAMS
 from trunkline_bench.attacks.catalogue import Case
-from trunkline_bench.attacks.false_worker import LISTENING
-from trunkline_bench.attacks.lies import LIES
 from trunkline_bench.attacks.server import Server
+from trunkline_bench.attacks.vectors.attacker import FAST_MODEL, UNREAD_STREAMS
+from trunkline_bench.attacks.vectors.false_worker import LISTENING
+from trunkline_bench.attacks.vectors.lies import LIES
 from trunkline_bench.faults.fleet import START_S, Process
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 
 SHOWN_CHARACTERS = 60  # of what a router says of a worker
 STATES = ("", "connecting", "ready", "draining", "broken", "hung")
@@ -51,7 +51,7 @@ async def neighbour_of(real: Server, case: Case, stack: AsyncExitStack) -> Neigh
 
 def _false_worker(real: Server, flag: str, stack: AsyncExitStack) -> Neighbour:
     port = free_port()
-    command = ("-m", "trunkline_bench.attacks.false_worker", f"--port={port}", f"--of={real.address}", flag)
+    command = ("-m", "trunkline_bench.attacks.vectors.false_worker", f"--port={port}", f"--of={real.address}", flag)
     process = Process("python", *command)
     stack.push_async_callback(process.stop)
     return Neighbour(process, f"127.0.0.1:{port}")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from trunkline_bench.attacks.blow import Blow
 from trunkline_bench.attacks.catalogue import NONE, Case, Section
-from trunkline_bench.attacks.false_worker import ASKED
 from trunkline_bench.attacks.innocent import Innocent
 from trunkline_bench.attacks.neighbour import Neighbour
 from trunkline_bench.attacks.row import Row
 from trunkline_bench.attacks.server import Server
+from trunkline_bench.attacks.vectors.false_worker import ASKED
 from trunkline_bench.attacks.window import Window
 
 LOOK_S = 0.02

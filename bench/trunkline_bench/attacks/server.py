@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trunkline_bench.attacks.watched import LoopLag, lag_between
 from trunkline_bench.faults.fleet import FleetError, Process
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 
 READY = {"router": "router listening", "worker": "worker ready"}
 PAGES_PER_MIB = 256

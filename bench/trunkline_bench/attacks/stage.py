@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trunkline.client import Client
-from trunkline_bench.attacks.attacker import SHARED_NAME
 from trunkline_bench.attacks.catalogue import Case, Section
 from trunkline_bench.attacks.innocent import TENANT, Innocent
 from trunkline_bench.attacks.neighbour import neighbour_of
 from trunkline_bench.attacks.row import Row, bound_beside_others
 from trunkline_bench.attacks.scene import Scene
 from trunkline_bench.attacks.server import WORKER_FLAGS, Server
+from trunkline_bench.attacks.vectors.attacker import SHARED_NAME
 from trunkline_bench.attacks.window import Window
 from trunkline_bench.faults.fleet import START_S
 from trunkline_bench.faults.poison import sitecustomize
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 
 KEY = "a key for the benchmark, of thirty-two bytes"
 QUOTAS = {"*": {"requests_per_minute": 10**6, "tokens_per_minute": 10**8, "tokens_in_flight": 10**7}}

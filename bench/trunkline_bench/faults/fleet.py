@@ -19,7 +19,7 @@ from trunkline.proof import Metadata, proof_metadata
 from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, LoadSample, WatchCacheRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_bench.faults.proxy import Proxy
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 
 START_S = 60.0
 STOP_S = 10.0

@@ -17,8 +17,6 @@ from pathlib import Path
 from statistics import median
 
 from trunkline.validation import MAX_TOP_LOGPROBS
-from trunkline_bench.engine import DEMO_MODEL
-from trunkline_bench.facts import facts, listed
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.near_ties import NEAR, Parting, contradictions, is_comparable, partings
 from trunkline_bench.faults.poison.sitecustomize import POISON
@@ -33,8 +31,10 @@ from trunkline_bench.faults.scenarios import (
     undisturbed,
 )
 from trunkline_bench.faults.streams import Order, orders
-from trunkline_bench.redis_server import RedisServer, newest_version
-from trunkline_bench.simulation.report import table
+from trunkline_bench.reports.markdown import listed, table
+from trunkline_bench.reports.provenance import facts
+from trunkline_bench.servers.demo_model import DEMO_MODEL
+from trunkline_bench.servers.redis_server import RedisServer, newest_version
 
 STREAMS = 50
 TOKENS = (100, 300)

@@ -22,16 +22,18 @@ import torch
 from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
-from trunkline_bench.facts import facts, listed, make_command
-from trunkline_bench.random_model import write_random_llama
+from trunkline_bench.engine.random_model import write_random_llama
+from trunkline_bench.reports.markdown import listed, table
+from trunkline_bench.reports.provenance import facts, make_command
+from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.simulation import report
+from trunkline_bench.simulation.costs.fitted_cost import FittedCost, fit
+from trunkline_bench.simulation.costs.recording import RecordingExecutor
 from trunkline_bench.simulation.experiments import AZURE, RESULTS
-from trunkline_bench.simulation.fitted_cost import FittedCost, fit
-from trunkline_bench.simulation.recording import RecordingExecutor
-from trunkline_bench.simulation.replay import Replayed, replay
-from trunkline_bench.simulation.trace_request import TraceRequest, random_prompt
-from trunkline_bench.simulation.traces import at_once, at_rate, read_trace
-from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_bench.simulation.traces.trace_request import TraceRequest, random_prompt
+from trunkline_bench.simulation.traces.workload import at_once, at_rate, read_trace
+from trunkline_bench.simulation.worker.replay import Replayed, replay
+from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.engine_process import build_engine, scheduler_limits
 from trunkline_worker.model.loading import load_model
@@ -144,10 +146,10 @@ def main() -> None:
         host_s = stats.total.host_time_s / stats.steps
         simulated = virtual(requests, cost, scheduler_limits(settings), host_s)
     rows = {}
-    real = [generated / duration_s, *(report.percentile(first, share) * 1e3 for share in (0.5, 0.99))]
+    real = [generated / duration_s, *(percentile(first, share) * 1e3 for share in (0.5, 0.99))]
     predictions = [
         report.output_rate(simulated),
-        *(report.percentile(report.ttfts(simulated), share) * 1e3 for share in (0.5, 0.99)),
+        *(percentile(report.ttfts(simulated), share) * 1e3 for share in (0.5, 0.99)),
     ]
     names = ("output tok/s", "TTFT p50, ms", "TTFT p99, ms")
     for name, measured, predicted in zip(names, real, predictions, strict=True):
@@ -158,7 +160,7 @@ def main() -> None:
         + f"- workload: {len(requests):,} requests of {AZURE.name}, lengths x {LENGTH_SCALE}, {rate:.2f} requests/s "
         f"({arguments.load:.0%} of capacity), {duration_s:.0f} s; 22 M random Llama, float32\n"
         f"- calibrated on {num_samples:,} steps before and after it\n\n"
-        + report.table(rows, ("measured", "simulated", "difference"))
+        + table(rows, ("measured", "simulated", "difference"))
     )
     write(arguments.output, text, replace(cost, kv_tokens=KV_BLOCKS * BLOCK_SIZE).with_host_s(host_s))
     print(text)

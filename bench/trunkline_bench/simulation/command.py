@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from trunkline_bench.simulation.trace_lines import InvalidLineError, SkippedLines
-from trunkline_bench.simulation.trace_request import TraceRequest
-from trunkline_bench.simulation.traces import read_trace
+from trunkline_bench.simulation.traces.trace_lines import InvalidLineError, SkippedLines
+from trunkline_bench.simulation.traces.trace_request import TraceRequest
+from trunkline_bench.simulation.traces.workload import read_trace
 from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 

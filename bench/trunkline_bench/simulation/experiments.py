@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from trunkline_bench.facts import facts, listed, make_command
+from trunkline_bench.reports.markdown import listed, table
+from trunkline_bench.reports.provenance import facts, make_command
+from trunkline_bench.reports.statistics import jain, percentile
 from trunkline_bench.simulation import plots, report
-from trunkline_bench.simulation.device_profile import PROFILES
-from trunkline_bench.simulation.replay import Replayed, replay
-from trunkline_bench.simulation.traces import at_once, at_rate, mixed_lengths, poisson, read_trace
-from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_bench.simulation.costs.device_profile import PROFILES
+from trunkline_bench.simulation.traces.workload import at_once, at_rate, mixed_lengths, poisson, read_trace
+from trunkline_bench.simulation.worker.replay import Replayed, replay
+from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.lanes.fair_share import INPUT_COST, OUTPUT_COST
 from trunkline_worker.pace.limits import AdmissionRule, Batching, SchedulerLimits
 
@@ -67,7 +69,7 @@ def batching(folder: Path) -> str:
             for kind in ("static", "static-unpadded")
         }
         text += f"## {title}, all there from the start\n\n"
-        text += report.table(rows, (*report.COLUMNS, "continuous / this"), "batching, batch size")
+        text += table(rows, (*report.COLUMNS, "continuous / this"), "batching, batch size")
         for baseline, name in best.items():
             gain = rates["continuous"] / rates[name]
             text += f"\n{baseline} is best at {name.split(', ')[1]}: continuous gives {gain:.2f} x."
@@ -93,7 +95,7 @@ def half_load(folder: Path) -> str:
     runs["static-unpadded, 64"] = replay(requests, worker(limits))
     plots.ttft_cdf({name: report.ttfts(run) for name, run in runs.items()}, folder / "half-load-ttft.png")
     title = f"## Azure conversation trace at {rate:.1f} requests/s, half of what continuous batching carries\n\n"
-    return title + report.table({name: report.row(run) for name, run in runs.items()}, corner="batching")
+    return title + table({name: report.row(run) for name, run in runs.items()}, report.COLUMNS, "batching")
 
 
 def lanes(folder: Path) -> str:
@@ -120,11 +122,11 @@ def lanes(folder: Path) -> str:
     }
     plots.ttft_cdf(first, folder / "lanes-ttft.png")
     plots.kv_and_queue(runs["with 10 x batch"].series, folder / "lanes-kv-and-queue.png")
-    alone, flooded = (report.percentile(first[name], 0.99) for name in list(first)[:2])
+    alone, flooded = (percentile(first[name], 0.99) for name in list(first)[:2])
     allowed = max(2 * alone, alone + 2 * target_s)
     rows = {
         name: [
-            *(f"{report.percentile(values, share) * 1e3:,.0f}" for share in (0.5, 0.9, 0.99)),
+            *(f"{percentile(values, share) * 1e3:,.0f}" for share in (0.5, 0.9, 0.99)),
             f"{report.output_rate(runs[name]):,.0f}",
             f"{runs[name].stats.steps.preemptions}",
         ]
@@ -132,7 +134,7 @@ def lanes(folder: Path) -> str:
     }
     return (
         f"## Interactive requests under a flood of batch work ({tokens['bulk'] / tokens['chat']:.1f} x the tokens)\n\n"
-        + report.table(rows, ("p50, ms", "p90, ms", "p99, ms", "output tok/s, all", "preemptions"), "TTFT, interactive")
+        + table(rows, ("p50, ms", "p90, ms", "p99, ms", "output tok/s, all", "preemptions"), "TTFT, interactive")
         + f"\nAllowed at p99: max(2 x alone, alone + 2 steps of {target_s * 1e3:.0f} ms) = {allowed * 1e3:.0f} ms; "
         f"measured {flooded * 1e3:.0f} ms.\n"
     )
@@ -166,14 +168,14 @@ def fairness(folder: Path) -> str:
             for name, weight in names.items()
         }
         rows[f"{weights[0]:g} : {weights[1]:g}"] = [
-            f"{service['few']:,.0f}", f"{service['many']:,.0f}", f"{report.jain(service.values()):.4f}",
+            f"{service['few']:,.0f}", f"{service['many']:,.0f}", f"{jain(service.values()):.4f}",
         ]  # fmt: skip
         series[f"{weights[0]:g} : {weights[1]:g}"] = run
     plots.kv_and_queue(series["3 : 1"].series, folder / "fairness-kv-and-queue.png")
     return (
         "## Two backlogged tenants, `many` sending ten times as many requests as `few`, "
         f"{FAIRNESS_S:.0f} s\n\n"
-        + report.table(rows, ("few: service / weight", "many: service / weight", "Jain's index"), "weights few : many")
+        + table(rows, ("few: service / weight", "many: service / weight", "Jain's index"), "weights few : many")
         + "\nService is counted in cost units: 1 for an input token, 2 for an output token.\n"
     )
 
@@ -200,13 +202,13 @@ def overload(folder: Path) -> str:
         "TTFT p50 / p99 of the accepted, first half": [quantiles(halves[0])],
         "TTFT p50 / p99 of the accepted, second half": [quantiles(halves[1])],
         "retry hint / real wait: p10, median, p90": [
-            ", ".join(f"{report.percentile(ratios, share):.2f}" for share in (0.1, 0.5, 0.9))
+            ", ".join(f"{percentile(ratios, share):.2f}" for share in (0.1, 0.5, 0.9))
         ],
         "hints within 30 % of the real wait": [
             f"{sum(0.7 <= ratio <= 1.3 for ratio in ratios) / len(ratios):.0%} of {len(ratios):,}"
         ],
     }
-    return "## Ten times too much, Azure conversation trace\n\n" + report.table(rows, ("measured",))
+    return "## Ten times too much, Azure conversation trace\n\n" + table(rows, ("measured",))
 
 
 def hint_ratios(run: Replayed) -> list[float]:
@@ -226,7 +228,7 @@ def hint_ratios(run: Replayed) -> list[float]:
 
 
 def quantiles(values: list[float]) -> str:
-    return " / ".join(f"{report.percentile(values, share):.2f} s" for share in (0.5, 0.99))
+    return " / ".join(f"{percentile(values, share):.2f} s" for share in (0.5, 0.99))
 
 
 def preemption(folder: Path) -> str:
@@ -254,7 +256,7 @@ def preemption(folder: Path) -> str:
     )  # fmt: skip
     return (
         "## A small KV pool, Mooncake conversation trace, 3,000 requests at 1.2 requests/s\n\n"
-        + report.table(rows, columns)
+        + table(rows, columns)
         + "\nOptimistic is what vLLM does: a request is admitted when its prompt fits now. Foreseeing the peak costs "
         "the requests that are held back some time to the first token; what it saves is computing twice.\n"
     )

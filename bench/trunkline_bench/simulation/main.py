@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from trunkline_bench.reports.markdown import table
 from trunkline_bench.simulation import report
 from trunkline_bench.simulation.command import (
     MOST_COUNT,
@@ -22,13 +23,13 @@ from trunkline_bench.simulation.command import (
     say_skipped,
     setting,
 )
-from trunkline_bench.simulation.device_profile import PROFILES, Profile
-from trunkline_bench.simulation.fitted_cost import FittedCost, FittedCostError
-from trunkline_bench.simulation.replay import Replayed, replay
-from trunkline_bench.simulation.trace_lines import SkippedLines, TraceError
-from trunkline_bench.simulation.trace_request import TraceRequest
-from trunkline_bench.simulation.traces import at_once, at_rate, window
-from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_bench.simulation.costs.device_profile import PROFILES, Profile
+from trunkline_bench.simulation.costs.fitted_cost import FittedCost, FittedCostError
+from trunkline_bench.simulation.traces.trace_lines import SkippedLines, TraceError
+from trunkline_bench.simulation.traces.trace_request import TraceRequest
+from trunkline_bench.simulation.traces.workload import at_once, at_rate, window
+from trunkline_bench.simulation.worker.replay import Replayed, replay
+from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.pace.limits import AdmissionRule, Batching
 
 MOST_RATE = 1e9  # requests per second
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             f"in {time.perf_counter() - started_s:.1f} s",
             file=sys.stderr,
         )
-    print(report.table(rows, corner=f"{arguments.profile}, {len(requests):,} requests"))
+    print(table(rows, report.COLUMNS, f"{arguments.profile}, {len(requests):,} requests"))
     say_skipped(arguments, skipped)
     if arguments.output:
         try:

@@ -14,12 +14,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trunkline_bench.facts import commit, facts, listed, make_command
-from trunkline_bench.simulation import report
-from trunkline_bench.simulation.device_profile import PROFILES
-from trunkline_bench.simulation.fitted_cost import FittedCost
-from trunkline_bench.simulation.neighbours import Neighbours, Observed, Tenant
-from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_bench.reports.markdown import listed, table
+from trunkline_bench.reports.provenance import commit, facts, make_command
+from trunkline_bench.reports.statistics import percentile
+from trunkline_bench.simulation.costs.device_profile import PROFILES
+from trunkline_bench.simulation.costs.fitted_cost import FittedCost
+from trunkline_bench.simulation.worker.neighbours import Neighbours, Observed, Tenant
+from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.pace.limits import SchedulerLimits
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
@@ -105,14 +106,14 @@ def measured(run_s: float) -> list[Figures]:
         alone = [served_tokens(observe(spec, flood, run_s)) for flood in FLOODS.values()]
         for innocent in INNOCENTS.values():
             unloaded = observe(spec, [innocent], run_s).tenants["innocent"].ttft_s
-            bound_s = allowed_s(report.percentile(unloaded, 0.99), spec.limits.itl_target_s)
+            bound_s = allowed_s(percentile(unloaded, 0.99), spec.limits.itl_target_s)
             for flood, alone_tokens in zip(FLOODS.values(), alone, strict=True):
                 both = observe(spec, [*flood, innocent], run_s)
                 times_s = both.tenants["innocent"].latest_s(both.duration_s)
                 figures.append(
                     Figures(
-                        report.percentile(times_s, 0.5),
-                        report.percentile(times_s, 0.99),
+                        percentile(times_s, 0.5),
+                        percentile(times_s, 0.99),
                         bound_s,
                         served_tokens(both) / run_s,
                         alone_tokens / run_s,
@@ -150,7 +151,7 @@ def tables(after: list[Figures], before: list[Figures] | None) -> str:
         groups.setdefault(heading, {})[flood] = [
             cells[0] if len({*cells}) == 1 else " → ".join(cells) for cells in rows
         ]
-    return "".join(f"\n## {heading}\n\n{report.table(rows, COLUMNS, 'flood')}" for heading, rows in groups.items())
+    return "".join(f"\n## {heading}\n\n{table(rows, COLUMNS, 'flood')}" for heading, rows in groups.items())
 
 
 def _cells(figures: Figures) -> list[str]:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from trunkline_bench.simulation.step_series import StepSeries
+from trunkline_bench.simulation.worker.step_series import StepSeries
 from trunkline_worker.lanes.lanes import Lane
 
 SIZE_INCHES = (7.0, 3.6)

@@ -1,25 +1,9 @@
 """Runs as rows of a table."""
 
-import math
-from collections.abc import Iterable
-
-from trunkline_bench.simulation.replay import Replayed
-from trunkline_bench.simulation.trace_lines import LANES
+from trunkline_bench.reports.statistics import percentile
+from trunkline_bench.simulation.traces.trace_lines import LANES
+from trunkline_bench.simulation.worker.replay import Replayed
 from trunkline_worker.lanes.lanes import Lane
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The nearest rank; NaN of nothing."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
-
-
-def jain(values: Iterable[float]) -> float:
-    """Jain's fairness index: 1 where all are equal, 1/n where one has everything.
-
-    Raises ZeroDivisionError on nothing."""
-    kept = list(values)
-    return sum(kept) ** 2 / (len(kept) * sum(value**2 for value in kept))
 
 
 def ttfts(run: Replayed, lane: str | None = None) -> list[float]:
@@ -92,10 +76,3 @@ def itl_ms(run: Replayed, lanes: list[str]) -> str:
         return "-"
     itl = run.stats.lanes[Lane[lanes[0].upper()]].itl_s
     return f"{itl.p50 * 1e3:.1f} / {itl.p99 * 1e3:.1f}" if itl.count else "-"
-
-
-def table(rows: dict[str, list[str]], columns: tuple[str, ...] = COLUMNS, corner: str = "") -> str:
-    """A Markdown table."""
-    lines = [f"| {corner} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
-    return "\n".join(lines) + "\n"

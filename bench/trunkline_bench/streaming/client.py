@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from trunkline_bench.simulation.report import percentile
+from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.streaming.wires import Ask, Call, Wire, wire_named
 
 MOST_LOGPROBS = 20

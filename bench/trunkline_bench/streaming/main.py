@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from trunkline_bench.facts import facts, listed, make_command
-from trunkline_bench.simulation.report import table
+from trunkline_bench.reports.markdown import listed, table
+from trunkline_bench.reports.provenance import facts, make_command
 from trunkline_bench.streaming.client import Load
 from trunkline_bench.streaming.processes import Hop, Run, hops, run
 from trunkline_bench.streaming.smg import NOT_ALIKE, SMG, SMG_DIRECT, smg_version

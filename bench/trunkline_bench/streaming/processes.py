@@ -11,7 +11,7 @@ from json import dumps, loads
 from pathlib import Path
 
 from trunkline.client import Client
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_bench.streaming.client import Load, Seen
 from trunkline_bench.streaming.smg import SMG, SMG_DIRECT, launched
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trunkline_bench.ports import free_port
-from trunkline_bench.streaming.source import DEMO_MODEL
+from trunkline_bench.servers.demo_model import DEMO_MODEL
+from trunkline_bench.servers.ports import free_port
 
 SMG, SMG_DIRECT = "SMG", "direct, SMG's source"
 POLL_INTERVAL_S = 0.05

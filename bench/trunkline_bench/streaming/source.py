@@ -12,7 +12,6 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,8 +32,8 @@ from trunkline.v1.worker_pb2 import (
     WorkerServiceGenerateResponse,
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from trunkline_bench.servers.demo_model import DEMO_MODEL
 
-DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 STAMP_DIGITS = 16  # of a monotonic clock's microseconds, the same clock for all processes of a machine
 LOAD_INTERVAL_S = 0.05
 PIECE_BYTES = 1 << 20

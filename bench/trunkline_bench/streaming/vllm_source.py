@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 
+from trunkline_bench.servers.demo_model import DEMO_MODEL
 from trunkline_bench.streaming.letters import LETTERS, letter_place
-from trunkline_bench.streaming.source import DEMO_MODEL, LONG, Pace, main
+from trunkline_bench.streaming.source import LONG, Pace, main
 
 
 class VllmSource(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # has no types

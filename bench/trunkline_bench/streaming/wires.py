@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.worker_pb2 import Submit, WorkerServiceGenerateRequest, WorkerServiceGenerateResponse
+from trunkline_bench.servers.demo_model import DEMO_MODEL
 from trunkline_bench.streaming.completions import open_connections
 from trunkline_bench.streaming.letters import age_s
-from trunkline_bench.streaming.source import DEMO_MODEL, STAMP_DIGITS
+from trunkline_bench.streaming.source import STAMP_DIGITS
 from trunkline_runtime.channel import open_channel
 
 TEXT = "Once upon a time there was a " * 4

@@ -14,7 +14,7 @@ from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from trunkline.metadata import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
-from trunkline_bench.attacks.frames import Connection, grpc_message, request_headers
+from trunkline_bench.attacks.vectors.frames import Connection, grpc_message, request_headers
 from trunkline_router.gate import open_calls, reading, request_gate
 from trunkline_router.gate.held_bytes import ByteBounds
 from trunkline_router.gate.open_calls import CallBounds, request_bounds

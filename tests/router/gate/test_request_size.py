@@ -385,7 +385,8 @@ def rss_mib() -> float:
 
 async def attacked(router: Cluster, name: str, seconds: float) -> dict[str, int]:
     """What came of an attack from another process."""
-    command = ("-m", "trunkline_bench.attacks.attacker", name, f"127.0.0.1:{router.port}", f"--seconds={seconds}")
+    module = "trunkline_bench.attacks.vectors.attacker"
+    command = ("-m", module, name, f"127.0.0.1:{router.port}", f"--seconds={seconds}")
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     printed, _ = await process.communicate()
     found: dict[str, int] = json.loads(printed)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trunkline_bench.simulation.report import jain
+from trunkline_bench.reports.statistics import jain
 from trunkline_router.quotas.fairness import (
     HALF_LIFE_MS,
     INPUT_COST,

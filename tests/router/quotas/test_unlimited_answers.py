@@ -9,7 +9,7 @@ import pytest
 
 from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.stores.redis_store import RedisStore

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.failover.quarantine import Quarantine
 from trunkline_router.failover.retry_budget import RetryBudget
 from trunkline_router.quotas.quota import Quotas

@@ -14,9 +14,9 @@ from tests.router.cluster import Cluster, router_before
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from trunkline_bench.paced_worker import PacedWorker
-from trunkline_bench.redis_server import RedisServer
-from trunkline_bench.simulation.report import jain
+from trunkline_bench.reports.statistics import jain
+from trunkline_bench.router.paced_worker import PacedWorker
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.redis_store import RedisStore

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from tests.router.shared_state_rig import PATIENCE_S
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.routing.credit import Credit
 from trunkline_router.shared_state.neighbours import MOST_CREDITS, Neighbours, fair_part
 from trunkline_router.stores.redis_entries import MOST_CREDIT_BYTES, written_credits

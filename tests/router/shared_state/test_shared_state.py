@@ -12,7 +12,7 @@ from tests.router.conftest import REDIS_VERSIONS
 from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.failover.quarantine import Quarantine
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation

@@ -16,8 +16,8 @@ from tests.router.cluster import until
 from tests.router.running_routers import running
 from tests.router.shared_state_rig import PREFIX, keys_in, use
 from trunkline.status import RequestRefused
-from trunkline_bench.ports import free_port, lowest_outgoing
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.ports import free_port, lowest_outgoing
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.breaker import Breaker

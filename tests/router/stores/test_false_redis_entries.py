@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 from tests.router.garbled_fleet import Fleet, fleet
 from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
-from trunkline_bench.attacks import redis_entries
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.attacks.vectors import redis_entries
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas
 from trunkline_router.routing.credit import NO_CREDIT, Credit, summed
 from trunkline_router.shared_state.neighbours import MOST_CREDITS, MOST_TENANTS, Neighbours

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from tests.router.cluster import until
 from tests.router.running_routers import RunningRouter, running
 from tests.router.shared_state_rig import PREFIX, keys_in
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.stores.redis_connection import MOST_REPLY_BYTES
 

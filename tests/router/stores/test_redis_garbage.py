@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from tests.router.garbled_fleet import fleet
 from tests.router.shared_state_rig import PREFIX
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.convictions import CONVICTION_MS
 from trunkline_router.stores.redis_entries import MAX_REPORTED, EntryReader

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from tests.router.shared_state_rig import Clock
-from trunkline_bench.redis_server import RedisServer
+from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.embedded_store import EmbeddedStore

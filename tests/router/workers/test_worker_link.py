@@ -14,7 +14,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.v1.inference_pb2 import ListModelsRequest
 from trunkline.v1.worker_pb2 import CacheEvent
-from trunkline_bench.ports import free_port
+from trunkline_bench.servers.ports import free_port
 from trunkline_router.workers.cache_follower import CacheFollower
 from trunkline_router.workers.worker_link import LOADING_S, WorkerLink
 

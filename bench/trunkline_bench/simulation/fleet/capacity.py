@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from trunkline_bench.simulation.replay import replay
-from trunkline_bench.simulation.trace_request import TraceRequest
-from trunkline_bench.simulation.traces import at_once
-from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_bench.simulation.traces.trace_request import TraceRequest
+from trunkline_bench.simulation.traces.workload import at_once
+from trunkline_bench.simulation.worker.replay import replay
+from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 
 ROOMY_POOL_TOKENS = 1 << 26
 SAMPLE_REQUESTS = 1_500

@@ -17,9 +17,14 @@ from trunkline.status import CONTEXT_LENGTH_EXCEEDED
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline_bench.simulation.fleet.ideal import FleetSizedCache, SharedCache, idle_prefill_s
 from trunkline_bench.simulation.fleet.router import EPOCH, FleetRouter, cache_news
-from trunkline_bench.simulation.outcome import Outcome, record
-from trunkline_bench.simulation.trace_request import TraceRequest
-from trunkline_bench.simulation.worker import FINGERPRINT, SimulatedWorker, WorkerSpec, submit_of
+from trunkline_bench.simulation.traces.trace_request import TraceRequest
+from trunkline_bench.simulation.worker.outcome import Outcome, record
+from trunkline_bench.simulation.worker.simulated_worker import (
+    FINGERPRINT,
+    SimulatedWorker,
+    WorkerSpec,
+    submit_of,
+)
 from trunkline_router.routing.prefix_index import keys_of
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_worker.engine.submission import Prompt

@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from trunkline_bench.simulation.simulated_executor import StepCost
-from trunkline_bench.simulation.step_work import StepWork
+from trunkline_bench.simulation.costs.step_work import StepWork
+from trunkline_bench.simulation.worker.simulated_executor import StepCost
 
 
 class SharedCache:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from trunkline_bench.simulation import report
+from trunkline_bench.reports.markdown import table
 from trunkline_bench.simulation.command import (
     ArgumentError,
     Parser,
@@ -19,15 +19,15 @@ from trunkline_bench.simulation.command import (
     requests_of,
     say_skipped,
 )
-from trunkline_bench.simulation.device_profile import PROFILES
+from trunkline_bench.simulation.costs.device_profile import PROFILES
 from trunkline_bench.simulation.fleet import capacity
 from trunkline_bench.simulation.fleet.fleet import Fleet, simulate
 from trunkline_bench.simulation.fleet.overlay import TooManyCopies, overlay
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summary
-from trunkline_bench.simulation.trace_lines import SkippedLines, TraceError
-from trunkline_bench.simulation.trace_request import TraceRequest
-from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_bench.simulation.traces.trace_lines import SkippedLines, TraceError
+from trunkline_bench.simulation.traces.trace_request import TraceRequest
+from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_router.routing.routing_policy import PolicyName
 
 MOST_WORKERS = 4096
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
     corner = f"{arguments.workers} x {arguments.profile}, {runs[0].requests_per_s:.4g} requests/s"
-    print(report.table({figures.policy: row(figures) for figures in runs}, COLUMNS, corner))
+    print(table({figures.policy: row(figures) for figures in runs}, COLUMNS, corner))
     say_skipped(arguments, skipped)
     if arguments.output:
         try:

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from math import ceil
 from zlib import crc32
 
-from trunkline_bench.simulation.trace_request import TraceRequest
+from trunkline_bench.simulation.traces.trace_request import TraceRequest
 
 # Phases that fill the trace evenly, however many there are: multiples of the golden ratio.
 PHASE_STEP = 0.6180339887498949

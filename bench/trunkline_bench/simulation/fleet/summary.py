@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
+from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.simulation.fleet.fleet import FleetOutcome, FleetRun
-from trunkline_bench.simulation.report import percentile
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduling.histogram import Histogram
 

@@ -16,17 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trunkline_bench.facts import facts, listed, make_command
-from trunkline_bench.simulation.device_profile import PROFILES
+from trunkline_bench.reports.markdown import listed
+from trunkline_bench.reports.provenance import facts, make_command
+from trunkline_bench.simulation.costs.device_profile import PROFILES
 from trunkline_bench.simulation.fleet.fleet import Fleet, TtftGoal, simulate
 from trunkline_bench.simulation.fleet.main import copies_per_worker
 from trunkline_bench.simulation.fleet.overlay import lap_of, overlay
 from trunkline_bench.simulation.fleet.router import POLICIES
 from trunkline_bench.simulation.fleet.summary import summary
 from trunkline_bench.simulation.fleet.workloads import GOAL_S, WORKLOADS, Workload
-from trunkline_bench.simulation.trace_request import TraceRequest
-from trunkline_bench.simulation.traces import read_trace
-from trunkline_bench.simulation.worker import WorkerSpec
+from trunkline_bench.simulation.traces.trace_request import TraceRequest
+from trunkline_bench.simulation.traces.workload import read_trace
+from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.pace.limits import SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from trunkline_bench.simulation import report
+from trunkline_bench.reports.markdown import table
 from trunkline_bench.simulation.fleet import goals, plots
 from trunkline_bench.simulation.fleet.goals import Run
 from trunkline_bench.simulation.fleet.summary import COLUMNS, OverTime, Summary, row
@@ -54,7 +54,7 @@ def write(runs_folder: Path, output: Path, facts: str) -> None:
     took_s = sum(run["took_s"] for run in runs)
     parts = ["# Policies before a simulated fleet", "", facts.rstrip("\n")]
     parts += [f"- {len(runs)} runs, which took {took_s / 60:.0f} minutes", "", "## Goals", "", GOALS]
-    parts += [report.table(goals.rows(runs), goals.COLUMNS, "goal"), "## Method", "", METHOD]
+    parts += [table(goals.rows(runs), goals.COLUMNS, "goal"), "## Method", "", METHOD]
     parts += _capacities(runs_folder, output)
     parts += _highest(runs)
     for workload, workers in sorted({(run["workload"], run["workers"]) for run in runs if not run["is_search"]}):
@@ -106,13 +106,13 @@ def _at_load(runs: list[Run], output: Path) -> list[str]:
     workload, workers = WORKLOADS[first["workload"]], first["workers"]
     corner = f"{first['load']:.0%}, {first['requests_per_s']:.4g} requests/s, {first['duration_s']:g} s"
     ours = next((run for run in runs if run["policy"] == OURS and (run["routers"], run["seed"]) == (1, 0)), None)
-    table = {}
+    rows = {}
     for run in runs:
         cells = row(_summary(run))
-        table[_name(run)] = cells[:OF_OURS] + _of_ours(run, ours) + cells[OF_OURS:]
+        rows[_name(run)] = cells[:OF_OURS] + _of_ours(run, ours) + cells[OF_OURS:]
     columns = (*COLUMNS[:OF_OURS], "TTFT p50 / ours", f"{workload.judged_by} p99 / ours", *COLUMNS[OF_OURS:])
     ideal = f"Ideal hit rate {first['ideal_hit_rate']:.1%}, with the fleet's room {first['fitting_hit_rate']:.1%}."
-    parts = [ideal, "", report.table(table, columns, corner)]
+    parts = [ideal, "", table(rows, columns, corner)]
     if first["load"] == DRAWN_LOAD:
         picture = output / f"{workload.name}-{workers}.png"
         if all("over_time" in run for run in runs):
@@ -151,7 +151,7 @@ def _highest(runs: Sequence[Run]) -> list[str]:
         }
         columns = ("highest load tried that met it", "lowest that did not", "times round robin's")
         what = f"{WORKLOADS[workload].judged_by} p99 ≤ {GOAL_S:g} s"
-        parts += [f"## Highest load with {what}: {workload}, {workers} workers", "", report.table(rows, columns)]
+        parts += [f"## Highest load with {what}: {workload}, {workers} workers", "", table(rows, columns)]
     return parts
 
 

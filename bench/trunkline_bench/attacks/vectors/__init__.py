@@ -1,0 +1,1 @@
+"""Attack vectors: what hostile clients, workers and writers to Redis send."""

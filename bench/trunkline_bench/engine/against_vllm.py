@@ -1,0 +1,114 @@
+"""`make bench-peer PEERS=DIR`: our engine against vLLM's CPU build, side by side: same model, dtype, threads, requests.
+
+DIR holds vLLM in a virtual environment, DIR/vllm. The two take turns, each run in a fresh process, and medians count.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from trunkline_bench.engine.peer_engine import WORKLOAD
+from trunkline_bench.engine.random_model import write_random_llama
+from trunkline_bench.reports.markdown import listed
+from trunkline_bench.reports.provenance import facts
+
+REPOSITORY = Path(__file__).parents[3]
+VLLM_SCRIPT = REPOSITORY.parent / "shared" / "peers" / "vllm_offline.py"
+VLLM_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+VLLM_LINE = re.compile(r"vLLM-CPU \S+: (\d+) requests of .*: ([\d.]+) tok/s")
+
+Rates = dict[int, list[float]]  # by requests at once
+
+
+def run(command: list[str], environment: dict[str, str]) -> str:
+    """Standard output of a process, or the end of this one with what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"bench-peer: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def measure(model: Path, dtype: str, python: Path, repeats: int) -> tuple[Rates, Rates, Rates]:
+    """(ours, vLLM's, the floor of the matrix products) in output tokens per second."""
+    ours, theirs, floor = defaultdict(list), defaultdict(list), defaultdict(list)
+    for turn in range(repeats):
+        for line in run(
+            [sys.executable, "-m", "trunkline_bench.engine.peer_engine", str(model), dtype], {}
+        ).splitlines():
+            row = json.loads(line)
+            ours[row["at_once"]].append(row["tok_s"])
+            if "gemm_floor_tok_s" in row:
+                floor[row["at_once"]].append(row["gemm_floor_tok_s"])
+        found = VLLM_LINE.findall(run([str(python), str(VLLM_SCRIPT), str(model), dtype], VLLM_ENVIRONMENT))
+        if len(found) != len(WORKLOAD):
+            raise SystemExit(f"bench-peer: vLLM reported {len(found)} rows, not {len(WORKLOAD)}")
+        for count, rate in found:
+            theirs[int(count)].append(float(rate))
+        print(f"  {dtype}, turn {turn + 1}: ours {last(ours)}; vLLM {last(theirs)}", flush=True)
+    return ours, theirs, floor
+
+
+def last(rates: Rates) -> str:
+    return ", ".join(f"{count}: {values[-1]:,.0f}" for count, values in rates.items())
+
+
+def table(results: dict[str, tuple[Rates, Rates, Rates]]) -> str:
+    lines = [
+        "| dtype | at once | prompt + output | ours, tok/s | vLLM-CPU, tok/s | ratio | share of the GEMM floor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for dtype, (ours, theirs, floor) in results.items():
+        for count, prompt, output in WORKLOAD:
+            mine, other = statistics.median(ours[count]), statistics.median(theirs[count])
+            share = f"{mine / statistics.median(floor[count]):.0%}" if floor[count] else "-"
+            lines.append(
+                f"| {dtype} | {count} | {prompt} + {output} | {mine:,.0f} | {other:,.0f} "
+                f"| {mine / other:.2f} | {share} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=Path, required=True, help="folder with vllm/bin/python")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
+    arguments = parser.parse_args()
+    python = arguments.peers / "vllm" / "bin" / "python"
+    for needed in (python, VLLM_SCRIPT):
+        if not needed.exists():
+            raise SystemExit(f"bench-peer: {needed} is not there")
+    # The folder is wherever somebody has it.
+    command = f"make bench-peer PEERS=… ARGS='--repeats {arguments.repeats}'"
+    found = facts(command, "no GPU", ("trunkline", "torch"))
+    vllm = run([str(python), "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"], {}).strip()
+    found["versions"] = f"vllm-cpu {vllm}, {found['versions']}"
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "random-22m"
+        write_random_llama(model)
+        results = {dtype: measure(model, dtype, python, arguments.repeats) for dtype in arguments.dtypes}
+    text = (
+        "# Our engine against vLLM's CPU build\n\n"
+        + listed(found)
+        + "- model: a random Llama of 22 M parameters; greedy, end of sequence ignored\n"
+        f"- medians of {arguments.repeats} runs in turns, each in a fresh process\n"
+        "- the GEMM floor: as many tokens if there were nothing but the matrix products, measured in our runs\n\n"
+        + table(results)
+    )
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    stem = arguments.output / f"cpu-vs-vllm-{found['date']}"
+    stem.with_suffix(".md").write_text(text)
+    stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

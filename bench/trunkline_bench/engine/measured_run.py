@@ -1,0 +1,139 @@
+"""One measured run in a process of its own: the engine, or transformers' static batching, over one workload.
+
+against_transformers.py starts it. It reads a JSON job from standard input and writes a JSON result to standard output.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trunkline_bench.engine.workload import BenchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run."""
+
+    runner: str  # "engine" or "transformers"
+    model: str
+    dtype: str
+    threads: int
+    concurrency: int  # requests at once: in flight for the engine, batch size for transformers
+    requests: list[BenchRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came out. Only the tokens that the workload asked for are counted as output."""
+
+    seconds: float
+    output_tokens: int
+    peak_rss_mib: float
+    tokens_computed: int  # positions run through the model, padding included
+
+
+def run_engine(job: Job) -> Callable[[], int]:
+    """Continuous batching, `concurrency` requests in flight: a new one is submitted when one ends."""
+    from trunkline.engine.v1.engine_pb2 import EngineRequest
+    from trunkline.v1.generation_pb2 import SamplingParams
+    from trunkline.v1.worker_pb2 import Submit
+    from trunkline_worker.engine.engine_process import build_engine
+    from trunkline_worker.model.loading import load_model
+    from trunkline_worker.settings import EngineSettings
+
+    settings = EngineSettings(model=job.model, dtype=job.dtype, device="cpu", threads=job.threads)
+    model = load_model(
+        Path(job.model), dtype=job.dtype, device=torch.device("cpu"), load_format="auto", deterministic=False
+    )
+    engine, _ = build_engine(settings, model, torch.device("cpu"))
+
+    def submit(handle: int) -> None:
+        request = job.requests[handle]
+        sampling = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True, seed=0)
+        engine.accept(
+            EngineRequest(submits=[Submit(handle=handle, prompt_token_ids=request.prompt, sampling=sampling)])
+        )
+
+    def run() -> int:
+        upcoming = iter(range(len(job.requests)))
+        for handle in [h for _, h in zip(range(job.concurrency), upcoming, strict=False)]:
+            submit(handle)
+        generated = 0
+        while engine.has_work:
+            step = engine.step()
+            assert step is not None
+            generated += len(step.token_ids)
+            for output in step.outputs:
+                assert not output.HasField("error"), output.error
+                generated += len(output.token_ids)
+                if output.finish_reason and (following := next(upcoming, None)) is not None:
+                    submit(following)
+        assert generated == sum(request.output_tokens for request in job.requests)
+        return sum(len(request.prompt) + request.output_tokens - 1 for request in job.requests)
+
+    return run
+
+
+def run_transformers(job: Job) -> Callable[[], int]:
+    """Static batching: batches in order of arrival, left-padded, each running until its longest output is done."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype))
+    model.train(False)
+
+    def run() -> int:
+        computed = 0
+        for start in range(0, len(job.requests), job.concurrency):
+            batch = job.requests[start : start + job.concurrency]
+            width = max(len(request.prompt) for request in batch)
+            most = max(request.output_tokens for request in batch)
+            ids = torch.zeros(len(batch), width, dtype=torch.long)
+            mask = torch.zeros_like(ids)
+            for row, request in enumerate(batch):
+                ids[row, width - len(request.prompt) :] = torch.tensor(request.prompt)
+                mask[row, width - len(request.prompt) :] = 1
+            with torch.inference_mode():
+                out = model.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    do_sample=False,
+                    max_new_tokens=most,
+                    min_new_tokens=most,
+                    pad_token_id=0,
+                )
+            assert isinstance(out, torch.Tensor)
+            assert out.shape == (len(batch), width + most)
+            computed += len(batch) * (width + most - 1)
+        return computed
+
+    return run
+
+
+def main() -> None:
+    data = json.load(sys.stdin)
+    job = Job(**{**data, "requests": [BenchRequest(**request) for request in data["requests"]]})
+    torch.set_num_threads(job.threads)
+    warm_up = [BenchRequest(job.requests[0].prompt[:8], 4)]
+    prepare = {"engine": run_engine, "transformers": run_transformers}[job.runner]
+    run = prepare(job)
+    # A short run first: lazy initialisation is not what is measured.
+    wanted, job.requests[:] = list(job.requests), warm_up
+    run()
+    job.requests[:] = wanted
+    started = time.perf_counter()
+    computed = run()
+    seconds = time.perf_counter() - started
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    output_tokens = sum(request.output_tokens for request in wanted)
+    print(json.dumps(asdict(Measured(seconds, output_tokens, peak_mib, computed))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Stages that run the whole engine."""

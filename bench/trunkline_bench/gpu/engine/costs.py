@@ -1,0 +1,78 @@
+"""What options cost or gain: the same decodes with and without each."""
+
+import time
+
+from trunkline.engine.v1.engine_pb2 import EngineStep
+from trunkline_bench.gpu.ceilings import Rows
+from trunkline_bench.gpu.engine.engine_run import running
+from trunkline_bench.gpu.engine.headline import tuned_table
+from trunkline_bench.gpu.shapes import Shapes
+
+Options = dict[str, dict[str, object]]
+
+OPTIONS: Options = {
+    "--deterministic": {"deterministic": True},
+    "--kv-dtype fp8": {"kv_dtype": "fp8"},
+    "--quantization fp8": {"quantization": "fp8"},
+}
+WEIGHT_ONLY: Options = {
+    "--quantization int8": {"quantization": "int8"},
+    "--quantization int4": {"quantization": "int4"},
+}
+
+
+def measure(shapes: Shapes) -> Rows:
+    """Output tokens per second of all requests once every prompt is done, and against the plain engine."""
+    yield from _against_plain(shapes, OPTIONS)
+
+
+def weight_only(shapes: Shapes) -> Rows:
+    """The same of weights alone in few bits."""
+    yield from _against_plain(shapes, WEIGHT_ONLY)
+
+
+def tuned_fp8(shapes: Shapes) -> Rows:
+    """Decodes with fp8 weights and the table of the sweeps, against those without it. Raises FileNotFoundError where
+    there is no table."""
+    options = OPTIONS["--quantization fp8"]
+    with tuned_table(shapes):
+        tuned = _rates(shapes, options)
+    yield {"what": "fp8 weights, tuned table", "prompt_tok_per_s": tuned[0], "output_tok_per_s": tuned[1]}
+    own = _rates(shapes, options)
+    yield {
+        "what": "fp8 weights, own product", "prompt_tok_per_s": own[0], "output_tok_per_s": own[1],
+        "prompts_of_tuned": own[0] / tuned[0], "of_tuned": own[1] / tuned[1],
+    }  # fmt: skip
+
+
+def _against_plain(shapes: Shapes, ways: Options) -> Rows:
+    plain = _rates(shapes, {})
+    yield {"what": "plain", "prompt_tok_per_s": plain[0], "output_tok_per_s": plain[1]}
+    for name, options in ways.items():
+        prompts, output = _rates(shapes, options)
+        yield {
+            "what": name, "prompt_tok_per_s": prompts, "output_tok_per_s": output,
+            "prompts_of_plain": prompts / plain[0], "of_plain": output / plain[1],
+        }  # fmt: skip
+
+
+def _rates(shapes: Shapes, options: dict[str, object]) -> tuple[float, float]:
+    """Prompt tokens per second until every prompt is done, output tokens per second from then on."""
+    with running(shapes, **options) as run:
+        begun: list[tuple[float, int]] = []
+
+        def count() -> int:
+            return sum(len(stream.tokens) for stream in run.streams.values())
+
+        def watch(step: EngineStep) -> None:
+            if not begun and all(stream.tokens for stream in run.streams.values()):
+                begun.append((time.perf_counter(), count()))
+
+        for handle in range(shapes.requests):
+            run.submit(handle, run.prompt(handle, shapes.cost_prompt_tokens), shapes.cost_output_tokens)
+        started_s = time.perf_counter()
+        run.run(each_step=watch)
+        ended_s = time.perf_counter()
+        began_s, tokens = begun[0]
+        prompts = shapes.requests * shapes.cost_prompt_tokens / (began_s - started_s)
+        return prompts, (count() - tokens) / (ended_s - began_s)

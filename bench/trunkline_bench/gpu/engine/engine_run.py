@@ -1,0 +1,178 @@
+"""The whole engine in this process, as a stage drives it: submits in, and when each token came out."""
+
+import gc
+import math
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineStep
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import Submit
+from trunkline_bench.gpu.shapes import Shapes
+from trunkline_bench.simulation.costs.fitted_cost import Sample
+from trunkline_bench.simulation.costs.recording import RecordingExecutor
+from trunkline_worker.checkpoint.spec import DecoderSpec
+from trunkline_worker.engine.engine import Engine
+from trunkline_worker.engine.engine_process import build_engine, idle_s
+from trunkline_worker.execution.step_thread import WaitingExecutor
+from trunkline_worker.model.loading import LoadedModel, load_model
+from trunkline_worker.settings import EngineSettings
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request's tokens, as they came."""
+
+    submitted_s: float
+    first_s: float = math.nan
+    last_s: float = math.nan
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.submitted_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After the first token."""
+        return (len(self.tokens) - 1) / (self.last_s - self.first_s) if len(self.tokens) > 1 else math.nan
+
+
+class EngineUnderTest:
+    """An engine and what came out of it. Times are of time.perf_counter()."""
+
+    def __init__(self, engine: Engine, spec: DecoderSpec, weight_bytes: int, kv_bytes: int) -> None:
+        self.engine = engine
+        self.vocab_size = spec.vocab_size
+        self.weight_bytes = weight_bytes  # that a step reads
+        self.kv_bytes = kv_bytes  # of a token
+        self.load_s = self.warm_up_s = 0.0
+        self.streams: dict[int, Stream] = {}
+        self.on_end: Callable[[int], None] = lambda handle: None
+        self._waits = engine.executor if isinstance(engine.executor, WaitingExecutor) else None
+
+    def record(self) -> list[Sample]:
+        """From now on, what steps are asked and take."""
+        self.engine.executor = recorder = RecordingExecutor(self.engine.executor)
+        return recorder.samples
+
+    def submit(
+        self, handle: int, prompt: list[int], max_tokens: int, *, at_s: float | None = None, **sampling: object
+    ) -> None:
+        """One request with this many output tokens, greedy unless `sampling` says otherwise.
+
+        at_s: when it was wanted, where that was before now
+        """
+        params = SamplingParams(**{"temperature": 0.0, "seed": handle, **sampling})  # type: ignore[arg-type]
+        params.max_tokens, params.ignore_eos = max_tokens, True
+        self.streams[handle] = Stream(time.perf_counter() if at_s is None else at_s)
+        self.engine.accept(EngineRequest(submits=[Submit(handle=handle, prompt_token_ids=prompt, sampling=params)]))
+
+    def run(
+        self,
+        until_s: float = math.inf,
+        each_step: Callable[[EngineStep], None] = lambda step: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Steps until nothing is left, the time has come, or stop() says so."""
+        engine = self.engine
+        while engine.has_work and time.perf_counter() < until_s and not stop():
+            step = engine.step()
+            if step is not None:
+                self._take(step)
+                each_step(step)
+            elif self._waits is not None:
+                wait_s = idle_s(engine)
+                if wait_s is None or wait_s > 0:
+                    select.select([self._waits], [], [], wait_s)
+
+    def prompt(self, seed: int, length: int) -> list[int]:
+        """Tokens that no other seed's prompt begins with."""
+        return [(seed * 7919 + at * 31 + seed * at % 13) % (self.vocab_size // 2) for at in range(length)]
+
+    def abandon(self) -> None:
+        """Drops what is left."""
+        handles = [handle for handle in self.streams if handle in self.engine.scheduler.sequences]
+        self.engine.accept(EngineRequest(abort_handles=handles))
+        self.run()
+
+    def close(self) -> None:
+        """Lets go of the device's memory."""
+        if self._waits is not None:
+            self._waits.close()
+        del self.engine, self._waits
+
+    def _take(self, step: EngineStep) -> None:
+        now_s = time.perf_counter()
+        news = [(output.handle, list(output.token_ids)) for output in step.outputs]
+        news += [(handle, [token]) for handle, token in zip(step.token_handles, step.token_ids, strict=True)]
+        for handle, tokens in news:
+            stream = self.streams[handle]
+            if tokens and not stream.tokens:
+                stream.first_s = now_s
+            stream.tokens += tokens
+            stream.last_s = now_s
+        for output in step.outputs:
+            assert not output.HasField("error"), output.error
+            if output.finish_reason:
+                self.on_end(output.handle)
+
+
+@contextmanager
+def running(shapes: Shapes, **options: object) -> Iterator[EngineUnderTest]:
+    """An engine with the shapes' model, ready; its memory is free afterwards. `options`: EngineSettings' fields."""
+    chosen: dict[str, object] = {
+        "model": str(shapes.model), "load_format": "auto" if shapes.tiny else "dummy", "device": shapes.device.type,
+        "dtype": str(shapes.dtype).removeprefix("torch."),
+        "kernels": "triton", "max_step_tokens": 64 if shapes.tiny else 8192, "max_running_requests": shapes.requests,
+        "itl_target_ms": 0.0, "interactive_reserve": 0.0, "kv_blocks": 64 if shapes.tiny else None,
+        "context_length": 256 if shapes.tiny else 4096, **options,
+    }  # fmt: skip
+    settings = EngineSettings(**chosen)  # type: ignore[arg-type]
+    _give_back(shapes)
+    under_test: EngineUnderTest | None = None
+    try:
+        under_test = _started(shapes, settings)
+        yield under_test
+    finally:
+        if under_test is not None:
+            under_test.close()
+        del under_test
+        _give_back(shapes)
+
+
+def _give_back(shapes: Shapes) -> None:
+    """What torch keeps for later is free for others."""
+    gc.unfreeze()
+    gc.collect()
+    if shapes.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _started(shapes: Shapes, settings: EngineSettings) -> EngineUnderTest:
+    started_s = time.perf_counter()
+    model = load_model(
+        Path(settings.model), dtype=settings.dtype, device=shapes.device, load_format=settings.load_format,
+        kernels=settings.kernels, quantization=settings.quantization, kv_dtype=settings.kv_dtype,
+        deterministic=settings.deterministic, context_length=settings.context_length,
+    )  # fmt: skip
+    loaded_s = time.perf_counter()
+    warm_up = (lambda stage: None) if shapes.device.type == "cuda" else None
+    engine, _ = build_engine(settings, model, shapes.device, warm_up)
+    under_test = EngineUnderTest(engine, model.spec, weight_bytes(model), model.kv_bytes_per_block(1))
+    under_test.load_s, under_test.warm_up_s = loaded_s - started_s, time.perf_counter() - loaded_s
+    return under_test
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """What a step reads of a model that is not quantised: every matrix once, but rows alone of the embedding."""
+    spec = model.spec
+    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * spec.hidden_size
+    layer = attention + 3 * spec.hidden_size * spec.intermediate_size
+    return (spec.num_layers * layer + spec.vocab_size * spec.hidden_size) * model.dtype.itemsize

@@ -1,0 +1,1 @@
+"""Stages that measure or check single kernels."""

@@ -1,0 +1,240 @@
+"""Attention on the device: right, and how close to what memory and arithmetic allow."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from trunkline_bench.gpu import ceilings
+from trunkline_bench.gpu.ceilings import Rows
+from trunkline_bench.gpu.kernels.paged import Decode, FreshPrefill, Paged, Prefill
+from trunkline_bench.gpu.shapes import Shapes, median_s
+from trunkline_kernels.gpu.prompt_attention import key_of, library_takes
+from trunkline_kernels.gpu.tuned_tilings import TilingKey
+from trunkline_worker.model.gpu_decoder import Chip
+
+RELATIVE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
+
+
+def truth(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Of the last tokens of a context, in float32.  q: [new, heads, dim], keys and values: [kv_heads, context, dim]"""
+    new, heads, _ = q.shape
+    kv_heads, context, _ = keys.shape
+    k, v = (x.float().repeat_interleave(heads // kv_heads, dim=0) for x in (keys, values))
+    scores = torch.einsum("qhd,hkd->hqk", q.float(), k) * q.shape[2] ** -0.5
+    positions = torch.arange(context, device=q.device)
+    hidden = positions[None] > positions[context - new :, None]
+    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+
+
+def check(shapes: Shapes) -> Rows:
+    """Largest differences from the truth, in the stages' type and in float32; raises AssertionError where one is too
+    large."""
+    for dtype in dict.fromkeys((shapes.dtype, torch.float32)):
+        yield from _check(replace(shapes, dtype=dtype))
+
+
+def smoke(shapes: Shapes, contexts: Sequence[int]) -> Rows:
+    """Each kind of attention once."""
+    paged = Paged.make(shapes, list(contexts))
+    decode, prefill = Decode(shapes, paged), Prefill(shapes, paged, 1)
+    yield _compared("decode", decode(), _truths(decode.q, paged, 1), shapes)
+    yield _compared("ragged", prefill(), _truths(prefill.q, paged, 1), shapes)
+
+
+def _check(shapes: Shapes) -> Rows:
+    contexts = [1, 15, 33, 130] if shapes.tiny else [1, 15, 16, 17, 255, 256, 257, 1000, 5000, 20_000]
+    paged = Paged.make(shapes, contexts)
+    decode = Decode(shapes, paged)
+    yield _compared("decode", decode(), _truths(decode.q, paged, 1), shapes)
+    whole = Paged.make(shapes, contexts, whole_layers=3)
+    decode = Decode(shapes, whole)
+    yield _compared("decode, whole blocks", decode(), _truths(decode.q, whole, 1), shapes)
+    # One new token each, through the kernel that cuts contexts at fixed places.
+    cut = Prefill(shapes, paged, 1, deterministic=True)
+    yield _compared("decode, deterministic", cut(), _truths(cut.q, paged, 1), shapes)
+    count, common, own = (5, 64, 9) if shapes.tiny else (40, 2048, 77)
+    paged = Paged.make(shapes, [common + own + i for i in range(count)], shared=common)
+    decode = Decode(shapes, paged, shared=common)
+    yield _compared("decode, shared prefix", decode(), _truths(decode.q, paged, 1), shapes)
+    new = 16 if shapes.tiny else 300
+    paged = Paged.make(shapes, [new, new + 1, 3 * new, 3 * new + 7, *([] if shapes.tiny else [5000])])
+    for deterministic in (False, True):
+        prefill = Prefill(shapes, paged, new, deterministic=deterministic)
+        name = "prefill" + (", deterministic" if deterministic else "")
+        yield _compared(name, prefill(), _truths(prefill.q, paged, new), shapes)
+    if library_takes(choice_key(shapes), shapes.device):
+        fresh = FreshPrefill(shapes, 3, new)
+        ends = range(new, 3 * new + 1, new)
+        prompts = [[x[end - new : end] for x in (fresh.q, fresh.keys, fresh.values)] for end in ends]
+        expected = torch.cat([truth(q, k.transpose(0, 1), v.transpose(0, 1)) for q, k, v in prompts])
+        yield _compared("prompt", fresh(), expected, shapes)
+
+
+def choice_key(shapes: Shapes) -> TilingKey:
+    """What the table of tilings has the choice between own and library under."""
+    return key_of(
+        device=Chip.of(shapes.device).name, head_dim=shapes.head_dim, group=shapes.num_heads // shapes.num_kv_heads,
+        dtype=shapes.dtype, kv_dtype=shapes.dtype,
+    )  # fmt: skip
+
+
+def _truths(q: Tensor, paged: Paged, new: int) -> Tensor:
+    count = len(paged.context_lens)
+    return torch.cat([truth(q[i * new : (i + 1) * new], *paged.contiguous(i)) for i in range(count)])
+
+
+def _compared(name: str, found: Tensor, expected: Tensor, shapes: Shapes) -> dict[str, object]:
+    """Relative to each head's own length: what a long context averages to is small, and an error in it smaller."""
+    worst = float(((found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
+    assert worst < RELATIVE[shapes.dtype], f"{name} attention: differs by {worst:.2%} of what is expected"
+    return {"what": f"{name} attention", "dtype": str(shapes.dtype).removeprefix("torch."), "largest_difference": worst}
+
+
+def decode_speed(shapes: Shapes) -> Rows:
+    """Bytes per second over batch and context, and as a share of what a copy reaches."""
+    copy = ceilings.bandwidth(shapes)
+    yield {"what": "copy", "gb_per_s": copy / 1e9}
+    for context in shapes.decode_contexts:
+        for batch in shapes.decode_batches:
+            token_bytes = 2 * shapes.num_kv_heads * shapes.head_dim * shapes.dtype.itemsize
+            if batch * context * token_bytes > shapes.most_kv_bytes:
+                continue
+            paged = Paged.make(shapes, [context] * batch)
+            time_s = median_s(Decode(shapes, paged), shapes.device)
+            rate = paged.read_bytes() / time_s
+            yield {
+                "batch": batch, "context": context, "us": time_s * 1e6, "gb_per_s": rate / 1e9, "of_copy": rate / copy,
+            }  # fmt: skip
+            del paged
+    yield from layouts_speed(shapes, copy)
+    yield from _shared_prefix_speed(shapes)
+
+
+def layouts_speed(shapes: Shapes, copy: float) -> Rows:
+    """The pool layer by layer, as the engine has it, and with each block in one piece over all layers, which lets one
+    copy move a block.  copy: bytes per second of one"""
+    token_bytes = 2 * shapes.num_kv_heads * shapes.head_dim * shapes.dtype.itemsize
+    for batch, context in shapes.sweep_decodes:
+        fit = shapes.most_kv_bytes // (batch * (context + shapes.block_size) * token_bytes)
+        plain_s = 0.0
+        for layers in (0, min(shapes.num_layers, fit)):
+            paged = Paged.make(shapes, [context] * batch, whole_layers=layers)
+            time_s = median_s(Decode(shapes, paged), shapes.device)
+            rate = paged.read_bytes() / time_s
+            plain_s = plain_s or time_s
+            yield {
+                "what": "KV layout", "batch": batch, "context": context,
+                "layout": f"whole blocks of {layers} layers" if layers else "layer by layer",
+                "us": time_s * 1e6, "gb_per_s": rate / 1e9, "of_copy": rate / copy,
+                "of_layer_by_layer": plain_s / time_s,
+            }  # fmt: skip
+            del paged
+
+
+def _shared_prefix_speed(shapes: Shapes) -> Rows:
+    """Decodes with a long common prefix: each with blocks of its own, and with the same ones, read once. The rate
+    counts every context."""
+    count, common, own = shapes.shared_prefix
+    for shared in (0, common):
+        paged = Paged.make(shapes, [common + own] * count, shared=shared)
+        time_s = median_s(Decode(shapes, paged, shared=shared), shapes.device)
+        yield {
+            "batch": count, "context": common + own, "shared": common, "read": "once" if shared else "for each",
+            "us": time_s * 1e6, "effective_gb_per_s": paged.read_bytes() / time_s / 1e9,
+        }  # fmt: skip
+
+
+def prompt_flops(shapes: Shapes, count: int, length: int) -> float:
+    """Of causal attention of so many prompts of this length."""
+    return 4 * count * shapes.num_heads * shapes.head_dim * length * (length + 1) / 2
+
+
+def prefill_speed(shapes: Shapes) -> Rows:
+    """FLOP per second, and of the attentions that torch brings, on the same keys and values laid out contiguously."""
+    for count, length in shapes.prefill:
+        paged = Paged.make(shapes, [length] * count)
+        prefill = Prefill(shapes, paged, length)
+        flop = prompt_flops(shapes, count, length)
+        ours_s = median_s(prefill, shapes.device)
+        q = prefill.q.view(count, length, shapes.num_heads, shapes.head_dim).transpose(1, 2)
+        k, v = (torch.stack(parts) for parts in zip(*(paged.contiguous(i) for i in range(count)), strict=True))
+
+        rates = {name: flop / median_s(partial(call, q, k, v), shapes.device) for name, call in libraries(shapes)}
+        best = max(rates, key=rates.__getitem__)
+        library_s = library_speed(shapes, count, length)
+        yield {
+            "sequences": count, "length": length, "tflop_per_s": flop / ours_s / 1e12,
+            "prompt_attention_tflop_per_s": library_s and flop / library_s / 1e12,
+            **{f"{name}_tflop_per_s": rate / 1e12 for name, rate in rates.items()},
+            "of_best": flop / ours_s / rates[best], "best": best,
+        }  # fmt: skip
+        del paged, prefill, q, k, v
+
+
+def library_speed(shapes: Shapes, count: int, length: int) -> float | None:
+    """Seconds that torch's attention takes for so many prompts as the engine would hand them to it; None: this torch
+    has no such attention, or not on this device."""
+    try:
+        return median_s(FreshPrefill(shapes, count, length), shapes.device)
+    except (ImportError, RuntimeError) as error:
+        print(f"  torch's attention of several lengths does not work here: {error}", flush=True)
+        return None
+
+
+Attention = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # of q [n, heads, length, dim], k and v [n, kv_heads, length, dim]
+
+
+@functools.cache
+def libraries(shapes: Shapes) -> tuple[tuple[str, Attention], ...]:
+    """Causal attention of torch's backends, those that work on this device, by name."""
+
+    def sdpa(backend: SDPBackend | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with nullcontext() if backend is None else sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    if shapes.tiny:
+        return (("sdpa", partial(sdpa, None)),)
+    ways: dict[str, Attention] = {
+        "flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
+        "cudnn": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+        "flex": flex_causal(),
+    }
+    probe = [
+        torch.randn(1, heads, 256, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
+        for heads in (shapes.num_heads, shapes.num_kv_heads, shapes.num_kv_heads)
+    ]
+    found: list[tuple[str, Attention]] = []
+    for name, way in ways.items():
+        try:
+            way(*probe)
+        except Exception as error:  # it is not there on this machine; the others are still to be measured
+            print(f"  torch's {name} attention does not work here: {str(error).partition(chr(10))[0]}", flush=True)
+        else:
+            found.append((name, way))
+    return tuple(found)
+
+
+def flex_causal() -> Attention:
+    """FlexAttention, compiled; its mask is made once for each length."""
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    @functools.cache
+    def mask(length: int, device: torch.device) -> BlockMask:
+        return create_block_mask(lambda b, h, q, kv: q >= kv, None, None, length, length, device=str(device))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = compiled(q, k, v, block_mask=mask(q.shape[2], q.device), enable_gqa=True)
+        assert isinstance(out, Tensor)
+        return out
+
+    return attend

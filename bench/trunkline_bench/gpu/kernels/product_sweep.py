@@ -1,0 +1,206 @@
+"""How fast a layer's products are by the number of rows, through the library and through kernels of our own. Which way
+is faster is written into the table that engines read: see product_choice.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from trunkline_bench.gpu.ceilings import Rows
+from trunkline_bench.gpu.kernels.tiling_sweep import FILE
+from trunkline_bench.gpu.shapes import Shapes, median_s
+from trunkline_kernels.gpu import tuned_tilings
+from trunkline_kernels.gpu.gated_linear import GatedTiling
+from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling, ProductRoom, division_of, is_offered
+from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling
+from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling, QuantizedWeight, fp8_tiling, quantize
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, name_of
+from trunkline_worker.checkpoint.spec import read_spec
+from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
+from trunkline_worker.model.gpu_products import LayerProducts
+
+Weight = Tensor | QuantizedWeight
+
+# Each compiles for sm_90 without spills (tiling_resources), with Triton 3.6 too. Few rows need tiles of few rows.
+GATED_CANDIDATES = (
+    GatedTiling(16, 32, 128, 4, 5), GatedTiling(16, 64, 64, 4, 6), GatedTiling(64, 64, 64, 4, 4),
+    GatedTiling(64, 128, 64, 8, 4), GatedTiling(128, 64, 64, 8, 4), GatedTiling(128, 128, 64, 8, 4),
+    GatedTiling(256, 64, 64, 8, 3),
+)  # fmt: skip
+PERSISTENT_GATED_CANDIDATES = (
+    PersistentTiling(64, 64, 128, 4, 4, 1), PersistentTiling(64, 64, 64, 4, 4, 2),
+    PersistentTiling(64, 128, 64, 4, 5, 1), PersistentTiling(128, 64, 64, 8, 4, 1),
+    PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(256, 64, 64, 8, 4, 1),
+)  # fmt: skip
+PERSISTENT_CANDIDATES = (
+    PersistentTiling(64, 64, 128, 4, 3, 2), PersistentTiling(64, 128, 64, 4, 4, 2),
+    PersistentTiling(64, 128, 128, 4, 4, 1), PersistentTiling(128, 64, 64, 8, 4, 2),
+    PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(128, 256, 64, 8, 4, 1),
+    PersistentTiling(256, 64, 64, 8, 4, 1),
+)  # fmt: skip
+# The same for weights and activations of 8-bit floats, beside the tiling that is chosen without measuring.
+FP8_PERSISTENT_GATED_CANDIDATES = (
+    PersistentTiling(64, 64, 128, 4, 4, 2), PersistentTiling(64, 64, 256, 4, 4, 1),
+    PersistentTiling(64, 128, 128, 4, 5, 1), PersistentTiling(128, 64, 128, 8, 4, 1),
+    PersistentTiling(128, 128, 128, 8, 4, 1), PersistentTiling(256, 32, 128, 8, 4, 1),
+)  # fmt: skip
+FP8_PERSISTENT_CANDIDATES = (
+    PersistentTiling(64, 64, 256, 4, 3, 2), PersistentTiling(64, 128, 128, 4, 4, 2),
+    PersistentTiling(64, 128, 256, 4, 4, 1), PersistentTiling(128, 64, 128, 8, 6, 1),
+    PersistentTiling(128, 128, 128, 8, 4, 1), PersistentTiling(256, 64, 128, 8, 4, 1),
+)  # fmt: skip
+TINY, TINY_FP8 = GatedTiling(16, 64, 64, 4, 1), Fp8Tiling(16, 128, 64, 4, 1)
+TINY_PERSISTENT = PersistentTiling(16, 64, 64, 4, 1, 1)
+MOST_DIFFERENCE = 0.02  # of the largest number: sums are rounded to 16 bits, and added up in another order
+FEWEST_TILE_ROWS = 64  # tiles have no fewer rows than this on tensor cores of capability 9.0
+
+
+def measure(shapes: Shapes) -> Rows:
+    """For each product and number of rows a row for the library, one for each candidate, and one for the choice. The
+    winners are in the table afterwards."""
+    yield from _measure(shapes, lambda weight: weight)
+
+
+def measure_fp8(shapes: Shapes) -> Rows:
+    """The same of 8-bit floats: each activation is rounded row by row, which is part of the time."""
+    if not shapes.tiny and Chip.of(shapes.device).capability < FP8_CAPABILITY:
+        yield {"what": "fp8 products", "offered": False}
+        return
+    yield from _measure(shapes, lambda weight: quantize(weight, "fp8"))
+
+
+def _measure(shapes: Shapes, stored: Callable[[Tensor], Weight]) -> Rows:
+    spec = read_spec(shapes.model)
+    hidden, intermediate, heads = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
+    # Gate and up first: they are most of a step's products.
+    products = (
+        ("gate and up", GATED, 2 * intermediate, hidden),
+        ("down", ADDED, hidden, intermediate),
+        ("qkv", LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
+        ("output", ADDED, hidden, heads),
+    )
+    for name, kernel, columns, inner in products:
+        weight = stored(torch.randn(columns, inner, device=shapes.device).to(shapes.dtype))
+        for rows in shapes.product_rows:
+            x = torch.randn(rows, inner, device=shapes.device).to(shapes.dtype)
+            yield from _compared(name, kernel, shapes, x, weight)
+
+
+def candidates(kernel: str, dtype: torch.dtype, rows: int, *, persistent: bool) -> list[ProductTiling]:
+    """Tilings that may be the fastest for so many rows, those of persistent kernels only where they are offered."""
+    found: list[ProductTiling] = []
+    some: Sequence[PersistentTiling]
+    if dtype == FP8:
+        found.append(fp8_tiling(rows))
+        some = FP8_PERSISTENT_GATED_CANDIDATES if kernel == GATED else FP8_PERSISTENT_CANDIDATES
+    else:
+        found += GATED_CANDIDATES if kernel == GATED else ()
+        some = PERSISTENT_GATED_CANDIDATES if kernel == GATED else PERSISTENT_CANDIDATES
+    found += some if persistent else ()
+    # At least half of the results of a tile that is twice as high as there are rows are thrown away.
+    return [tiling for tiling in found if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
+
+
+def ways(tiling: ProductTiling, rows: int, columns: int, inner: int, chip: Chip) -> list[ProductTiling]:
+    """A persistent kernel that would cut tiles may leave them whole too.  columns: of the result"""
+    if not isinstance(tiling, PersistentTiling):
+        return [tiling]
+    whole = replace(tiling, least_saved=NEVER)
+    divisions = [
+        division_of(
+            tiles=-(-rows // each.rows) * -(-columns // each.columns), steps=-(-inner // each.inner),
+            programs=chip.num_multiprocessors * each.programs, least_saved=each.least_saved,
+        )
+        for each in (tiling, whole)
+    ]  # fmt: skip
+    return [tiling] if divisions[0] == divisions[1] else [tiling, whole]
+
+
+def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight) -> Rows:
+    """Candidates against the library, which has a kernel of its own for the gate. The winner is in the table
+    afterwards."""
+    chip, matrix = Chip.of(shapes.device), weight if isinstance(weight, Tensor) else weight.data
+    columns, inner = len(matrix) // 2 if kernel == GATED else len(matrix), matrix.shape[1]
+    offered = is_offered(chip.capability, is_nvidia=torch.version.hip is None)
+    tilings = candidates(kernel, matrix.dtype, len(x), persistent=offered)
+    tilings = [each for tiling in tilings for each in ways(tiling, len(x), columns, inner, chip)]
+    if shapes.tiny:
+        own = [TINY_FP8] if matrix.dtype == FP8 else [TINY] if kernel == GATED else []
+        tilings = [*own, TINY_PERSISTENT]
+    room = ProductRoom.allocate(
+        [tiling for tiling in tilings if isinstance(tiling, PersistentTiling)],
+        multiprocessors=chip.num_multiprocessors, device=shapes.device,
+    )  # fmt: skip
+    library = product(kernel, None, x, weight, room, dependent=chip.dependent_launches)
+    expected = library().clone()
+    library_s = median_s(library, shapes.device)
+    yield {
+        "what": f"{name}, library", "dtype": name_of(matrix.dtype), "rows": len(x), "us": library_s * 1e6,
+        "tflop_per_s": 2 * len(x) * matrix.numel() / library_s / 1e12,
+        "gb_per_s": (matrix.nbytes + x.nbytes + expected.nbytes) / library_s / 1e9,
+    }  # fmt: skip
+    times_s: dict[ProductTiling, float] = {}
+    for tiling in tilings:
+        shown = {"what": f"{name}, {_kind(tiling)}", "dtype": name_of(matrix.dtype), "rows": len(x), **_named(tiling)}
+        try:
+            run = product(kernel, tiling, x, weight, room, dependent=chip.dependent_launches)
+            difference = float((run() - expected).abs().max() / expected.abs().max())
+            if not difference < MOST_DIFFERENCE:
+                yield {**shown, "failed": f"differs from the library by {difference} of the largest number"}
+                continue
+            times_s[tiling] = median_s(run, shapes.device)
+        except OutOfResources as error:
+            yield {**shown, "failed": str(error)}
+            continue
+        yield {**shown, "us": times_s[tiling] * 1e6, "of_library": library_s / times_s[tiling]}
+    best = winner(library_s, times_s)
+    key = ProductKey(kernel, chip.name, len(x), columns, inner, name_of(matrix.dtype))
+    own_s = min(times_s.values(), default=math.inf)
+    measured = {"library_us": round(library_s * 1e6, 1), "own_us": round(own_s * 1e6, 1)}
+    versions = {name: version(name) for name in ("torch", "triton")}
+    fields = {} if best is None else asdict(best)
+    tuned_tilings.write(shapes.output / FILE, {key: (fields, {**measured, **versions})})
+    kind = "library" if best is None else _kind(best)
+    yield {"what": f"{name}, chosen", "dtype": name_of(matrix.dtype), "rows": len(x), "kernel": kind}
+
+
+def product(
+    kernel: str, tiling: ProductTiling | None, x: Tensor, weight: Weight, room: ProductRoom, *, dependent: bool
+) -> Callable[[], Tensor]:
+    """A product as an engine launches it, through the library where there is no tiling.
+
+    → its result; of an added one, what all calls have added, or what is still to be added
+    """
+    choice = ProductChoice((len(x),), (tiling,))
+    products = LayerProducts(choice, choice, choice, choice, room, False, dependent)
+    if kernel == GATED:
+        return partial(products.gated, x, weight, None)
+    if kernel == LINEAR:
+        return partial(products.before_attention, x, weight, None)
+    residual = x.new_zeros(len(x), len(weight if isinstance(weight, Tensor) else weight.data))
+
+    def add() -> Tensor:
+        left = products.add_down(x, weight, None, residual)
+        return residual if left is None else left
+
+    return add
+
+
+def winner(library_s: float, times_s: Mapping[ProductTiling, float]) -> ProductTiling | None:
+    """The fastest tiling, if it is faster than the library by more than chance may be."""
+    best = min(times_s, key=lambda tiling: times_s[tiling], default=None)
+    return best if best is not None and times_s[best] * LEAST_GAIN < library_s else None
+
+
+def _kind(tiling: ProductTiling) -> str:
+    return "persistent" if isinstance(tiling, PersistentTiling) else "own"
+
+
+def _named(tiling: ProductTiling) -> dict[str, int]:
+    return {f"tile_{name}": value for name, value in asdict(tiling).items()}

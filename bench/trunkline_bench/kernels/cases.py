@@ -1,0 +1,234 @@
+"""Each launcher with the arguments of an 8B model, on tensors without memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from trunkline_bench.kernels.device import H200
+from trunkline_bench.kernels.launches import META, Chip
+from trunkline_kernels.gpu import device_rows, logit_changes, logprobs, rms_norm, sampling, silu_and_mul
+from trunkline_kernels.gpu.decode_attention import decode_attention
+from trunkline_kernels.gpu.decode_plan import DecodePlan
+from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
+from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered
+from trunkline_kernels.gpu.product_choice import ProductChoice
+from trunkline_kernels.gpu.quantized_linear import FP8, QuantizedWeight, quantized_linear
+from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
+from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
+from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.model.gpu_products import LayerProducts
+
+SMALLEST_FOR_FOUR_STAGES = 99 << 10  # bytes of shared memory
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288, 151936
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A launcher with the arguments of an 8B model."""
+
+    name: str
+    run: Callable[[Chip], object]
+    hot: bool = True  # may not spill
+    products: bool = False  # must use tensor cores
+    fp8: bool = False  # only for chips that have it
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def pool(dtype: torch.dtype = torch.bfloat16) -> KVLayer:
+    scale = empty(1, dtype=torch.float32) if dtype == torch.float8_e4m3fn else None
+    shape = (1024, 16, KV_HEADS, HEAD_DIM)
+    return KVLayer(empty(*shape, dtype=dtype), empty(*shape, dtype=dtype), scale, scale)
+
+
+def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return empty(*shape, dtype=dtype)
+
+
+def ragged(
+    chip: Chip,
+    *,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    window: int | None = None,
+    split: int = 0,
+    tiles_at_once: int | None = None,
+) -> None:
+    """tiles_at_once: of the tiling; None: as it is chosen"""
+    tiling = ragged_tiling(chip, kv_dtype, split=bool(split))
+    tiling = replace(tiling, tiles_at_once=tiles_at_once or tiling.tiles_at_once)
+    q = empty(512, HEADS, HEAD_DIM)
+    pieces = Pieces.allocate(64, HEADS, HEAD_DIM, ints(8, 3)) if split else None
+    ragged_attention(
+        q, pool(kv_dtype), q, tiles=ints(16, 4), query_starts=ints(9), context_lens=ints(8), rows=ints(8),
+        block_tables=ints(64, 128), tiling=tiling, scale=0.1, window=window, split=split, pieces=pieces,
+    )  # fmt: skip
+
+
+def ragged_tiling(chip: Chip, kv_dtype: torch.dtype, *, split: bool = False) -> RaggedTiling:
+    return tiling_for(
+        head_dim=HEAD_DIM,
+        group=HEADS // KV_HEADS,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+        shared_memory=chip.shared_memory,
+        split=split,
+    )
+
+
+def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | None = None) -> None:
+    """With shared prefixes, and without."""
+    q = empty(64, HEADS, HEAD_DIM)
+    plan = DecodePlan.allocate(
+        max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132,
+        tiling=decode_tiling(chip, kv_dtype), device=META, windows=[window],
+    )  # fmt: skip
+    tiling = ragged_tiling(chip, kv_dtype)
+    room = PrefixRoom.allocate(
+        num_tiles=64, tile_seqs=tiling.tokens(HEADS // KV_HEADS), num_heads=HEADS, head_dim=HEAD_DIM, device=META
+    )
+    prefixes = SharedPrefixes(ints(64, 5), ints(64, 3), room)
+    plan.update(ints(64), prefixes.of_sequence)
+    shared_prefix(q, pool(kv_dtype), prefixes, block_tables=ints(64, 128), tiling=tiling, scale=0.1)
+    for some in (prefixes, SharedPrefixes(ints(0, 5), ints(64, 3), room)):
+        decode_attention(
+            q, pool(kv_dtype), q, context_lens=ints(64), rows=ints(64), block_tables=ints(64, 128), plan=plan,
+            prefixes=some, scale=0.1, window=window, dependent=chip.dependent,
+        )  # fmt: skip
+
+
+def decode_tiling(chip: Chip, kv_dtype: torch.dtype) -> DecodeTiling:
+    return decode_tiling_for(
+        head_dim=HEAD_DIM,
+        group=HEADS // KV_HEADS,
+        shared_memory=chip.shared_memory,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+    )
+
+
+def inputs(chip: Chip) -> None:
+    rows = device_rows.DeviceRows.allocate(num_rows=64, max_tokens=4096, max_blocks=256, device=META)
+    device_rows.write_segments(rows.tokens, ints(8, 4), ints(4096), 4096)
+    index = ints(64, dtype=torch.int64)
+    device_rows.step_inputs(
+        rows, query_starts=ints(65), context_lens=ints(64), rows=ints(64), token_ids=index, positions=index,
+        slots=index, block_size=16, longest=1,
+    )  # fmt: skip
+    device_rows.gather_rows(empty(VOCAB, HIDDEN), index)
+
+
+def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
+    angles = empty(4096, HEAD_DIM // 2, dtype=torch.float32)
+    index = ints(64, dtype=torch.int64)
+    norm = empty(HEAD_DIM)
+    rotary_kv(
+        empty(64, (HEADS + 2 * KV_HEADS) * HEAD_DIM), pool(kv_dtype), index, index, angles, angles,
+        num_heads=HEADS, query_norm=norm, key_norm=norm, eps=1e-6, dependent=chip.dependent,
+    )  # fmt: skip
+
+
+def quantized(kind: str, *, dependent: bool = False) -> None:
+    data = {
+        "int8": ints(6144, HIDDEN, dtype=torch.int8),
+        "int4": ints(6144, HIDDEN // 2, dtype=torch.uint8),
+        "fp8": empty(6144, HIDDEN, dtype=torch.float8_e4m3fn),
+    }[kind]
+    scale = empty(6144, HIDDEN // 128 if kind == "int4" else 1, dtype=torch.float32)
+    for rows in (1, 64, 2048):
+        quantized_linear(empty(rows, HIDDEN), QuantizedWeight(kind, data, scale, HIDDEN), dependent=dependent)
+
+
+def sampled(chip: Chip) -> None:
+    logits = empty(64, VOCAB, dtype=torch.float32)
+    rows = device_rows.DeviceRows.allocate(num_rows=64, max_tokens=4096, max_blocks=256, device=META)
+    whole = ints(64)
+    logit_changes.add_bias(logits, whole, whole, empty(64, dtype=torch.float32))
+    logit_changes.penalise(logits, ints(64, 3), rows, 4096)
+    sampling.sample(logits, ints(64, 2), rows)
+    logprobs.logprobs(logits, ints(64, dtype=torch.int64), 20)
+
+
+def gated(chip: Chip) -> None:
+    stages = 4 if chip.shared_memory >= SMALLEST_FOR_FOUR_STAGES else 2
+    weight = empty(2 * INTERMEDIATE, HIDDEN)
+    gated_linear(empty(256, HIDDEN), weight, GatedTiling(64, 64, 64, 4, stages), dependent=chip.dependent)
+
+
+def persistent(chip: Chip, *, fp8: bool = False) -> LayerProducts | None:
+    """Products of a layer through the persistent kernel; None: not on this chip"""
+    if not is_offered(chip.capability, is_nvidia=chip.target.backend == "cuda"):
+        return None
+    tiling = PersistentTiling(128, 128, 128 if fp8 else 64, 8, 4, 1)
+    room = ProductRoom.allocate([tiling], multiprocessors=H200.multiprocessors, device=META)
+    choice = ProductChoice((256,), (tiling,))
+    return LayerProducts(choice, choice, choice, choice, room, False, chip.dependent)
+
+
+def persistent_plain(chip: Chip) -> None:
+    if products := persistent(chip):
+        products.before_attention(empty(256, HIDDEN), empty(6144, HIDDEN), None)
+
+
+def persistent_added(chip: Chip) -> None:
+    if products := persistent(chip):
+        products.add_down(empty(256, INTERMEDIATE), empty(HIDDEN, INTERMEDIATE), None, empty(256, HIDDEN))
+
+
+def persistent_gated(chip: Chip) -> None:
+    if products := persistent(chip):
+        products.gated(empty(256, HIDDEN), empty(2 * INTERMEDIATE, HIDDEN), None)
+
+
+def persistent_fp8(chip: Chip) -> None:
+    if products := persistent(chip, fp8=True):
+        data = empty(2 * INTERMEDIATE, HIDDEN, dtype=FP8)
+        products.gated(
+            empty(256, HIDDEN), QuantizedWeight("fp8", data, empty(len(data), dtype=torch.float32), HIDDEN), None
+        )
+
+
+CASES = (
+    Case("prefill attention", ragged, products=True),
+    Case("prefill attention, one tile at once", lambda chip: ragged(chip, tiles_at_once=1), products=True),
+    Case("prefill attention, two tiles at once", lambda chip: ragged(chip, tiles_at_once=2), products=True),
+    Case("prefill attention, window", lambda chip: ragged(chip, window=4096), products=True),
+    Case("prefill attention, deterministic", lambda chip: ragged(chip, split=SPLIT), products=True),
+    Case("prefill attention, fp8 KV", lambda chip: ragged(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
+    Case("decode attention", decode, products=True),
+    Case("decode attention, window", lambda chip: decode(chip, window=4096), products=True),
+    Case("decode attention, fp8 KV", lambda chip: decode(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
+    Case("inputs of a step", inputs),
+    Case("norms, rotary, KV write", rotary),
+    Case("norms, rotary, KV write, fp8 KV", lambda chip: rotary(chip, kv_dtype=torch.float8_e4m3fn), fp8=True),
+    Case("RMS norm", lambda chip: rms_norm.rms_norm(empty(64, HIDDEN), empty(HIDDEN), 1e-6, dependent=chip.dependent)),
+    Case(
+        "residual, RMS norm",
+        lambda chip: rms_norm.add_rms_norm(
+            empty(64, HIDDEN), empty(64, HIDDEN), empty(HIDDEN), 1e-6, dependent=chip.dependent
+        ),
+    ),
+    Case(
+        "matrix product, deterministic",
+        lambda chip: fixed_linear(empty(64, HIDDEN), empty(6144, HIDDEN)),
+        products=True,
+    ),
+    Case("SwiGLU products and gate", gated, products=True),
+    Case("persistent product", persistent_plain, products=True),
+    Case("persistent product, added", persistent_added, products=True),
+    Case("persistent SwiGLU products and gate", persistent_gated, products=True),
+    Case("persistent SwiGLU products and gate, fp8", persistent_fp8, products=True, fp8=True),
+    Case("int8 weights", lambda chip: quantized("int8"), products=True),
+    Case("int4 weights", lambda chip: quantized("int4"), products=True),
+    Case("fp8 product", lambda chip: quantized("fp8", dependent=chip.dependent), products=True, fp8=True),
+    Case("sampling", sampled),
+    Case(
+        "SwiGLU gate",
+        lambda chip: silu_and_mul.silu_and_mul(empty(64, 2 * INTERMEDIATE), dependent=chip.dependent),
+    ),
+)

@@ -1,0 +1,207 @@
+"""What each recorded launch moves and computes. Tensors cross once, unless a kernel reads by an index: then the
+contexts say how much of a tensor is read.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from trunkline_bench.kernels.device import Device, programs_per_multiprocessor
+from trunkline_bench.kernels.launches import CHIPS, Launch, Resources, resources
+from trunkline_bench.kernels.persistent_products import persistent_product
+from trunkline_bench.kernels.recorded_step import Operation, RecordedStep
+from trunkline_bench.kernels.work import Work, product
+from trunkline_kernels.gpu.decode_tiling import SHORTEST_PIECE
+from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
+
+CHIP = CHIPS["sm_90"]
+WARPS = 4  # of a launch that does not say
+ELEMENTS = 1 << 16  # of one program of torch's element-wise kernels: 128 threads, 4 at a time, and a few rounds
+
+_RESOURCES: dict[str, Resources] = {}  # of launches that were compiled: it takes a second for each
+
+# Fields of Work that differ from the general case, of one launch.
+Fields = dict[str, float]
+Special = Callable[[Launch, RecordedStep, Device, int], Fields]
+
+
+def works(step: RecordedStep, device: Device) -> list[Work]:
+    """One entry per launch, in order."""
+    found: dict[str, Work] = {}
+    works: list[Work] = []
+    for launch in step.launches:
+        key = _key(launch)
+        if key not in found and isinstance(launch, Operation):
+            found[key] = _of_torch(launch, device)
+        elif key not in found and isinstance(launch, Launch):
+            if key not in _RESOURCES:
+                _RESOURCES[key] = resources(launch, CHIP)
+            found[key] = _of_triton(launch, step, device, _RESOURCES[key])
+        works.append(found[key])
+    # A kernel of the library neither lets the next one start early, nor starts early itself.
+    dependent = [isinstance(launch, Launch) and "launch_pdl" in launch.options for launch in step.launches]
+    return [
+        replace(work, early=is_dependent and after_one)
+        for work, is_dependent, after_one in zip(works, dependent, [False, *dependent], strict=False)
+    ]
+
+
+def _key(launch: Launch | Operation) -> str:
+    """The same for launches that do the same."""
+    if isinstance(launch, Operation):
+        return f"{launch.name} {launch.bytes} {launch.product}"
+    shown = [
+        f"{name}={tuple(value.shape) if isinstance(value, Tensor) else value}"
+        for name, value in launch.arguments.items()
+    ]
+    return f"{launch.kernel.__name__} {launch.programs} {' '.join(shown)}"
+
+
+def _of_torch(operation: Operation, device: Device) -> Work:
+    if operation.product:
+        rows, columns, inner = operation.product
+        name = f"product {rows} x {columns} x {inner}"
+        return product(name, rows, columns, inner, operation.itemsize, operation.out_itemsize, device)
+    programs = max(1, operation.bytes // ELEMENTS)
+    slots = device.multiprocessors * 16
+    return Work(operation.name, programs, slots, operation.bytes, least_s=device.least_s)
+
+
+def _of_triton(launch: Launch, step: RecordedStep, device: Device, needs: Resources) -> Work:
+    name = launch.kernel.__name__
+    warps = launch.options.get("num_warps", WARPS)
+    slots = device.multiprocessors * programs_per_multiprocessor(
+        device, warps=warps, registers=needs.registers, shared=needs.shared
+    )
+    fields: dict[str, float] = {
+        "programs": launch.programs,
+        "bytes": sum(map(_size, launch.arguments.values())),
+        "least_s": device.least_s,
+    }
+    if name in SPECIAL:
+        fields |= SPECIAL[name](launch, step, device, slots)
+    return Work(name.removeprefix("_"), slots=slots, **fields)  # type: ignore[arg-type]
+
+
+def _size(value: object) -> int:
+    return value.nbytes if isinstance(value, Tensor) else 0
+
+
+def _gather(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    return {"bytes": 2 * _size(launch.arguments["out"])}
+
+
+def _inputs(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    return {"bytes": 40.0 * sum(step.query_lens), "least_s": 2 * device.least_s}
+
+
+def _rotary(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    arguments = launch.arguments
+    return {"bytes": 2 * _size(arguments["qkv"]) + 4 * step.spec.head_dim * sum(step.query_lens)}
+
+
+def _norm(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    crossings = 4 if launch.arguments["ADD"] else 2
+    return {"bytes": crossings * _size(launch.arguments["x"])}
+
+
+def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    spec = step.spec
+    pairs = sum(
+        new * (context - new) + new * (new + 1) / 2
+        for new, context in zip(step.query_lens, step.context_lens, strict=True)
+    )
+    kv = sum(step.context_lens) * _token_bytes(launch, step)
+    share = device.overlapped_share if launch.arguments["OVERLAP"] else device.attention_share
+    return {
+        "bytes": 2 * _size(launch.arguments["q"]) + kv,
+        "bytes_share": device.paged_share,
+        "flops": 4.0 * spec.num_heads * spec.head_dim * pairs,
+        "flops_per_s": device.peak_flops * share,
+    }
+
+
+def _decodes(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    """As decode_plan divides the contexts: a program for each range of tiles and each KV head."""
+    arguments, spec = launch.arguments, step.spec
+    tiles, ranges = _ranges(launch, step)
+    programs = ranges * spec.num_kv_heads
+    begun = len(step.context_lens) / ranges + 1  # sequences of a range: for each, the loads begin anew
+    return {
+        "programs": programs,
+        "idle_programs": launch.programs - programs,
+        "bytes": sum(step.context_lens) * _token_bytes(launch, step)
+        + 2 * _size(arguments["q"])
+        + _cut_bytes(step, ranges),
+        "bytes_share": device.paged_share,
+        "flops": 4.0 * spec.num_heads * spec.head_dim * sum(step.context_lens),
+        "flops_per_s": device.peak_flops * device.attention_share,
+        "least_s": begun * device.least_s + math.ceil(tiles / ranges) * device.attention_tile_s,
+        "tail_s": device.meet_s if ranges > 1 else 0.0,
+    }
+
+
+def _ranges(attention: Launch, step: RecordedStep) -> tuple[int, int]:
+    """Tiles, and the ranges that they are divided into."""
+    keys = attention.arguments["TILE_KEYS"]
+    tiles = sum(-(-context // keys) for context in step.context_lens)
+    return tiles, min(max(tiles // max(1, SHORTEST_PIECE // keys), 1), len(attention.arguments["ranges"]))
+
+
+def _cut_bytes(step: RecordedStep, ranges: int) -> float:
+    """Results of the pieces at the ends of ranges, which are written and read again."""
+    return 2 * 2 * (ranges - 1) * step.spec.num_heads * (step.spec.head_dim + 2) * 4.0
+
+
+def _token_bytes(launch: Launch, step: RecordedStep) -> int:
+    """Of one token's keys and values in one layer."""
+    keys: Tensor = launch.arguments["keys"]
+    return 2 * step.spec.num_kv_heads * step.spec.head_dim * keys.dtype.itemsize
+
+
+def _persistent(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    arguments = launch.arguments
+    tiles = math.prod(-(-arguments[f"num_{name}"] // arguments[f"TILE_{name.upper()}"]) for name in ("rows", "columns"))
+    cut = tiles - arguments["waves"] * launch.programs
+    tiling = PersistentTiling(
+        arguments["TILE_ROWS"], arguments["TILE_COLUMNS"], arguments["TILE_INNER"], launch.options["num_warps"],
+        launch.options["num_stages"], slots // device.multiprocessors,
+        least_saved=0 if arguments["sharing"] > cut else NEVER,
+    )  # fmt: skip
+    kernel = GATED if arguments["GATED"] else ADDED if arguments["ADDED"] else LINEAR
+    work = persistent_product(
+        kernel, arguments["num_rows"], arguments["num_columns"], arguments["inner"], tiling,
+        arguments["x"].base.dtype.itemsize, device,
+    )  # fmt: skip
+    return {
+        "bytes": work.bytes, "flops": work.flops, "flops_per_s": work.flops_per_s, "least_s": work.least_s,
+        "tail_s": work.tail_s,
+    }  # fmt: skip
+
+
+def _peaks(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    arguments = launch.arguments
+    return {"bytes": _size(arguments["logits"]) + _size(arguments["peaks"]) + _size(arguments["masses"])}
+
+
+def _greedy(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    """The peaks of a row, then the one tile with the highest."""
+    arguments = launch.arguments
+    tile = len(arguments["chosen"]) * arguments["TILE"] * 4.0
+    return {"bytes": _size(arguments["peaks"]) + tile, "least_s": 2 * device.least_s}
+
+
+SPECIAL: dict[str, Special] = {
+    "_persistent_matmul": _persistent,
+    "_gather_rows": _gather,
+    "_step_inputs": _inputs,
+    "_rotary_kv": _rotary,
+    "_rms_norm": _norm,
+    "_ragged_attention": _prompts,
+    "_attend_ranges": _decodes,
+    "_tile_peaks": _peaks,
+    "_choose": _greedy,
+}

@@ -1,0 +1,145 @@
+"""The launches of one step of the engine, recorded from its own decoder and sampling on tensors without memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trunkline_bench.kernels.launches import META, Launch, recorded
+from trunkline_kernels.gpu import sampling
+from trunkline_kernels.gpu.device_batch import DeviceBatch
+from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
+from trunkline_worker.checkpoint.spec import DecoderSpec
+from trunkline_worker.gpu.row_table import RowTable
+from trunkline_worker.gpu.step_inputs import StepInputs, StepShape
+from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
+from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
+
+BLOCK_SIZE = 16
+POOL_BLOCKS = 64  # of the recorded pool: what is read of it is counted by contexts, not by its size
+# What torch makes without launching a kernel.
+WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One kernel of torch."""
+
+    name: str
+    bytes: int  # of its tensors, each once
+    product: tuple[int, int, int] | None  # rows, columns, inner
+    itemsize: int  # of its first tensor
+    out_itemsize: int  # read and written, if it is a product
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """What a step launches, in order, and the facts that its traffic depends on."""
+
+    launches: list[Launch | Operation]
+    graphed: int  # of them, the first ones: those of the captured graph
+    spec: DecoderSpec
+    query_lens: list[int]
+    context_lens: list[int]
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects what torch would launch."""
+
+    def __init__(self, launches: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._launches = launches
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if not func.is_view and name not in WITHOUT_KERNEL and isinstance(out, Tensor):
+            tensors = [arg for arg in args if isinstance(arg, Tensor)]
+            in_place = any(out is tensor for tensor in tensors)
+            moved = sum(tensor.nbytes for tensor in tensors if name != "zero_") + out.nbytes
+            moved -= out.nbytes if in_place and name != "zero_" else 0
+            factors = tensors[-2:] if name in ("mm", "addmm", "addmm_") else None
+            shape = (factors[0].shape[0], factors[1].shape[1], factors[1].shape[0]) if factors else None
+            if name.startswith("new_"):
+                moved = out.nbytes
+            itemsize = (tensors or [out])[0].dtype.itemsize
+            # A product that is added to what is there reads it first.
+            out_itemsize = out.dtype.itemsize * (2 if name == "addmm_" else 1)
+            self._launches.append(Operation(name, moved, shape, itemsize, out_itemsize))
+        return out
+
+
+@contextmanager
+def _recording() -> Iterator[list[Any]]:
+    """Kernels of Triton and of torch, in one list."""
+    launches: list[Any]
+    with recorded() as launches, Operations(launches):
+        yield launches
+
+
+def decode_step(spec: DecoderSpec, chip: Chip, *, batch: int, context: int) -> RecordedStep:
+    """A step in which `batch` sequences with contexts of this length decode, greedily sampled."""
+    decoder = _decoder(spec, chip)
+    return _recorded(decoder, StepShape(batch, batch, batch, 0, 0, 0), [1] * batch, [context] * batch)
+
+
+def prompt_step(spec: DecoderSpec, chip: Chip, *, tokens: int, prompt: int) -> RecordedStep:
+    """A step that computes prompts of this length whole, so many tokens in all."""
+    decoder = _decoder(spec, chip)
+    lens = np.full(tokens // prompt, prompt, np.int32)
+    tiles = decoder.tiles(lens, lens).tiles
+    return _recorded(
+        decoder, StepShape(int(lens.sum()), len(lens), 0, len(tiles), 0, 0), lens.tolist(), lens.tolist()
+    )  # fmt: skip
+
+
+def _recorded(decoder: GpuDecoder, shape: StepShape, query_lens: list[int], context_lens: list[int]) -> RecordedStep:
+    spec = decoder.spec
+    table = RowTable(num_rows=shape.num_seqs, max_tokens=4096, max_blocks=4096 // BLOCK_SIZE, device=META)
+    inputs = StepInputs(
+        decoder, table, block_size=BLOCK_SIZE, max_tokens=shape.num_tokens, max_seqs=shape.num_seqs, max_pieces=0,
+        max_prefix_tiles=1,
+    )  # fmt: skip
+    inputs.reserve(shape)
+    batch: DeviceBatch = inputs.batch(shape)
+    kv: list[KVLayer] = [
+        allocate_kv(
+            num_layers=1, num_blocks=POOL_BLOCKS, block_size=BLOCK_SIZE, num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim, dtype=torch.bfloat16, device=META,
+        )[0]
+    ] * spec.num_layers  # fmt: skip
+    last = torch.empty(shape.num_seqs, dtype=torch.int32, device=META)
+    samples = torch.empty(shape.num_seqs, 2, dtype=torch.int32, device=META)
+    with torch.no_grad(), _recording() as launches:
+        inputs.build(batch, max(query_lens))
+        # A step of decodes samples from all tokens; else the last layer is for those that are sampled from.
+        hidden = decoder.forward(batch, kv, None if shape.num_decodes else last)
+        graphed = len(launches)
+        logits = decoder.logits(hidden)
+        sampling.sample(logits, samples, table.device_rows, draws=False)
+    return RecordedStep(launches, graphed, spec, query_lens, context_lens)
+
+
+def _decoder(spec: DecoderSpec, chip: Chip) -> GpuDecoder:
+    def matrix(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=META)
+
+    heads, kv_heads, dim, hidden = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.hidden_size
+    norm = matrix(dim) if spec.qk_norm else None
+    packed = (heads + 2 * kv_heads) * dim
+    layer = LayerWeights(
+        input_norm=matrix(hidden), qkv=matrix(packed, hidden), qkv_bias=matrix(packed) if spec.qkv_bias else None,
+        query_norm=norm, key_norm=norm, output=matrix(hidden, heads * dim),
+        output_bias=matrix(hidden) if spec.output_bias else None, post_norm=matrix(hidden),
+        gate_up=matrix(2 * spec.intermediate_size, hidden),
+        gate_up_bias=matrix(2 * spec.intermediate_size) if spec.mlp_bias else None,
+        down=matrix(hidden, spec.intermediate_size), down_bias=matrix(hidden) if spec.mlp_bias else None,
+    )  # fmt: skip
+    vocab = matrix(spec.vocab_size, hidden)
+    weights = DecoderWeights(vocab, [layer] * spec.num_layers, matrix(hidden), vocab)
+    return GpuDecoder(spec, weights, context_length=4096, deterministic=False, chip=chip)

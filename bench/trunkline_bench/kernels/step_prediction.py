@@ -1,0 +1,90 @@
+"""The prediction of a decode step and of a job, written as a page."""
+
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import triton
+
+from trunkline_bench.kernels.device import H200, RANGES, Device
+from trunkline_bench.kernels.kernel_work import works
+from trunkline_bench.kernels.persistent_products import best_tilings
+from trunkline_bench.kernels.recorded_step import RecordedStep, decode_step, prompt_step
+from trunkline_bench.kernels.step_table import Job, JobPrediction, job_prediction, sensitivity, step_s, table
+from trunkline_worker.checkpoint.spec import read_spec
+from trunkline_worker.model.gpu_decoder import Chip
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PROGRAM_SHARED_MEMORY = 227 << 10  # bytes that one program may use
+SHARE = "own_product_share"
+PROMPT_STEP_TOKENS = 8192  # of a step that computes prompts: what the headline stage of bench-gpu runs with
+
+
+def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
+    """Markdown. The job has `batch` requests and this mean context: prompts and outputs of two thirds of it."""
+    chip = Chip(device.multiprocessors, PROGRAM_SHARED_MEMORY, (9, 0), dependent_launches=True)
+    spec = read_spec(CONFIGS / model)
+    length = context * 2 // 3
+    decode = decode_step(spec, chip, batch=batch, context=context)
+    prompts = prompt_step(spec, chip, tokens=max(PROMPT_STEP_TOKENS, length), prompt=length)
+    own: dict[Device, RecordedStep] = {}
+    for share in (device.own_product_share, *RANGES[SHARE]):
+        changed = _changed(device, SHARE, share)
+        with best_tilings(spec, batch, changed):
+            own[changed] = decode_step(spec, replace(chip, name=device.name), batch=batch, context=context)
+    job = Job(batch, length, length)
+    predicted = _predicted(decode, prompts, job, device)
+    rates = {
+        name: (
+            _predicted(decode, prompts, job, _changed(device, name, worst)).tokens_per_s,
+            _predicted(decode, prompts, job, _changed(device, name, best)).tokens_per_s,
+        )
+        for name, (worst, best) in RANGES.items()
+        if name != SHARE
+    }
+    assumed = ", ".join(f"{field.name} {getattr(device, field.name):.4g}" for field in fields(device)[1:])
+    return (
+        f"# A decode step of {model}, predicted\n\n"
+        f"- date: {datetime.now(UTC):%Y-%m-%d}; versions: triton {triton.__version__}, torch {torch.__version__}\n"
+        f"- command: `python -m trunkline_bench.kernels.resources --step {model} --batch {batch} --context {context}`"
+        " (no GPU is used, and nothing is measured)\n"
+        f"- assumed of an {device.name}: {assumed}; sources: `trunkline_bench/kernels/device.py`\n"
+        f"- job of {batch} requests of {length} tokens in and {length} out: prompts {predicted.prefill_s:.1f} s, "
+        f"decodes {predicted.decode_s:.1f} s, **{predicted.tokens_per_s:,.0f} output tok/s**\n\n"
+        f"## {batch} decodes with contexts of {context}\n\n{table(works(decode, device), device)}\n"
+        f"## The same decodes with a tuned table\n\n{_tuned(own, prompts, job)}\n"
+        f"## A step of {sum(prompts.query_lens):,} prompt tokens\n\n{table(works(prompts, device), device)}\n"
+        "## What the job would reach if one assumption is wrong\n\n"
+        f"{sensitivity(rates, RANGES, device)}"
+    )
+
+
+def _tuned(own: dict[Device, RecordedStep], prompts: RecordedStep, job: Job) -> str:
+    """own: steps by what is assumed of our own products, the first of which is shown"""
+    rates = ", ".join(
+        f"{_predicted(decode, prompts, job, device).tokens_per_s:,.0f} if {SHARE} is {device.own_product_share}"
+        for device, decode in own.items()
+    )
+    device, decode = next(iter(own.items()))
+    said = (
+        "A product of a layer goes through the persistent kernel if that should be faster than the library, as the "
+        f"product sweep decides it by measuring. The job would reach {rates} output tok/s.\n\n"
+    )
+    launched = works(decode, device)
+    if any(work.name == "persistent_matmul" for work in launched):
+        return said + table(launched, device)
+    return said + f"None should be faster if {SHARE} is {device.own_product_share}: the step is the one above.\n"
+
+
+def _changed(device: Device, name: str, value: float) -> Device:
+    return replace(device, **{name: value})  # type: ignore[arg-type]
+
+
+def _predicted(decode: RecordedStep, prompts: RecordedStep, job: Job, device: Device) -> JobPrediction:
+    return job_prediction(
+        job,
+        decode_step_s=step_s(works(decode, device), device),
+        prompt_step_s=step_s(works(prompts, device), device),
+        prompt_step_tokens=sum(prompts.query_lens),
+    )

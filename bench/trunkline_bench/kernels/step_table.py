@@ -1,0 +1,91 @@
+"""The prediction as a table: every kind of launch of a decode step, the step, and the headline job."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trunkline_bench.kernels.device import Device
+from trunkline_bench.kernels.work import Work
+from trunkline_bench.reports import markdown
+
+COLUMNS = (
+    "launches", "programs", "at once", "waves", "MB", "GFLOP", "µs each", "ms a step", "of the roofline",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Requests that all come at once."""
+
+    requests: int
+    prompt: int  # tokens
+    output: int  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class JobPrediction:
+    """How long a job takes."""
+
+    prefill_s: float
+    decode_s: float
+    tokens: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / (self.prefill_s + self.decode_s)
+
+
+def step_s(works: Sequence[Work], device: Device) -> float:
+    """Of a whole step, gaps included."""
+    return sum(work.seconds(device) + work.gap_s(device) for work in works) + device.step_s
+
+
+def job_prediction(job: Job, *, decode_step_s: float, prompt_step_s: float, prompt_step_tokens: int) -> JobPrediction:
+    """Prompts first, then one step per output token: decodes that run beside prompts make up for the steps at the end
+    that are not full.
+
+    decode_step_s: at the mean context of the job
+    """
+    prefill_s = job.requests * job.prompt / prompt_step_tokens * prompt_step_s
+    return JobPrediction(prefill_s, job.output * decode_step_s, job.requests * job.output)
+
+
+def table(works: Sequence[Work], device: Device) -> str:
+    """One line per kind of launch, and one for what lies between them."""
+    kinds: dict[Work, int] = {}
+    for work in works:
+        kinds[work] = kinds.get(work, 0) + 1
+    rows: dict[str, list[str]] = {}
+    for work, count in kinds.items():
+        seconds = work.seconds(device)
+        name = f"`{work.name}`"
+        while name in rows:  # the same kernel with other arguments
+            name += ", again"
+        idle = f" + {work.idle_programs:,} idle" if work.idle_programs else ""
+        rows[name] = [
+            str(count), f"{work.programs:,}{idle}", f"{work.slots:,}", f"{work.waves:.2f}", f"{work.bytes / 1e6:,.1f}",
+            f"{work.flops / 1e9:,.1f}", f"{seconds * 1e6:,.1f}", f"{count * seconds * 1e3:.3f}",
+            f"{work.roofline_s(device) / seconds:.0%}",
+        ]  # fmt: skip
+    gaps = sum(work.gap_s(device) for work in works)
+    blank = [""] * 5
+    rows["gaps between launches"] = [str(len(works)), *blank, "", f"{gaps * 1e3:.3f}", ""]
+    rows["between steps"] = ["1", *blank, "", f"{device.step_s * 1e3:.3f}", ""]
+    total = step_s(works, device)
+    bound = sum(work.roofline_s(device) for work in works)
+    rows["**one step**"] = [str(len(works)), *blank, "", f"**{total * 1e3:.2f}**", f"{bound / total:.0%}"]
+    return markdown.table(rows, COLUMNS)
+
+
+def sensitivity(rates: dict[str, tuple[float, float]], ranges: dict[str, tuple[float, float]], device: Device) -> str:
+    """What the job would reach at either end of each assumption's range, the widest first.
+
+    rates: tokens per second at both ends, by the name of the assumption
+    """
+    rows = {
+        f"`{name}`": [
+            f"{getattr(device, name):.3g}", f"{ranges[name][0]:.3g}", f"{rates[name][0]:,.0f}",
+            f"{ranges[name][1]:.3g}", f"{rates[name][1]:,.0f}",
+        ]
+        for name in sorted(rates, key=lambda name: rates[name][0] - rates[name][1])
+    }  # fmt: skip
+    return markdown.table(rows, ("assumed", "at worst", "tok/s", "at best", "tok/s "))

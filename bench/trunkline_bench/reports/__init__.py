@@ -1,0 +1,1 @@
+"""What the reports of measurements share: where figures come from, statistics, Markdown tables."""

@@ -1,0 +1,1 @@
+"""The router: time per routing decision, and quotas over two router processes."""

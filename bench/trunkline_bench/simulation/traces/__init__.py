@@ -1,0 +1,1 @@
+"""Workloads: requests read from traces or generated."""

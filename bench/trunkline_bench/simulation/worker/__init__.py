@@ -1,0 +1,1 @@
+"""One simulated worker: the real engine in virtual time."""

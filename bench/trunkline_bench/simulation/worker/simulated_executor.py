@@ -1,0 +1,158 @@
+"""An executor in virtual time: it computes nothing, and takes as long as a cost model says."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trunkline_bench.simulation.costs.step_work import StepWork, work_of
+from trunkline_worker.step.plan import StepPlan, StepResult
+
+END_TOKEN = 2  # what ends a sequence that has as many tokens as the trace says
+FIRST_TOKEN = 3
+
+
+class StepCost(Protocol):
+    """How long steps take, in seconds."""
+
+    def step_time_s(self, work: StepWork) -> float:
+        """One step."""
+
+    def run_times_s(self, work: StepWork, count: int) -> NDArray[np.float64]:
+        """`count` steps that only decode, each context growing by one each time; `work` is the first."""
+
+
+class VirtualClock:
+    """Time that passes only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance_to(self, time_s: float) -> None:
+        self.now_s = max(self.now_s, time_s)
+
+
+class SimulatedExecutor:
+    """Steps run one after the other on one device.
+
+    output_lengths: how many tokens each sequence generates, by id; it ends with END_TOKEN then. The scheduler does not
+    know it, as it would not know it of a real model.
+    host_s: time the host needs for a step; hidden behind the device's unless run_ahead is 0.
+    """
+
+    def __init__(
+        self,
+        cost: StepCost,
+        clock: VirtualClock,
+        output_lengths: Mapping[int, int],
+        *,
+        run_ahead: int = 1,
+        host_s: float = 0.0,
+    ) -> None:
+        self.run_ahead = run_ahead
+        self._cost = cost
+        self._clock = clock
+        self._output_lengths = output_lengths
+        self._host_s = host_s
+        self._left: dict[int, int] = {}  # tokens that a sequence will still generate, by id
+        self._prefilling: set[int] = set()  # sequences that have sampled nothing since they started, by id
+        self._free_s = 0.0  # when the device has done all that was launched
+        self._results: deque[tuple[StepResult, float]] = deque()
+        self._costed: tuple[StepPlan, StepWork, float] | None = None  # the latest plan, its work and its time
+
+    def launch(self, plan: StepPlan) -> None:
+        left = self._left
+        for sequence_id in plan.ended:
+            del left[sequence_id]
+            self._prefilling.discard(sequence_id)
+        for start in plan.starts:
+            generated = len(start.token_ids) - start.prompt_len
+            left[start.sequence_id] = self._output_lengths[start.sequence_id] - generated
+            self._prefilling.add(start.sequence_id)
+        begin_s = max(self._clock.now_s, self._free_s)
+        if plan.repeats > 1:
+            self._launch_run(plan, work_of(plan), begin_s)
+            return
+        _, device_s = self._cost_of(plan)
+        tokens: list[int | None] = []
+        for step in plan.steps:
+            if step.samples:
+                left[step.sequence_id] = still = left[step.sequence_id] - 1
+                tokens.append(FIRST_TOKEN if still else END_TOKEN)
+            else:
+                tokens.append(None)
+        if self._prefilling:
+            self._prefilling.difference_update([step.sequence_id for step in plan.steps if step.samples])
+        self._free_s = begin_s + self._elapsed_s(device_s)
+        self._results.append((StepResult(plan.step_id, tokens, device_time_s=device_s), self._free_s))
+
+    def is_done(self) -> bool:
+        return bool(self._results) and self._results[0][1] <= self._clock.now_s
+
+    @property
+    def next_done_s(self) -> float:
+        """When the oldest step that was not collected is done."""
+        return self._results[0][1] if self._results else float("inf")
+
+    def collect(self) -> StepResult:
+        result, done_s = self._results.popleft()
+        self._clock.advance_to(done_s)
+        return result
+
+    def repeats(self, plan: StepPlan, most: int, until_s: float) -> int:
+        """See executor.RepeatingExecutor. The next repetition is planned when the one before is done or, running
+        ahead, some time before: no later than that. A prompt computed token by token is no decode: once only."""
+        done_s = max(self._clock.now_s, self._free_s)
+        if done_s >= until_s or (
+            self._prefilling and any([step.sequence_id in self._prefilling for step in plan.steps])
+        ):
+            return 1
+        left = self._left
+        most = min(most, min([left[step.sequence_id] for step in plan.steps]))
+        work, device_s = self._cost_of(plan)
+        if most <= 1 or done_s + self._elapsed_s(device_s) >= until_s:
+            return 1
+        count = 1
+        for device_s in self._cost.run_times_s(work, most - 1).tolist():
+            done_s += self._elapsed_s(device_s)
+            if done_s >= until_s:
+                break
+            count += 1
+        return count
+
+    def _cost_of(self, plan: StepPlan) -> tuple[StepWork, float]:
+        """What it asks of the device, and how long it takes once."""
+        if self._costed is None or self._costed[0] is not plan:
+            work = work_of(plan)
+            self._costed = plan, work, self._cost.step_time_s(work)
+        return self._costed[1:]
+
+    def _launch_run(self, plan: StepPlan, work: StepWork, begin_s: float) -> None:
+        """Two results: all repetitions but the last, and the last one."""
+        device_s: list[float] = self._cost.run_times_s(work, plan.repeats).tolist()
+        done_s: list[float] = []
+        for time_s in device_s:
+            begin_s += self._elapsed_s(time_s)
+            done_s.append(begin_s)
+        for step in plan.steps:
+            self._left[step.sequence_id] -= plan.repeats
+        self._free_s = done_s[-1]
+        earlier = plan.repeats - 1
+        first = StepResult(
+            plan.step_id,
+            [],
+            repeated_times_s=device_s[:-1],
+            repeated_done_s=done_s[:-1],
+            repeated_token_ids=[[FIRST_TOKEN] * earlier] * len(plan.steps),
+        )
+        tokens: list[int | None] = [FIRST_TOKEN if self._left[step.sequence_id] else END_TOKEN for step in plan.steps]
+        self._results.append((first, done_s[-2]))
+        self._results.append((StepResult(plan.step_id, tokens, device_time_s=device_s[-1]), done_s[-1]))
+
+    def _elapsed_s(self, device_s: float) -> float:
+        return max(device_s, self._host_s) if self.run_ahead else device_s + self._host_s

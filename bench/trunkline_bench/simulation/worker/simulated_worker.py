@@ -1,0 +1,213 @@
+"""One simulated worker: the real engine loop, with its scheduler and blocks, before an executor that computes nothing,
+on a clock of its own. Whoever has it drives it up to a time."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trunkline.engine.v1.engine_pb2 import EngineStep
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import LoadSample, Submit
+from trunkline_bench.simulation.traces.trace_request import TraceRequest
+from trunkline_bench.simulation.worker.simulated_executor import (
+    END_TOKEN,
+    SimulatedExecutor,
+    StepCost,
+    VirtualClock,
+)
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.prefix_tree import PrefixTree
+from trunkline_worker.engine.engine import Engine, ModelLimits
+from trunkline_worker.engine.submission import Prompt
+from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
+from trunkline_worker.lanes.lanes import Lane, lane_number
+from trunkline_worker.pace.limits import SchedulerLimits
+from trunkline_worker.scheduling.scheduler import Scheduler
+from trunkline_worker.scheduling.stats import EngineStats
+
+FINGERPRINT = "simulated"  # of the model whose blocks are hashed
+NEVER_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What is simulated."""
+
+    cost: StepCost
+    num_blocks: int
+    block_size: int
+    limits: SchedulerLimits
+    context_length: int = 131_072
+    run_ahead: int = 1
+    host_s: float = 0.0
+    fast_forward: bool = True
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Of prompt and output together: the context, or the KV pool where that is smaller."""
+        return min(self.context_length, self.num_blocks * self.block_size)
+
+    def can_hold(self, request: TraceRequest) -> bool:
+        """Whether there is room for the prompt and one token more."""
+        return request.prompt_tokens < self.max_total_tokens
+
+
+class StatsOfAllTime(EngineStats):
+    """The engine's statistics forget what is a minute or two old; a run's are of the whole of it."""
+
+    def turn_windows(self, now_s: float) -> None:
+        pass
+
+
+class SimulatedWorker:
+    """See the module.
+
+    on_step: hears of every EngineStep, and when; on_load: of load samples, at the times at which the worker's front
+    sends them: at most one every LOAD_INTERVAL_S, the newest there is. That the times are fixed, rather than counted
+    from the first change, lets an engine that repeats its plans tell what one that does not would tell.
+    load_phase_s: the first of these times
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        on_step: Callable[[float, EngineStep], None],
+        on_load: Callable[[float, LoadSample], None] | None = None,
+        *,
+        load_phase_s: float = 0.0,
+    ) -> None:
+        self.stats = StatsOfAllTime(0.0)
+        self.clock = VirtualClock()
+        self._output_lengths: dict[int, int] = {}  # of those that have not ended, by handle
+        self._executor = SimulatedExecutor(
+            spec.cost, self.clock, self._output_lengths, run_ahead=spec.run_ahead, host_s=spec.host_s
+        )
+        blocks = KVBlocks(spec.num_blocks, PrefixTree(FINGERPRINT, spec.block_size))
+        self.engine = Engine(
+            Scheduler(spec.limits, blocks, self.stats),
+            self._executor,
+            ModelLimits(spec.max_total_tokens, frozenset([END_TOKEN])),
+            self.clock,
+            repeating=self._executor if spec.fast_forward else None,
+        )
+        self._on_step = on_step
+        self._on_load = on_load
+        # On their way, with the times when they are there, and with their prompts.
+        self._submits: deque[tuple[float, Submit, Callable[[], Prompt]]] = deque()
+        self._next_s = NEVER_S  # when the engine has something to do again, unless a submit comes first
+        self._load: LoadSample | None = None  # not sent yet
+        self._load_at_s = NEVER_S if on_load is None else load_phase_s
+        self.due_s = NEVER_S  # when advance() has something to do again: asked at every event of the whole fleet
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to happen here."""
+        return bool(self._submits) or self.engine.has_work
+
+    @property
+    def busy_s(self) -> float:
+        """How long its device has computed so far."""
+        return self.stats.total.device_time_s
+
+    def submit(self, at_s: float, submit: Submit, prompt: Callable[[], Prompt], output_tokens: int) -> None:
+        """Will be there at a time that is no earlier than any submit's before, nor than advance() has been told of.
+
+        prompt: makes it, when it is there: those of a long trace do not fit in memory together
+        """
+        self._output_lengths[submit.handle] = output_tokens
+        self._submits.append((at_s, submit, prompt))
+        self.due_s = min(self.due_s, self.next_s)
+
+    @property
+    def next_s(self) -> float:
+        """When something happens here next; it has not happened yet."""
+        if not self._submits:
+            return self._next_s
+        # What came while a step was collected is seen after it.
+        return min(self._next_s, max(self._submits[0][0], self.clock.now_s))
+
+    def advance(self, until_s: float) -> None:
+        """Lets everything happen that begins before a time. What has been begun is told of as it ends.
+
+        Nothing may be submitted later that would be there before `until_s`. Raises RuntimeError where requests are left
+        and nothing will ever happen: the engine has lost sight of them.
+        """
+        while True:
+            event_s = self.next_s
+            if self._load is not None and self._load_at_s < min(event_s, until_s):
+                self._send_load()
+            elif event_s >= until_s:
+                self.due_s = event_s if self._load is None else min(event_s, self._load_at_s)
+                return
+            else:
+                self.clock.advance_to(event_s)
+                self._run(until_s)
+
+    def _run(self, until_s: float) -> None:
+        """From an event on to where nothing is to be done, or the time is over; then `_next_s` says when to go on."""
+        clock, engine, submits = self.clock, self.engine, self._submits
+        while clock.now_s < until_s:
+            if self._load is not None and self._load_at_s <= clock.now_s:
+                self._send_load()
+            while submits and submits[0][0] <= clock.now_s:
+                _, submit, prompt = submits.popleft()
+                engine.submit(submit, prompt())
+            if not engine.has_work:
+                self._next_s = NEVER_S
+                return
+            # Repeated plans stop where somebody may want to know how it stands.
+            known_s = min(until_s, submits[0][0]) if submits else until_s
+            engine.next_arrival_s = min(known_s, self._next_load_s())
+            step = engine.step()
+            if step is not None:
+                self._tell(step)
+            elif engine.is_waiting:
+                wakes_s, now_s = engine.wakes_s(), clock.now_s
+                self._next_s = done_s if (done_s := self._executor.next_done_s) > now_s else NEVER_S
+                if wakes_s is not None and wakes_s > now_s:
+                    self._next_s = min(self._next_s, wakes_s)
+                if self._next_s == NEVER_S and not submits:
+                    raise RuntimeError(
+                        f"an engine is stuck: {len(self._output_lengths)} requests are left at {now_s:.3f} s of "
+                        "virtual time, and there is nothing to wait for"
+                    )
+                return
+        self._next_s = clock.now_s
+
+    def _next_load_s(self) -> float:
+        """When the next sample is sent, or would be if there were something to say."""
+        if self._load is None and self._load_at_s <= self.clock.now_s:
+            periods = int((self.clock.now_s - self._load_at_s) / LOAD_INTERVAL_S) + 1
+            self._load_at_s += periods * LOAD_INTERVAL_S
+        return self._load_at_s
+
+    def _tell(self, step: EngineStep) -> None:
+        now_s = self.clock.now_s
+        if self._on_load is not None:
+            if self._load is not None and self._load_at_s < now_s:
+                self._send_load()
+            self._next_load_s()
+            self._load = step.load
+        for output in step.outputs:
+            if output.finish_reason or output.HasField("error"):
+                del self._output_lengths[output.handle]
+        self._on_step(now_s, step)
+
+    def _send_load(self) -> None:
+        assert self._on_load is not None
+        assert self._load is not None
+        self._on_load(self._load_at_s, self._load)
+        self._load = None
+        self._load_at_s += LOAD_INTERVAL_S
+
+
+def submit_of(handle: int, request: TraceRequest, tenant_weight: float = 1.0) -> Submit:
+    """A request as the engine gets it, but for its prompt. max_tokens is left open: nobody knows how long an answer
+    will be."""
+    return Submit(
+        handle=handle,
+        sampling=SamplingParams(seed=0),
+        lane=lane_number(Lane[request.lane.upper()]),  # type: ignore[arg-type]
+        tenant=request.tenant,
+        tenant_weight=tenant_weight,
+    )

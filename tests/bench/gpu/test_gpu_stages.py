@@ -1,0 +1,212 @@
+"""The stages of `make bench-gpu` run, tiny and interpreted; one that fails costs nothing but itself."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_bench.gpu.engine.headline import with_tuned_table
+from trunkline_bench.gpu.kernels.attention import layouts_speed
+from trunkline_bench.gpu.main import main, run
+from trunkline_bench.gpu.shapes import Shapes
+from trunkline_bench.gpu.stages import CALL_S, STAGES, Stage
+from trunkline_bench.simulation.costs.fitted_cost import FittedCost
+from trunkline_kernels.gpu.prompt_attention import KERNEL, OWN
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, TilingKey, table
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "trunkline_bench.gpu.main", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def stages_in(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("20*.json")
+    stages: dict[str, Any] = json.loads(path.read_text())["stages"]
+    return stages
+
+
+def misbehaving(*names: str, limit_s: float = 60.0) -> list[Stage]:
+    return [Stage(name, f"tests.bench.gpu.misbehaving_stages:{name}", 1, 1, limit_s) for name in names]
+
+
+# Eighteen processes one after the other, of which each imports torch and most start an engine or two.
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_every_stage_runs(tmp_path: Path) -> None:
+    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--minutes", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = stages_in(tmp_path)
+    assert list(stages) == [stage.name for stage in STAGES if not stage.instead_of]
+    assert all(stage["rows"] and stage["ended"] == "done" for stage in stages.values())
+    rows = {row["what"]: row for stage in stages.values() for row in stage["rows"] if "what" in row}
+    assert rows["2 x (9 in, 3 out)"]["finished"]
+    assert rows["--deterministic"]["of_plain"] > 0
+    assert rows["generate, sdpa"]["output_tok_per_s"] > 0
+    assert any(what.startswith("generate_batch") and "output_tok_per_s" in row for what, row in rows.items())
+    # What the engine's steps took is a profile that the simulator takes.
+    FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
+
+
+def test_the_sweeps_write_a_table_that_the_kernels_take(tmp_path: Path) -> None:
+    done = bench(
+        "--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "tiling sweep,product sweep,fp8 product sweep"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = stages_in(tmp_path)["tiling sweep"]["rows"]
+    assert {row["what"] for row in rows} == {"decode_attention", "ragged_attention", KERNEL}
+    found = table(tmp_path / "tuned.json")
+    assert {key.kernel for key in found} == {"decode_attention", "ragged_attention", KERNEL, GATED, LINEAR, ADDED}
+    best = {row["what"]: row for row in rows if row.get("best_so_far")}
+    tilings = {key.kernel: fields for key, fields in found.items() if isinstance(key, TilingKey)}
+    (choice,) = (row for row in rows if row["what"] == KERNEL)
+    assert tilings.pop(KERNEL) == ({} if choice["library"] else OWN)
+    assert all(fields.items() <= best[kernel].items() for kernel, fields in tilings.items())
+    timed = stages_in(tmp_path)["product sweep"]["rows"]
+    chosen = [row for row in timed if row["what"] == "gate and up, chosen"]
+    kinds = {True: "persistent", False: "own"}
+    products = {
+        key.rows: kinds["programs" in fields] if fields else "library"
+        for key, fields in found.items()
+        if key.kernel == GATED and isinstance(key, ProductKey) and key.dtype == "float32"
+    }
+    assert products == {row["rows"]: row["kernel"] for row in chosen}
+    assert {row["what"] for row in timed if "of_library" in row} == {
+        "gate and up, own", "gate and up, persistent", "down, persistent", "qkv, persistent", "output, persistent"
+    }  # fmt: skip
+    eight_bits = {
+        (key.kernel, key.rows) for key in found if isinstance(key, ProductKey) and key.dtype == "float8_e4m3fn"
+    }
+    assert eight_bits == {(kernel, rows) for kernel in (GATED, LINEAR, ADDED) for rows in products}
+
+
+def test_a_headline_with_a_tuned_table_needs_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="the tiling sweep and the product sweep come first"):
+        next(iter(with_tuned_table(Shapes.of(torch.device("cpu"), tmp_path, DEMO_MODEL))))
+
+
+def test_both_layouts_of_the_pool_are_measured(tmp_path: Path) -> None:
+    shapes = Shapes.of(torch.device("cpu"), tmp_path, DEMO_MODEL)
+    rows = list(layouts_speed(shapes, copy=1e9))
+    assert [row["layout"] for row in rows] == ["layer by layer", "whole blocks of 3 layers"]
+    assert all(row["gb_per_s"] > 0 and (row["batch"], row["context"]) == (2, 70) for row in rows)  # type: ignore[operator]
+    assert rows[0]["of_layer_by_layer"] == 1
+
+
+def test_the_first_stage_runs(tmp_path: Path) -> None:
+    done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    whats = [row["what"] for row in stages_in(tmp_path)["smoke"]["rows"]]
+    assert {"copy", "captured graph", "decode attention", "rms_norm", "tokens equal the CPU's"} <= set(whats)
+
+
+def test_what_ends_one_stage_costs_no_other_row(tmp_path: Path) -> None:
+    stages = misbehaving("works", "raises", "is_killed", "loses_the_device")
+    hanging = misbehaving("hangs", limit_s=8.0)
+    again = Stage("works again", "tests.bench.gpu.misbehaving_stages:works", 1, 1, 60.0)
+    instead = Stage("instead", "tests.bench.gpu.misbehaving_stages:works", 1, 1, 60.0, instead_of="raises")
+    never = Stage("never", "tests.bench.gpu.misbehaving_stages:works", 1, 1, 60.0, instead_of="works")
+    assert not run([*stages, *hanging, again, instead, never], tmp_path, tiny=DEMO_MODEL, seconds=600)
+    found = stages_in(tmp_path)
+    rows = {name: [row["what"] for row in stage["rows"]] for name, stage in found.items()}
+    assert rows == {
+        "works": ["first", "second"],
+        "raises": ["before it raised"],
+        "is_killed": ["before it was killed"],
+        "loses_the_device": ["before the device was lost"],
+        "hangs": ["before it hung"],
+        "works again": ["first", "second"],
+        "instead": ["first", "second"],
+    }
+    ended = {name: stage["ended"] for name, stage in found.items()}
+    assert ended["works"] == ended["works again"] == ended["instead"] == "done"
+    assert ended["raises"] == "ValueError: the kernels disagree"
+    assert ended["is_killed"] == "ended by SIGSEGV"
+    assert ended["hangs"] == "not done after its limit of 8 s"
+    assert "misbehaving_stages.py" in (tmp_path / "hangs.log").read_text(), "the stacks of what hung are in its log"
+
+
+def test_a_stage_that_loses_the_device_is_looked_at_again(tmp_path: Path) -> None:
+    assert not run(misbehaving("loses_the_device"), tmp_path, tiny=DEMO_MODEL, seconds=600)
+    (stage,) = stages_in(tmp_path).values()
+    assert stage["ended"].endswith("noticed later")
+    assert stage["again with launches that wait"].endswith("noticed at its launch")
+
+
+def test_a_call_takes_no_longer_than_it_may(tmp_path: Path) -> None:
+    assert not run(misbehaving("works"), tmp_path, tiny=DEMO_MODEL, seconds=1)
+    assert stages_in(tmp_path)["works"]["ended"].startswith("not begun")
+
+
+def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
+    done = bench("--output", str(tmp_path), "--only", "smoke")
+    assert done.returncode == 1
+    assert done.stderr.startswith("no GPU that torch can use: nothing is measured")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unknown_stage_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["main", "--only", "speed"])
+    with pytest.raises(SystemExit, match="no stage is called 'speed'"):
+        main()
+
+
+def test_each_planned_call_fits_its_time() -> None:
+    for call in {stage.call for stage in STAGES}:
+        planned_s = sum(stage.estimate_s for stage in STAGES if stage.call == call and not stage.instead_of)
+        assert planned_s <= CALL_S, f"call {call} is estimated at {planned_s:.0f} s"
+    assert [stage.call for stage in STAGES] == sorted(stage.call for stage in STAGES)
+    assert all(stage.estimate_s < stage.limit_s <= CALL_S for stage in STAGES)
+
+
+def test_the_documented_plan_is_the_one_that_runs() -> None:
+    text = (REPOSITORY / "docs" / "gpu-bench.md").read_text()
+    rows = re.findall(r"^\| (\d) \| ([^|]+) \|[^|]*\| (\d+) \| (\d+) \|$", text, flags=re.MULTILINE)
+    planned = [(str(s.call), s.name, f"{s.estimate_s:.0f}", f"{s.limit_s:.0f}") for s in STAGES]
+    assert [tuple(cell.strip() for cell in row) for row in rows] == planned
+
+
+def test_every_stage_is_there() -> None:
+    for stage in STAGES:
+        module, _, name = stage.function.partition(":")
+        assert callable(getattr(import_module(module), name))
+
+
+def without(*packages: str) -> str:
+    """Python that finds none of these packages."""
+    return f"import sys; sys.modules.update(dict.fromkeys({packages}))"
+
+
+NOT_ON_A_GPU_MACHINE = (
+    "structlog", "opentelemetry", "redis", "matplotlib", "uvloop", "grpc", "grpc_status", "jinja2", "pydantic",
+)  # fmt: skip
+
+
+def test_no_more_is_needed_than_a_gpu_machine_has() -> None:
+    modules = ", ".join(sorted({stage.function.partition(":")[0] for stage in STAGES}))
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without(*NOT_ON_A_GPU_MACHINE)}; import {modules}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernels_are_measured_without_protobuf_too() -> None:
+    absent = (*NOT_ON_A_GPU_MACHINE, "google.protobuf")
+    modules = (
+        "trunkline_bench.gpu.kernels.attention, trunkline_bench.gpu.kernels.token_wise, trunkline_bench.gpu.ceilings"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without(*absent)}; import {modules}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
