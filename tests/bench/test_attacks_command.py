@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from trunkline.v1.worker_pb2 import SessionRequest
-from trunkline_bench.attacks.blow import Blow
+from trunkline_bench.attacks.attack_process import AttackProcess
+from trunkline_bench.attacks.attack_result import AttackResult, Bounds, bound_beside_others
 from trunkline_bench.attacks.catalogue import NONE, Section, cases
 from trunkline_bench.attacks.innocent import Record
 from trunkline_bench.attacks.main import chosen
-from trunkline_bench.attacks.row import Bounds, Row, bound_beside_others
 from trunkline_bench.attacks.vectors import wire
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5, ATTACKS
 from trunkline_bench.attacks.vectors.calls import CALLS, MALFORMED
 from trunkline_bench.attacks.vectors.lies import LIES
 from trunkline_bench.attacks.vectors.priority import NICE
 from trunkline_bench.attacks.vectors.redis_entries import ATTACKS as REDIS_ATTACKS
-from trunkline_bench.attacks.watched import LoopLag, lag_between, watching
+from trunkline_bench.attacks.watched_server import LoopLag, lag_between, watching
 from trunkline_bench.attacks.window import ENOUGH, HOLD_S, MOST_S, fixed, until_enough
 from trunkline_runtime.wire import varint_bytes
 
@@ -39,9 +39,9 @@ PARSED_SIZE = 10_000  # the largest messages take gigabytes to parse; these have
 LIMITS = {"p99": 250.0, "peak": 1024.0, "after": 100.0 + 256.0, "own": 100.0}
 
 
-def row_of(measured: dict[str, float]) -> Row:
+def result_of(measured: dict[str, float]) -> AttackResult:
     lag = LoopLag(measured["own"], measured["own"])
-    return Row(
+    return AttackResult(
         "an attack", BOUNDS, 8.0, "1 OK", Record([measured["p99"]]), 100.0, measured["peak"], measured["after"], lag
     )
 
@@ -78,18 +78,18 @@ def test_an_attack_by_name_brings_along_what_it_is_compared_with() -> None:
 def test_a_row_names_each_bound_that_was_broken_and_no_other_one(times: dict[str, float]) -> None:
     measured = GOOD | {name: LIMITS[name] * factor for name, factor in times.items()}
     broken = {name for name, value in measured.items() if value > LIMITS[name]}
-    row = row_of(measured)
-    assert len(row.misses()) == len(broken)
-    assert ("holds" in row.markdown()) == (not broken)
+    result = result_of(measured)
+    assert len(result.misses()) == len(broken)
+    assert ("holds" in result.markdown()) == (not broken)
 
 
 def test_a_failed_request_and_a_strange_status_are_misses_too() -> None:
-    row = row_of(GOOD)
-    row.record.errors.append("NoWorker: a | b\nc")
-    row.strange_statuses = ("UNKNOWN",)
-    assert len(row.misses()) == 2
-    assert row.markdown().count("\n") == 0
-    assert row.markdown().replace("\\|", "").count("|") == 14, "what an error says makes no further cells"
+    result = result_of(GOOD)
+    result.record.errors.append("NoWorker: a | b\nc")
+    result.strange_statuses = ("UNKNOWN",)
+    assert len(result.misses()) == 2
+    assert result.markdown().count("\n") == 0
+    assert result.markdown().replace("\\|", "").count("|") == 14, "what an error says makes no further cells"
 
 
 @given(st.floats(0.1, 1e4))
@@ -160,16 +160,16 @@ def session_priority(pid: int) -> int:
 async def test_an_attacker_has_a_lower_priority_than_its_victims_and_tells_what_it_did_when_it_is_ended() -> None:
     with socket.create_server(("127.0.0.1", 0)) as victim:
         victim.settimeout(60.0)
-        blow = Blow("5,000 idle connections", f"127.0.0.1:{victim.getsockname()[1]}", 60.0)
+        attack = AttackProcess("5,000 idle connections", f"127.0.0.1:{victim.getsockname()[1]}", 60.0)
         try:
-            await blow.begins()
+            await attack.begins()
             first, _ = await asyncio.to_thread(victim.accept)
             second, _ = await asyncio.to_thread(victim.accept)  # the first one has been counted
             with first, second:
-                assert os.getpriority(os.PRIO_PROCESS, blow.pid) == session_priority(blow.pid) == NICE
-                assert (await blow.end())["connections"] >= 1
+                assert os.getpriority(os.PRIO_PROCESS, attack.pid) == session_priority(attack.pid) == NICE
+                assert (await attack.end())["connections"] >= 1
         finally:
-            await blow.stop()
+            await attack.stop()
 
 
 @given(st.floats(0.0, 20.0), st.integers(0, 1000))

@@ -1,10 +1,10 @@
-"""All attacks: who begins them, who is beside them, and the bounds that hold."""
+"""All attacks: the attacker, its victims, and the bounds that must hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from trunkline_bench.attacks.row import Bounds
+from trunkline_bench.attacks.attack_result import Bounds
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5, HOLDING, OF_1_TO_5, UNREAD_STREAMS
 from trunkline_bench.attacks.vectors.calls import MALFORMED, SMALL_CALLS
 from trunkline_bench.attacks.vectors.floods import FLOODS
@@ -15,12 +15,12 @@ from trunkline_bench.attacks.window import HOLD_S, Window, fixed, until_enough
 
 NONE = "none"
 MINUTE_S = 60.0
-UNREAD_S = 20.0  # gigabytes of output do not come faster
+UNREAD_S = 20.0  # producing gigabytes of output takes this long
 ORDINARY = Bounds()
 
 
 class Section(Enum):
-    """Who attacks whom. The value is the report's heading."""
+    """Attacker and victim. The value is the heading in the report."""
 
     CLIENT = "A client attacks a router"
     TENANT = "A noisy tenant shares a worker"
@@ -33,10 +33,10 @@ class Section(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attack. `asks`: what the innocent tenant sends meanwhile.
+    """One attack. `asks`: kind of request that the innocent tenant sends meanwhile.
 
-    is_beside_others: the bound of the innocent's p99 is that of a tenant who shares a worker; else `bounds` has it
-    seconds: how long the innocent is measured, where that is not for the caller to say
+    is_beside_others: the bound on the innocent's p99 is the one for tenants that share a worker, not that of `bounds`
+    seconds: how long the innocent is measured; None: the caller chooses
     """
 
     section: Section
@@ -51,7 +51,7 @@ class Case:
         return self.attack if self.asks == "text" else f"{self.attack}; {self.asks}"
 
     def window(self, least_s: float) -> Window:
-        """How long the innocent is measured. `least_s`: as the caller wishes, where the attack leaves a choice."""
+        """How long the innocent is measured. `least_s`: the caller's choice, used unless the attack fixes the time."""
         if self.seconds is not None:
             return fixed(self.seconds)
         return fixed(HOLD_S) if self.attack in HOLDING else until_enough(least_s)
@@ -103,7 +103,7 @@ def _ports() -> list[Case]:
 
 
 def cases() -> Sequence[Case]:
-    """In the order in which they are run."""
+    """All cases, in the order in which they run."""
     return (
         *_clients(),
         *_tenants(),

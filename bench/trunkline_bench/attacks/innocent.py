@@ -1,4 +1,4 @@
-"""Another tenant, who sends short requests all the time and has nothing to do with an attack."""
+"""The innocent tenant: it sends short requests all the time and takes no part in the attack."""
 
 import asyncio
 import time
@@ -20,10 +20,10 @@ KINDS = ("text", "chat", "token ids")
 
 @dataclass(slots=True)
 class Record:
-    """What became of the innocent's requests, each of one token. Times in ms, from sending to the end of the answer."""
+    """Outcomes of the innocent's requests, each of one token. Times in ms, from sending to the end of the answer."""
 
     times_ms: list[float] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)  # one line for each that failed
+    errors: list[str] = field(default_factory=list)  # one line per failed request
 
     @property
     def p50_ms(self) -> float:
@@ -35,16 +35,17 @@ class Record:
 
 
 class Innocent:
-    """Sends requests of one kind, one after another. `request_id`: what they are all called; each needs no name."""
+    """Sends requests of one kind, one after another. `request_id`: id of every request; may be empty."""
 
     def __init__(self, client: Client, kind: str, *, model: str, request_id: str = "") -> None:
         self._client, self._kind, self._model, self._request_id = client, kind, model, request_id
         self._numbers = count()
-        self._prompt_tokens = 0  # of the requests so far: the same text must always be as many
+        self._prompt_tokens = 0  # per request so far; equal texts must always have equally many
 
     async def warm_up(self) -> float:
-        """Connections and caches are warm. Returns how long the slowest of the last requests took, in ms. Raises
-        TrunklineError."""
+        """Warms connections and caches. Returns the time of the slowest of the later requests, in ms.
+
+        Raises TrunklineError."""
         times_ms = []
         for _ in range(WARM):
             started_s = time.monotonic()
@@ -53,12 +54,12 @@ class Innocent:
         return max(times_ms[WARM // 2 :])
 
     async def ask_for(self, window: Window, record: Record) -> None:
-        """Adds the requests of this time to the record."""
+        """Sends requests until the window is over, and adds them to the record."""
         began_s = time.monotonic()
         await self.ask_while(lambda: not window.is_over(time.monotonic() - began_s, len(record.times_ms)), record)
 
     async def ask_while(self, goes_on: Callable[[], bool], record: Record) -> None:
-        """Adds the requests of this time to the record: one at least, and the last one as long as it takes."""
+        """Sends requests while `goes_on()`, at least one, and adds them to the record. The last one is not cut off."""
         while goes_on() or not record.times_ms:
             started_s = time.monotonic()
             try:
@@ -69,7 +70,7 @@ class Innocent:
             await asyncio.sleep(PACE_S)
 
     async def _ask(self) -> None:
-        """Raises TrunklineError, and AssertionError where the prompt has become other tokens than before."""
+        """Raises TrunklineError, and AssertionError if the number of prompt tokens has changed."""
         answer = await self._client.complete(
             self._prompt(),
             model=self._model,
@@ -78,7 +79,9 @@ class Innocent:
             timeout_s=REQUEST_TIMEOUT_S,
         )
         tokens = answer.usage.prompt_tokens
-        assert tokens == self._prompt_tokens or not self._prompt_tokens, f"{tokens} prompt tokens are others"
+        assert tokens == self._prompt_tokens or not self._prompt_tokens, (
+            f"{tokens} prompt tokens, not {self._prompt_tokens}"
+        )
         self._prompt_tokens = tokens
 
     def _prompt(self) -> Prompt:

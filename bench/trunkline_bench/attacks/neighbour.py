@@ -1,4 +1,4 @@
-"""A false worker beside real ones."""
+"""A false worker in a fleet of real ones."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,31 +15,33 @@ from trunkline_bench.attacks.vectors.lies import LIES
 from trunkline_bench.faults.fleet import START_S, Process
 from trunkline_bench.servers.ports import free_port
 
-SHOWN_CHARACTERS = 60  # of what a router says of a worker
+SHOWN_CHARACTERS = 60  # of a worker's problem, as the router reports it
 STATES = ("", "connecting", "ready", "draining", "broken", "hung")
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A process that may not run yet, and where it listens then."""
+    """The process of a false worker, which may not have started, and the address it will listen on."""
 
     process: Process
     address: str
 
     async def start(self) -> None:
-        """Raises FleetError."""
+        """Returns when the worker listens. Raises FleetError."""
         await self.process.start()
         await self.process.wait_for(LISTENING)
 
     async def as_told_by(self, router: Server) -> str:
-        """What the router says of it: its state, and what is wrong."""
+        """What the router reports about the worker: its state and problem."""
         async with grpc.aio.insecure_channel(router.address) as channel:
             listed = await FleetServiceStub(channel).ListWorkers(ListWorkersRequest(), timeout=START_S)
         return next(_shown(one.state, one.problem) for one in listed.workers if one.address == self.address)
 
 
 async def neighbour_of(real: Server, case: Case, stack: AsyncExitStack) -> Neighbour | None:
-    """The false worker that an attack needs. It runs, unless it is itself the attack. Raises FleetError."""
+    """The false worker that an attack needs, if any. It has started unless it is the attack itself.
+
+    Raises FleetError."""
     if case.attack in LIES:
         return _false_worker(real, f"--lie={case.attack}", stack)
     if case.attack == UNREAD_STREAMS:

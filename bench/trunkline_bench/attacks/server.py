@@ -1,10 +1,10 @@
-"""A real router or worker that is watched while it is attacked."""
+"""A real router or worker whose memory and event loop are watched while it is attacked."""
 
 import asyncio
 import contextlib
 from pathlib import Path
 
-from trunkline_bench.attacks.watched import LoopLag, lag_between
+from trunkline_bench.attacks.watched_server import LoopLag, lag_between
 from trunkline_bench.faults.fleet import FleetError, Process
 from trunkline_bench.servers.ports import free_port
 
@@ -14,9 +14,9 @@ WORKER_FLAGS = ("--threads=1", "--device=cpu", "--stats-interval-s=0", "--kv-blo
 
 
 class Server:
-    """`kind` is "router" or "worker". What its event loop does is written into a file of `folder`.
+    """A router or worker process. `kind`: "router" or "worker"; `folder`: for the file with the lag of its event loop.
 
-    restarts: it is started again whenever it ends, as the launcher or Kubernetes would
+    restarts: start it again whenever it ends, as the launcher or Kubernetes does
     """
 
     def __init__(
@@ -26,13 +26,13 @@ class Server:
         self.address = f"127.0.0.1:{self.port}"
         self._kind, self._restarts = kind, restarts
         self._lag_file = folder / f"{kind}-{self.port}"
-        watched = ("-m", "trunkline_bench.attacks.watched", str(self._lag_file), kind)
+        watched = ("-m", "trunkline_bench.attacks.watched_server", str(self._lag_file), kind)
         self._process = Process("python", *watched, f"--port={self.port}", *flags, environment=environment)
         self._keeping: asyncio.Task[None] | None = None
-        self.ends = 0  # how often it has ended by itself
+        self.ends = 0  # how often the process has ended by itself
 
     async def start(self) -> None:
-        """Raises FleetError."""
+        """Returns when the server is ready. Raises FleetError."""
         await self._process.start()
         await self._process.wait_for(READY[self._kind])
         if self._restarts:
@@ -46,14 +46,14 @@ class Server:
         await self._process.stop()
 
     def rss_mib(self) -> float:
-        """Raises FleetError where it has died."""
+        """Resident memory. Raises FleetError if the process has died."""
         try:
             return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) / PAGES_PER_MIB
         except FileNotFoundError:
             raise FleetError(f"the {self._kind} has died:\n" + "\n".join(self._process.lines[-5:])) from None
 
     def lag(self, from_s: float, to_s: float) -> LoopLag:
-        """The longest in a time, by the system's monotonic clock."""
+        """The longest lag between two times of the system's monotonic clock."""
         return lag_between(self._lag_file, from_s, to_s)
 
     async def _keep(self) -> None:

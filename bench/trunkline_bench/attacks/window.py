@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-ENOUGH = 100  # requests, so that the 99th percentile is not the slowest of them
+ENOUGH = 100  # requests, so that the 99th percentile is not the slowest
 MOST_S = 20.0
-HOLD_S = 10.0  # of an attack that strikes once and then holds what it has
+HOLD_S = 10.0  # of an attack that strikes once and then holds its connections or streams open
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """It lasts at least `least_s`, and then until `requests` requests have ended, but at most `most_s`."""
+    """Lasts at least `least_s`, then until `requests` requests have ended, but at most `most_s`."""
 
     least_s: float
     most_s: float
@@ -20,7 +20,7 @@ class Window:
 
 
 def fixed(seconds: float) -> Window:
-    """As long as that, however many requests there are."""
+    """A window of this length, regardless of the number of requests."""
     return Window(seconds, seconds)
 
 

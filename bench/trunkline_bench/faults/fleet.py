@@ -1,4 +1,4 @@
-"""A fleet of real processes to which accidents happen: workers behind proxies, routers before them."""
+"""A fleet of real processes for fault injection: routers, and workers behind proxies."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ from trunkline_bench.servers.ports import free_port
 
 START_S = 60.0
 STOP_S = 10.0
-LOG_LINES = 400  # kept of each process, for a failure's message
+LOG_LINES = 400  # kept per process for error messages
 
 
 class FleetError(Exception):
-    """The fleet does not do what it should. One line, and what the process printed last."""
+    """The fleet misbehaves. The message has one line, and the last lines that the process printed."""
 
 
 class Process:
-    """A console script of ours, and what it prints."""
+    """A process of one of our console scripts, and the lines that it prints."""
 
     def __init__(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class Process:
         self._reading = asyncio.create_task(self._read(self._process))
 
     async def wait_for(self, text: str) -> None:
-        """Until a line with this text was printed. Raises FleetError."""
+        """Returns when a line with this text has been printed. Raises FleetError if that takes too long."""
 
         def found() -> bool:
             return any(text in line for line in self.lines)
@@ -82,7 +82,7 @@ class Process:
         os.kill(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL for the whole group where that does not help."""
+        """Sends SIGTERM, and SIGKILL to the process group if the process has not ended after STOP_S."""
         if self._process is None:
             return
         if self.is_running:
@@ -108,7 +108,7 @@ class Process:
 
 
 class Worker:
-    """A worker that is started again whenever it ends, as the launcher or Kubernetes would, and its link."""
+    """A worker behind a proxy. It is started again whenever it ends, as the launcher or Kubernetes does."""
 
     def __init__(self, model: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.port = free_port()
@@ -149,7 +149,7 @@ class Worker:
         return WorkerServiceStub(self._channel)
 
     def engine_pid(self) -> int:
-        """The front's only child."""
+        """Pid of the engine, the only child of the front process."""
         pid = self.process.pid
         (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return int(child)
@@ -167,21 +167,21 @@ class Worker:
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Ends a hang of either; harmless otherwise."""
+        """Continues the engine and the front if they are stopped."""
         with contextlib.suppress(OSError, ValueError):
             os.kill(self.engine_pid(), signal.SIGCONT)
         with contextlib.suppress(OSError):
             os.kill(self.process.pid, signal.SIGCONT)
 
     async def drain(self, timeout_s: float) -> tuple[int, int]:
-        """Choices that finished by themselves, and that were handed over."""
+        """Drains the worker. Returns how many choices finished, and how many were handed over."""
         request = DrainRequest()
         request.timeout.FromNanoseconds(int(timeout_s * 1e9))
         answer = await self.stub.Drain(request, metadata=await self.proof("Drain"))
         return answer.finished, answer.aborted
 
     async def proof(self, method: str) -> Metadata:
-        """What a call of this method needs."""
+        """Metadata that authorizes a call of this method; empty without a grant key."""
         if not self._grant_key:
             return ()
         model = await self.stub.GetModel(GetModelRequest(), timeout=START_S, wait_for_ready=True)
@@ -191,13 +191,13 @@ class Worker:
         )
 
     async def restart(self) -> None:
-        """As in a rolling restart: SIGTERM, and it is started again; returns when it is ready."""
+        """Sends SIGTERM, after which the worker is started again. Returns when it is ready. Raises FleetError."""
         starts = self.starts
         os.kill(self.process.pid, signal.SIGTERM)
         await until(lambda: self.starts > starts, f"{self.worker_id} is back")
 
     async def load(self) -> LoadSample:
-        """The newest load sample."""
+        """The newest load sample. Raises FleetError if the worker sends none."""
         proof = await self.proof("WatchCache")
         call = self.stub.WatchCache(WatchCacheRequest(), timeout=START_S, wait_for_ready=True, metadata=proof)
         try:
@@ -206,7 +206,7 @@ class Worker:
                     return LoadSample.FromString(item.load.SerializeToString())
         finally:
             call.cancel()
-        raise FleetError(f"{self.worker_id} says nothing of its load")
+        raise FleetError(f"{self.worker_id} sent no load sample")
 
     async def _keep(self) -> None:
         while True:
@@ -218,7 +218,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`routers[i]` listens at `addresses[i]` and is called by `clients[i]`."""
+    """Workers and routers. `routers[i]` listens at `addresses[i]`, and `clients[i]` calls it."""
 
     workers: list[Worker]
     routers: list[Process]
@@ -226,7 +226,7 @@ class Fleet:
     addresses: list[str]
 
     async def all_ready(self) -> None:
-        """Every worker serves, as every router sees it."""
+        """Returns when every router reports all workers as ready."""
         for client in self.clients:
             async with asyncio.timeout(START_S):
                 while True:
@@ -236,7 +236,7 @@ class Fleet:
                     await asyncio.sleep(0.02)
 
     async def restart_routers(self) -> None:
-        """Those that were killed."""
+        """Starts the routers that have ended. Returns when all are ready."""
         for router, client in zip(self.routers, self.clients, strict=True):
             if not router.is_running:
                 await router.start()
@@ -244,7 +244,7 @@ class Fleet:
             await client.ready(START_S)
 
     async def nothing_live(self) -> None:
-        """No worker holds KV for any request. Raises FleetError where that does not come about."""
+        """Returns when no worker holds KV blocks for any request. Raises TimeoutError."""
         for worker in self.workers:
             async with asyncio.timeout(START_S):
                 while True:
@@ -263,7 +263,7 @@ async def running_fleet(
     router_arguments: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Fleet]:
-    """Starts everything, and stops everything. `arguments` and `environment` are for the workers."""
+    """Starts workers and routers; stops them at the end. `arguments` and `environment` are for the workers."""
     async with contextlib.AsyncExitStack() as stack:
         made = [Worker(model, *arguments, environment=environment) for _ in range(workers)]
         for worker in made:
@@ -276,7 +276,7 @@ async def running_fleet(
 async def routers_before(
     workers: list[Worker], count: int, *arguments: str, name: str = "router"
 ) -> AsyncIterator[Fleet]:
-    """Routers of this name and their numbers, before workers that run."""
+    """Starts `count` routers for running workers. `name`: prefix of the router ids."""
     addresses = ",".join(f"127.0.0.1:{worker.proxy.port}" for worker in workers)
     async with contextlib.AsyncExitStack() as stack:
         processes, clients = [], []
@@ -303,10 +303,10 @@ async def routers_before(
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Polls what another process does. Raises FleetError."""
+    """Polls until the condition holds. Raises FleetError if that takes too long."""
     try:
         async with asyncio.timeout(START_S):
-            while not condition():  # noqa: ASYNC110  # what is waited for has no event of its own
+            while not condition():  # noqa: ASYNC110  # another process has no event to wait for
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise FleetError(f"never: {what}") from None

@@ -1,8 +1,8 @@
-"""`make bench-faults`: accidents that happen to a fleet of real processes under load, and what its clients notice.
+"""`make bench-faults`: accidents in a fleet of real processes under load, as its clients see them.
 
-Three workers with the demo model, each behind a TCP proxy that stands for the network. Fifty streams at once, greedy
+Three workers run the demo model, each behind a TCP proxy that stands for the network. Fifty concurrent streams, greedy
 and sampled, some with stop strings, log-probabilities, penalties or two choices, run once without an accident and then
-once with each. Under --deterministic every stream must be, to the bit, what it was.
+once with each accident. With --deterministic every stream must be bit-identical to the run without an accident.
 """
 
 import argparse
@@ -45,16 +45,16 @@ PACKAGES = ("trunkline", "torch", "grpcio", "protobuf")
 TIES = (
     "errors",
     "lost or repeated",
-    "greedy streams that part",
+    "greedy streams that diverge",
     "gap there, median / largest",
-    "sampled streams that part",
+    "sampled streams that diverge",
     "gap there, median / largest",
-    "parted at no near tie",
+    "diverged without a near tie",
     "recovery, median / longest",
 )
 KERNELS = {
-    "auto": "With the kernels that a CPU gets (`--kernels=auto`):",
-    "torch": "With plain PyTorch (`--kernels=torch`), whose products depend more on the batch:",
+    "auto": "With the default kernels of a CPU (`--kernels=auto`):",
+    "torch": "With plain PyTorch (`--kernels=torch`), whose matrix products depend more on the batch:",
 }
 ROUTER_FLAGS = (f"--inter-token-timeout-s={INTER_TOKEN_TIMEOUT_S:g}",)
 
@@ -67,13 +67,13 @@ def worker_flags(*, deterministic: bool, drain_timeout_s: float = 1.0) -> tuple[
 
 
 def poison_environment(deadly_step: int = 1) -> dict[str, str]:
-    """For workers: their engines die of POISON, in this step of it."""
+    """Environment for workers whose engines die of the prompt POISON, at its step number `deadly_step`."""
     return {"PYTHONPATH": str(POISON_FOLDER), "TRUNKLINE_DEADLY_STEP": str(deadly_step)}
 
 
 @contextmanager
 def quotas_of_all() -> Iterator[Path]:
-    """A file of tenants: everybody has quotas, so that Redis is asked for each request, and nobody uses them up."""
+    """A tenants file that gives every tenant quotas too large to exhaust, so that each request reserves in Redis."""
     most = {"requests_per_minute": 10**6, "tokens_per_minute": 10**8, "tokens_in_flight": 10**7}
     with tempfile.TemporaryDirectory() as folder:
         tenants = Path(folder) / "tenants.json"
@@ -88,7 +88,7 @@ def row(outcome: Outcome) -> list[str]:
 
 
 async def with_accidents(rows: Rows, wanted: Sequence[Order]) -> bool:
-    """Whether every stream was what it should be, whatever happened."""
+    """Adds a row per accident. Returns whether every stream was as expected."""
     clean = True
     flags = worker_flags(deterministic=True)
     async with running_fleet(DEMO_MODEL, *flags, router_arguments=ROUTER_FLAGS) as fleet:
@@ -102,18 +102,18 @@ async def with_accidents(rows: Rows, wanted: Sequence[Order]) -> bool:
 
 
 async def with_a_router_killed(rows: Rows, wanted: Sequence[Order]) -> bool:
-    """Whether only the killed router's streams saw an error, UNAVAILABLE, and asked anew came out as they should."""
+    """Adds a row. Returns whether only the killed router's streams failed, with UNAVAILABLE, and retries succeeded."""
     async with running_fleet(DEMO_MODEL, *worker_flags(deterministic=True), routers=2) as fleet:
         expected = await undisturbed(fleet, wanted)
         outcome, loss = await router_killed(fleet, wanted, expected)
-    name = f"one of two routers killed, who sees an error asks again; {loss}"
+    name = f"one of two routers killed, failed streams retried; {loss}"
     rows[name] = row(outcome)
     say(name, rows[name])
     return outcome.is_clean and loss.is_contained
 
 
 async def with_poison(rows: Rows, wanted: Sequence[Order]) -> bool:
-    """Whether the poison cost two workers at most, and nobody else anything."""
+    """Adds a row. Returns whether the poison cost at most two workers and affected no other stream."""
     poison = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
     async with running_fleet(DEMO_MODEL, *worker_flags(deterministic=True), environment=poison_environment()) as fleet:
         expected = await undisturbed(fleet, wanted)
@@ -125,7 +125,7 @@ async def with_poison(rows: Rows, wanted: Sequence[Order]) -> bool:
 
 
 async def with_redis_lost(rows: Rows, wanted: Sequence[Order]) -> bool:
-    """Whether no request noticed that Redis was away, though each asks for its tenant's quotas there."""
+    """Adds rows. Returns whether no request was affected by the loss of Redis, where each reserves its quotas."""
     clean = True
     with RedisServer() as redis, quotas_of_all() as tenants:
         flags = (*ROUTER_FLAGS, f"--redis-url={redis.url}", f"--tenants={tenants}")
@@ -141,14 +141,14 @@ async def with_redis_lost(rows: Rows, wanted: Sequence[Order]) -> bool:
             for name, (lose, find) in accidents.items():
                 outcome = await redis_lost(fleet, wanted, expected, lose, find)
                 clean &= outcome.is_clean
-                name += f"; TTFT, with it {median(ttft_s):.2f} / {ttft_s[-1]:.2f} s"
+                name += f"; TTFT with Redis {median(ttft_s):.2f} / {ttft_s[-1]:.2f} s"
                 rows[name] = row(outcome)
                 say(name, rows[name])
     return clean
 
 
 async def with_near_ties(rows: Rows, wanted: Sequence[Order], kernels: str) -> bool:
-    """The accidents in bfloat16, without --deterministic: near ties may fall the other way, and nothing else."""
+    """Adds rows for the accidents in bfloat16, without --deterministic. Returns whether only near ties changed."""
     wanted = [Order(o.prompt, {"top_p": 1.0} | o.options | {"logprobs": MAX_TOP_LOGPROBS}) for o in wanted]
     clean = True
     flags = (*worker_flags(deterministic=False), f"--kernels={kernels}")
@@ -176,7 +176,7 @@ async def with_near_ties(rows: Rows, wanted: Sequence[Order], kernels: str) -> b
 
 
 def parted_cells(wanted: Sequence[Order], parted: Sequence[Parting], *, greedy: bool) -> list[str]:
-    """How many of such streams part, and the gaps there."""
+    """Cells with the number of greedy (or sampled) streams that diverge, and their gaps."""
     comparable = sum(order.is_greedy == greedy and is_comparable(order) for order in wanted)
     mine = [parting for parting in parted if wanted[parting.stream].is_greedy == greedy]
     gaps = sorted(abs(parting.gap) for parting in mine if parting.gap is not None)
@@ -189,9 +189,9 @@ def say(name: str, cells: Sequence[str]) -> None:
 
 
 async def measure() -> tuple[str, bool]:
-    """The report, and whether all is as it should be."""
+    """Returns the report, and whether all streams were as expected."""
     wanted = orders(STREAMS, tokens=TOKENS)
-    # Before the runs, which take minutes: it is the code as it is now that they are of.
+    # Taken before the runs, which last minutes: the code may change meanwhile.
     found = facts("make bench-faults", "shared by workers, routers and clients", PACKAGES)
     found["versions"] += f", redis-server {newest_version()}"
     exact: Rows = {}
@@ -208,21 +208,21 @@ async def measure() -> tuple[str, bool]:
         listed(found),
         __doc__.partition("\n\n")[2].strip() if __doc__ else "",
         "",
-        f"Recovery: the longest silence of each stream that was resumed. A worker that says nothing for "
-        f"{INTER_TOKEN_TIMEOUT_S:g} s and the time of three of its largest steps is taken for hung here. Of an "
-        "accident to Redis: the time to first token of requests that began without it. After each accident every "
-        "worker's live KV was 0.",
+        f"Recovery: the longest silence of each stream that was resumed. Here a worker counts as hung if it sends "
+        f"nothing for {INTER_TOKEN_TIMEOUT_S:g} s plus the time of three of its largest steps. For an accident to "
+        "Redis, recovery is the time to first token of requests that began without Redis. After each accident no "
+        "worker held live KV blocks.",
         "",
-        "## float32, --deterministic: against the run without accident, to the bit",
+        "## float32, --deterministic: bit by bit against the run without an accident",
         "",
         table(exact, COLUMNS, "accident"),
-        "## bfloat16, not deterministic: where streams part, and how near the tie was",
+        "## bfloat16, not deterministic: where streams diverge, and how near the tie was",
         "",
-        "The gap is between the two tokens at the first place that differs, in the run without accident: between their "
-        "log-probabilities where the likeliest is taken, and where one is drawn between these over the temperature, "
-        "with the noise of the draw. Streams with penalties, top_k or a top_p below 1 are left out: their "
-        f"log-probabilities do not tell how near it was. Up to {NEAR:g} counts as a near tie. Batches differ from run "
-        "to run, so streams may part without any accident.",
+        "The gap is between the scores of the two tokens at the first difference, in the run without an accident. The "
+        "score of a greedy stream is the log-probability; that of a sampled stream is the log-probability divided by "
+        "the temperature, plus the noise of the draw. Streams with penalties, top_k or a top_p below 1 are left out, "
+        f"since their log-probabilities do not show how near the tie was. A gap of up to {NEAR:g} counts as a near "
+        "tie. Batches differ from run to run, so streams may diverge without any accident.",
         "",
         *(line for kernels, rows in ties.items() for line in (KERNELS[kernels], "", table(rows, TIES, "accident"))),
     ]
@@ -231,7 +231,7 @@ async def measure() -> tuple[str, bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="where to write the report; default: standard output")
+    parser.add_argument("--output", type=Path, help="file for the report; default: standard output")
     arguments = parser.parse_args()
     report, clean = asyncio.run(measure())
     if arguments.output:

@@ -1,4 +1,4 @@
-"""Where two runs of a stream part, and how close the call was there."""
+"""Where two runs of a stream diverge, and how near the tie was there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import numpy as np
 from trunkline_bench.faults.streams import Order, Record
 from trunkline_worker.step.sampling_key import choice_seed, position_key, race_noise
 
-# bfloat16 has 8 bits of precision: logits from 16 to 32, which the demo model's reach, lie 0.125 apart. What is further
-# apart than a few such steps no rounding brings together.
+# bfloat16 has 8 bits of precision: logits from 16 to 32, which the demo model reaches, are 0.125 apart. Rounding does
+# not close a gap of more than a few such steps.
 NEAR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The first token at which a choice differs."""
+    """The first difference between two runs of a choice."""
 
     stream: int
     choice: int
@@ -29,9 +29,10 @@ class Parting:
 
 
 def is_comparable(order: Order) -> bool:
-    """Whether the log-probabilities tell how near another token was. Penalties change what is compared; and where the
-    unlikely tokens are not drawn, one at the edge of what is kept comes and goes, however its score compares. A model
-    has a top_p of its own: 1 must be asked for."""
+    """Whether the log-probabilities show how near another token was.
+
+    They do not with penalties, which change the scores, nor with top_k or top_p, which may keep or drop a token at the
+    edge whatever its score. The model has a default top_p, so the request must ask for 1."""
     options = order.options
     return "repetition_penalty" not in options and (
         order.is_greedy or (options.get("top_p") == 1.0 and "top_k" not in options)
@@ -39,14 +40,14 @@ def is_comparable(order: Order) -> bool:
 
 
 def partings(wanted: Sequence[Order], got: Sequence[Record], expected: Sequence[Record]) -> list[Parting]:
-    """Of comparable streams, all of which asked for log-probabilities."""
+    """The divergences of all comparable streams. Every stream must have asked for log-probabilities."""
     found = []
     for number, (order, mine, theirs) in enumerate(zip(wanted, got, expected, strict=True)):
         if not is_comparable(order):
             continue
         for choice in sorted(theirs.token_ids.keys() | mine.token_ids.keys()):
             other, tokens = mine.token_ids.get(choice, []), theirs.token_ids.get(choice, [])
-            pairs = enumerate(zip_longest(other, tokens))  # a tail that is missing differs too
+            pairs = enumerate(zip_longest(other, tokens))  # a missing tail counts as a difference
             at = next((i for i, (a, b) in pairs if a != b), None)
             if at is not None:
                 found.append(Parting(number, choice, at, gap_of(order, theirs, mine, choice, at)))
@@ -54,11 +55,12 @@ def partings(wanted: Sequence[Order], got: Sequence[Record], expected: Sequence[
 
 
 def gap_of(order: Order, expected: Record, got: Record, choice: int, at: int) -> float | None:
-    """By how much the expected token led the other one in the run of the former, in what decided between them: their
-    log-probabilities; where they are drawn, these over the temperature and with the noise of their draw. Of one that
-    was drawn though it is not among the likeliest it is its log-probability in its own run, up to there the same. None
-    where that does not explain it: one is missing, an unlikely one was taken where the likeliest should be, or one that
-    should be among the likeliest is not."""
+    """How far the expected token's score led the other token's score in the expected run.
+
+    The score of a greedy stream is the log-probability; of a sampled one, the log-probability over the temperature plus
+    the noise of the draw. A sampled token outside the reported top ones has the log-probability of its own run, which
+    was the same up to there. Returns None if no gap explains the divergence: a token is missing, a greedy stream took
+    a token outside the top ones, or a token that belongs to the top ones is not among them."""
     if any(at >= len(record.token_ids.get(choice, [])) for record in (expected, got)):
         return None
     chosen_id, chosen = expected.logprobs[choice][at]
@@ -79,7 +81,7 @@ def gap_of(order: Order, expected: Record, got: Record, choice: int, at: int) ->
 
 
 def contradictions(got: Sequence[Record]) -> list[str]:
-    """Tokens lost or repeated within a stream, or at its end: there is no excuse for these."""
+    """Tokens lost or repeated within a stream or at its end, which no near tie explains. One line each."""
     seams = [seam for record in got for seam in record.seams]
     for number, record in enumerate(got):
         told = sum(map(len, record.token_ids.values()))

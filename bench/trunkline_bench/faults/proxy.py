@@ -1,4 +1,4 @@
-"""A TCP proxy that can be told to misbehave: it stands for the network between a router and a worker."""
+"""A TCP proxy that simulates network faults between a router and a worker."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ RESETTING = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Forwards 127.0.0.1:port to 127.0.0.1:target, unless it is cut."""
+    """Forwards 127.0.0.1:port to 127.0.0.1:target unless it is stalled."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -27,14 +27,14 @@ class Proxy:
         return self
 
     def stall(self) -> None:
-        """Nothing goes through any more, and nobody is told."""
+        """Stops forwarding; connections stay open."""
         self._flowing.clear()
 
     def heal(self) -> None:
         self._flowing.set()
 
     def reset(self) -> None:
-        """Every connection is torn down; new ones work."""
+        """Resets every connection (RST). New connections work."""
         for writer in list(self._writers):
             with contextlib.suppress(OSError):
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESETTING)
@@ -59,7 +59,7 @@ class Proxy:
                 both.create_task(self._pump(reader, their_writer))
                 both.create_task(self._pump(their_reader, writer))
         except* (OSError, EOFError):
-            pass  # either side is gone, so is the other
+            pass  # one side has closed; the other is closed below
         finally:
             self._writers -= pair
             for end in pair:

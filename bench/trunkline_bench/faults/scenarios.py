@@ -1,4 +1,4 @@
-"""Accidents: what happens to a fleet while its streams run."""
+"""Accidents that happen to a fleet while its streams run."""
 
 import asyncio
 import time
@@ -12,8 +12,8 @@ from trunkline.errors import NoWorker
 from trunkline_bench.faults.fleet import Fleet, Worker
 from trunkline_bench.faults.streams import Order, Record, Streams
 
-STRIKE_SHARE = 0.1  # of all tokens have come when the accident happens
-UNAVAILABLE = NoWorker.__name__  # as a client meets it
+STRIKE_SHARE = 0.1  # share of all tokens that have arrived when the accident happens
+UNAVAILABLE = NoWorker.__name__  # the client's exception for it
 
 Accident = Callable[[Fleet, Worker], Coroutine[Any, Any, None]]
 
@@ -53,7 +53,7 @@ async def rolling_restart(fleet: Fleet, victim: Worker) -> None:
 
 
 async def recover(fleet: Fleet, victim: Worker) -> None:
-    """Ends what an accident has left, so that the next one finds a whole fleet."""
+    """Repairs the fleet after an accident. Returns when all workers are ready."""
     victim.proxy.heal()
     victim.resume()
     if (await victim.load()).draining:
@@ -75,13 +75,15 @@ ACCIDENTS: dict[str, Accident] = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What an accident did to the streams."""
+    """Effects of an accident on the streams."""
 
     records: Sequence[Record]
-    resumed: int  # streams that went on elsewhere
+    resumed: int  # streams that continued on another worker
     tokens: int
     errors: list[str]
-    differing: list[int] = field(default_factory=list)  # streams that are not what they were without it
+    differing: list[int] = field(
+        default_factory=list
+    )  # numbers of the streams that differ from the run without the accident
     seams: list[str] = field(default_factory=list)  # tokens lost or repeated
     recovery_s: list[float] = field(default_factory=list)  # longest silence of each resumed stream
 
@@ -98,9 +100,9 @@ class Outcome:
 async def poisoned(
     fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record], poison: Order
 ) -> tuple[Outcome, Record, int]:
-    """All streams but the last beside one request of which engines die; that one again; and then the last stream, of
-    which nobody has heard before. Returns what became of the streams, of that request, and how many workers were lost.
-    """
+    """Runs all streams but the last beside a request that kills engines, that request again, and then the last stream.
+
+    Returns the outcome of the streams, the record of the poisoned request, and the number of workers lost."""
     starts = sum(worker.starts for worker in fleet.workers)
     struck_s = time.monotonic()
     *records, sick = await Streams().run(fleet.clients, [*wanted[:-1], poison])
@@ -114,8 +116,9 @@ async def poisoned(
 
 @dataclass(frozen=True, slots=True)
 class RouterLoss:
-    """What clients saw of a router that was killed: how many streams entered through it and through others, and which
-    errors these streams met, by the client's class."""
+    """Effects of a killed router: the number of its streams and of other routers' streams, and the errors of each.
+
+    Errors are named by the client's exception class."""
 
     own: int
     others: int
@@ -124,7 +127,7 @@ class RouterLoss:
 
     @property
     def is_contained(self) -> bool:
-        """Its own streams, as far as they had not ended, saw UNAVAILABLE and nothing else; nobody else saw anything."""
+        """Its own streams failed only with UNAVAILABLE, and no other stream failed."""
         return set(self.own_errors) == {UNAVAILABLE} and not self.other_errors
 
     def __str__(self) -> str:
@@ -141,8 +144,9 @@ class RouterLoss:
 async def router_killed(
     fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record]
 ) -> tuple[Outcome, RouterLoss]:
-    """The first of several routers is killed under load; a stream that ends with an error is asked anew at the next
-    one. Returns what became of the streams, and who saw which error before."""
+    """Kills the first of several routers under load. Streams that fail are retried at the next router.
+
+    Returns the outcome after the retries, and the errors before them."""
     strike = asyncio.Event()
     enough = sum(len(tokens) for record in expected for tokens in record.token_ids.values()) * STRIKE_SHARE
     streams = Streams(lambda total: strike.set() if total >= enough else None)
@@ -164,8 +168,9 @@ async def redis_lost(
     lose: Callable[[], None],
     find: Callable[[], None],
 ) -> Outcome:
-    """Streams run as Redis is lost, others begin while it is away, and others after it is back. The recovery is the
-    time to first token of those that began without it."""
+    """Runs all streams three times: one run loses Redis, one begins without it, and one begins after it is back.
+
+    The outcome's recovery is the time to first token of the streams that began without Redis."""
     strike = asyncio.Event()
     streams = Streams(lambda total: strike.set())
     running = asyncio.create_task(streams.run(fleet.clients, wanted))
@@ -185,8 +190,9 @@ async def undisturbed(fleet: Fleet, wanted: Sequence[Order]) -> list[Record]:
 
 
 async def struck(fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Record], accident: Accident) -> Outcome:
-    """All streams, and the accident in the midst of them; where it lasts longer than they do, all streams once more,
-    until it is over. The fleet is whole again afterwards."""
+    """Runs all streams, with the accident in the middle, and repeats them until the accident is over.
+
+    Repairs the fleet afterwards."""
     enough = sum(len(tokens) for record in expected for tokens in record.token_ids.values()) * STRIKE_SHARE
     strike = asyncio.Event()
 

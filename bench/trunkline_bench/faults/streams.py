@@ -1,4 +1,4 @@
-"""Many streams at once, of every kind, with a record of each that can be compared to the bit."""
+"""Concurrent streams of every kind, with records that can be compared bit by bit."""
 
 import asyncio
 import random
@@ -10,12 +10,12 @@ from typing import Any
 from trunkline.client import Client
 from trunkline.errors import TrunklineError
 
-VOCABULARY = 2000  # of the demo model, special tokens left out
+VOCABULARY = 2000  # of the demo model, without special tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one stream asks for."""
+    """The request of one stream. `options` are keyword arguments of `Client.generate`."""
 
     prompt: list[int]
     options: dict[str, Any]
@@ -27,25 +27,25 @@ class Order:
 
 @dataclass(slots=True)
 class Record:
-    """What one stream got, per choice; the times are no part of a comparison."""
+    """The answer of one stream, by choice. Times are not compared."""
 
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: list[float] = field(default_factory=list)
     usage: tuple[int, int] = (0, 0)  # prompt and output tokens
     logprobs: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-    tops: dict[int, list[list[tuple[int, float]]]] = field(default_factory=dict)  # the likeliest tokens
+    tops: dict[int, list[list[tuple[int, float]]]] = field(default_factory=dict)  # the top log-probabilities
     finish: dict[int, str] = field(default_factory=dict)
-    seams: list[str] = field(default_factory=list)  # offsets that do not follow one another
+    seams: list[str] = field(default_factory=list)  # chunks whose offset does not continue the previous one
     error: str = ""
-    asked_again: str = ""  # the error after which the client asked once more
+    asked_again: str = ""  # the error after which the client retried
     resumptions: int = 0
     started_s: float = 0.0
     arrivals_s: list[float] = field(default_factory=list)
     worker_id: str = ""
 
     def outcome(self) -> tuple[Any, ...]:
-        """What must not depend on accidents."""
+        """The parts that must not depend on accidents."""
         return (
             self.token_ids,
             self.text,
@@ -62,13 +62,13 @@ class Record:
         return self.arrivals_s[0] - self.started_s
 
     def longest_gap_s(self, since_s: float) -> float:
-        """The longest time without news that ended after `since_s`."""
+        """The longest time between two messages of which the second came after `since_s`."""
         pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
         return max((after - before for before, after in pairs if after > since_s), default=0.0)
 
 
 def orders(count: int, *, tokens: tuple[int, int], seed: int = 7) -> list[Order]:
-    """Greedy and sampled by turns; some with stop strings, log-probabilities, penalties, several choices."""
+    """Requests, greedy and sampled in turn; some with stop strings, log-probabilities, penalties, several choices."""
     draw = random.Random(seed)
     made = []
     for number in range(count):
@@ -94,15 +94,16 @@ def orders(count: int, *, tokens: tuple[int, int], seed: int = 7) -> list[Order]
 
 
 class Streams:
-    """A run of all orders at once. `on_token` is told how many tokens have come in all."""
+    """Runs requests concurrently. `on_token` is called with the number of tokens so far in all streams."""
 
     def __init__(self, on_token: Callable[[int], None] = lambda total: None) -> None:
         self._on_token = on_token
         self.total_tokens = 0
 
     async def run(self, clients: Sequence[Client], wanted: Sequence[Order], *, retries: int = 0) -> list[Record]:
-        """Each order at a client, by turns; `retries`: how often a stream that ends with an error is asked anew, at the
-        next client."""
+        """Spreads the orders over the clients. `retries`: how often a failed stream is retried at the next client.
+
+        Returns one record per order, in their order."""
 
         async def one(number: int, order: Order) -> Record:
             record = await self._stream(clients[number % len(clients)], order)

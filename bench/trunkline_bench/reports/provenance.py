@@ -1,4 +1,4 @@
-"""What stands at the head of every report: what its figures need to be made again."""
+"""The head of every report: date, machine, versions, commit and command."""
 
 import os
 import platform
@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def facts(command: str, machine: str, packages: Sequence[str] = ("trunkline", "numpy")) -> dict[str, str]:
-    """To be asked for before the runs, which take minutes: it is the code as it is then that they are of.
+    """The head of a report, by name. Call it before the runs, which last minutes: the code may change meanwhile.
 
-    command: the make target with its arguments; machine: what the cores did; packages: whose versions matter
+    command: the make target with its arguments; machine: what used the cores; packages: those whose versions matter
     """
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return {
@@ -37,10 +37,10 @@ def cpu_name() -> str:
 
 
 def commit(checkout: Path = Path(__file__).parent) -> str:
-    """Of the code that runs, or of another checkout; "-dirty" where a tracked file differs from it."""
+    """The commit of the running code, or of another checkout, with "-dirty" if a tracked file differs from it."""
     command = ("git", "describe", "--always", "--dirty", "--exclude=*")
     try:
         told = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        return "not known: there is no git"
-    return told.stdout.strip() if told.returncode == 0 else "not known: not a git checkout"
+        return "unknown: git is not installed"
+    return told.stdout.strip() if told.returncode == 0 else "unknown: not a git checkout"

@@ -1,4 +1,4 @@
-"""Where the demo model is."""
+"""Path of the demo model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Ports for servers that a measurement or a test starts."""
+"""Free ports for servers that measurements and tests start."""
 
 import socket
 from collections.abc import Iterator
@@ -6,22 +6,22 @@ from itertools import repeat
 from pathlib import Path
 from random import Random
 
-LOWEST = 10_000  # below lie well-known ones, and our own defaults
+LOWEST = 10_000  # above well-known ports
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
-OUTGOING_FROM = 32_768  # where nothing else is known
+OUTGOING_FROM = 32_768  # the kernel's default
 
 
 def lowest_outgoing() -> int:
-    """The first port that the kernel gives to outgoing connections."""
+    """The lowest port that the kernel assigns to outgoing connections."""
     try:
         lowest = int(OUTGOING.read_text().split()[0])
     except OSError:
         return OUTGOING_FROM
-    return lowest if lowest > LOWEST else OUTGOING_FROM  # where it gives all of them, none is better than another
+    return lowest if lowest > LOWEST else OUTGOING_FROM  # if it may assign any port, no range is safe
 
 
 def _candidates() -> Iterator[int]:
-    ports, order = range(LOWEST, lowest_outgoing()), Random()  # each process has an order of its own
+    ports, order = range(LOWEST, lowest_outgoing()), Random()  # a random order per process
     for _ in repeat(None):
         yield from order.sample(ports, len(ports))
 
@@ -30,8 +30,8 @@ _untried = _candidates()
 
 
 def free_port() -> int:
-    """One that nobody listens on now, on 127.0.0.1, and that stays free until its server starts, or starts again: no
-    outgoing connection is given it, and this process is not given it twice before all others."""
+    """A port of 127.0.0.1 without a listener. It stays free until its server starts, or restarts: the kernel does not
+    assign it to outgoing connections, and this process gets it again only after all others."""
     for port in _untried:
         with socket.socket() as probe:
             try:

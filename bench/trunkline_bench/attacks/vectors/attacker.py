@@ -1,9 +1,9 @@
-"""One attack, as a process of its own: what it costs its author must not count as the victim's latency.
+"""Runs one attack. It is a process of its own, so that the attacker's work does not count as the victim's latency.
 
 usage: python -m trunkline_bench.attacks.vectors.attacker NAME ADDRESS [--seconds 8]
 
-Says on standard error when it begins. At its end, or at SIGTERM, it prints how often it struck and with what statuses,
-as JSON. It leaves the cores to its victims (`priority.py`).
+It reports on standard error when the attack begins. At its end, or at SIGTERM, it prints how often each outcome
+occurred, as JSON. It has a low scheduling priority, which leaves the cores to its victims (`priority.py`).
 """
 
 import argparse
@@ -47,7 +47,7 @@ from trunkline_bench.attacks.vectors.sessions import HELLO, SESSIONS, open_again
 from trunkline_bench.attacks.vectors.wire import nested
 from trunkline_bench.faults.poison.sitecustomize import POISON
 
-Strike = Callable[[int, float, Counter[str]], None]  # with a port, for so many seconds; counts what comes of it
+Strike = Callable[[int, float, Counter[str]], None]  # (port, seconds, outcomes that it counts)
 
 GENERATE = ROUTER + "Generate"
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
@@ -55,7 +55,7 @@ REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = nested(7, b"")  # ServerReflectionRequest
 BEGINS = "begins"
 MANY, UNREAD = 10_000, 200
-FAST_MODEL = "fast"  # of a false worker that answers as fast as a router takes it
+FAST_MODEL = "fast"  # of a false worker that answers as fast as the router reads
 SHARED_NAME = "a-name-that-two-requests-have"
 SHORT = GenerateRequest(text="Once", sampling=SamplingParams(max_tokens=1)).SerializeToString()
 POISONED = GenerateRequest(
@@ -68,7 +68,7 @@ ENDLESS = GenerateRequest(
 UNREAD_STREAMS = "200 unread streams"
 ALL_OF_1_TO_5 = "all of these at once"
 
-# Each strikes once and then holds what it has.
+# Each of these strikes once and then holds its connections or streams open.
 HOLDING_A_ROUTER: Mapping[str, Strike] = {
     "10,000 health watches": partial(held, HEALTH_WATCH, b"", MANY, ends=True),
     "10,000 reflection streams": partial(held, REFLECTION, LIST_SERVICES, MANY),
@@ -92,7 +92,7 @@ OF_1_TO_5: Mapping[str, Strike] = {
 
 
 def all_at_once(port: int, seconds: float, outcomes: Counter[str]) -> None:
-    """Every attack of points 1 to 5, from one tenant and one process."""
+    """All of OF_1_TO_5, from one tenant and one process."""
     side_by_side([partial(one, port, seconds, outcomes) for one in OF_1_TO_5.values()])
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     def end(*_: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print(json.dumps(dict(outcomes)), flush=True)
-        os._exit(0)  # with calls on their way, whose threads would go on until they are answered
+        os._exit(0)  # calls are in flight, and their threads would wait for the answers
 
     calls = LARGE_CALLS if arguments.name == ALL_OF_1_TO_5 else CALLS
     for name, call in calls.items():

@@ -1,4 +1,4 @@
-"""Calls of one method with one hostile message, again and again."""
+"""Attacks that call one method with one hostile message, again and again."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from trunkline_bench.attacks.vectors.wire import empty_entries, nested
 ROUTER = "/trunkline.v1.InferenceService/"
 WORKER = "/trunkline.v1.WorkerService/"
 TENANT = "attacker"
-COOL_S = 0.01  # before the next call where one was refused
+COOL_S = 0.01  # pause after a refused call
 MIB = 1 << 20
 UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
@@ -31,9 +31,9 @@ SUBMITS = 2  # of SessionRequest
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`message`: one of a size; what that counts is for the message to say. `size`: that of the attack.
+    """A hostile call. `message` makes a message of a size, in bytes or entries; `size`: the one of the attack.
 
-    at_once: so many side by side, each on a connection of its own
+    at_once: number of concurrent calls, each on a connection of its own
     """
 
     method: str
@@ -83,7 +83,7 @@ def _conversation(turns: int) -> bytes:
 
 GENERATE, TOKENIZE, DETOKENIZE = ROUTER + "Generate", ROUTER + "Tokenize", ROUTER + "Detokenize"
 EXPLAIN = "/trunkline.v1.FleetService/ExplainRoute"
-# The largest form of each that has been seen to do harm, and what just passes.
+# The largest form of each call that has done harm, and the largest form that the router accepts.
 LARGE_CALLS: Mapping[str, Call] = {
     "empty chat messages, 63 MiB, gzip": Call(GENERATE, _empty_messages, 63 * MIB, gzip=True),
     "empty chat messages, 4 MiB": Call(GENERATE, _empty_messages, 4 * MIB),
@@ -102,7 +102,7 @@ LARGE_CALLS: Mapping[str, Call] = {
     "33 million empty stop strings": Call(GENERATE, _stop_strings, 33_000_000),
     "3 million empty stop strings": Call(GENERATE, _stop_strings, 3_000_000),
 }
-# What has held since it was first tried.
+# Calls that have never broken a bound.
 SMALL_CALLS: Mapping[str, Call] = {
     "stop strings at their worst": Call(
         GENERATE,
@@ -136,12 +136,12 @@ CALLS: Mapping[str, Call] = {**LARGE_CALLS, **SMALL_CALLS, **MALFORMED}
 
 @cache
 def message_of(call: Call) -> bytes:
-    """What the attack sends. It is made once: an attacker makes it before it says that it begins."""
+    """The message that the attack sends. It is built once: the attacker builds it before the attack begins."""
     return call.message(call.size)
 
 
 def call_again_and_again(call: Call, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Counts how often each status came."""
+    """Repeats the call until `duration_s` is over, and counts the statuses."""
     message, end_s = message_of(call), time.monotonic() + duration_s
 
     def one_after_another() -> None:
@@ -161,7 +161,7 @@ def call_again_and_again(call: Call, port: int, duration_s: float, outcomes: Cou
 
 
 def side_by_side(works: list[Callable[[], None]]) -> None:
-    """Returns when the last one has ended."""
+    """Runs all of `works` in threads. Returns when the last one has ended."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
@@ -170,6 +170,6 @@ def side_by_side(works: list[Callable[[], None]]) -> None:
 
 
 def open_channel(port: int) -> grpc.Channel:
-    """A connection of its own."""
+    """A channel with a connection of its own."""
     options = (*UNLIMITED, ("grpc.use_local_subchannel_pool", 1))
     return grpc.insecure_channel(f"127.0.0.1:{port}", options=options)

@@ -1,4 +1,4 @@
-"""What a client does with connections and streams rather than with messages. Each counts what it does."""
+"""Attacks with connections and streams rather than messages. Each counts the streams, frames or connections."""
 
 import contextlib
 import socket
@@ -21,8 +21,8 @@ from trunkline_bench.attacks.vectors.frames import (
 )
 
 BATCH = 100  # streams that are opened in one write
-STREAMS = 1_000  # that a server lets one connection have
-FRAMES = 1_000  # in one write
+STREAMS = 1_000  # that a server allows on one connection
+FRAMES = 1_000  # sent in one write
 CONTINUATION_BYTES = 16_000
 PAUSE_S = 0.005
 IDLE_CONNECTIONS = 5_000
@@ -34,7 +34,7 @@ def headers_of(path: str, **more: str) -> bytes:
 
 
 def rapid_reset(path: str, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Streams that are opened and cancelled at once, over as many connections as it takes, one at a time."""
+    """Opens streams and cancels them at once. Opens a new connection when the server closes the last one."""
     end_s, headers = time.monotonic() + duration_s, headers_of(path)
     while time.monotonic() < end_s:
         connection = Connection(port)
@@ -44,7 +44,7 @@ def rapid_reset(path: str, port: int, duration_s: float, outcomes: Counter[str])
 
 
 def half_open(path: str, count: int, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Streams of one connection that say nothing, held for that time."""
+    """Opens streams without a message on one connection, and holds them for `duration_s`."""
     held(path, None, count, port, duration_s, outcomes, per_connection=count)
 
 
@@ -52,7 +52,7 @@ def held(
     path: str, message: bytes | None, count: int, port: int, duration_s: float, outcomes: Counter[str], *,
     ends: bool = False, per_connection: int = STREAMS,
 ) -> None:  # fmt: skip
-    """Streams that send a message, or none, and stay for that time; what they are answered is never read."""
+    """Opens streams that send `message`, if any, and holds them for `duration_s`. Never reads the answers."""
     end_s, headers = time.monotonic() + duration_s, headers_of(path)
     body = None if message is None else grpc_message(message)
     connections: list[Connection] = []
@@ -74,7 +74,7 @@ def held(
 
 
 def cancelled(path: str, message: bytes, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Whole requests, each cancelled a few milliseconds after it was sent."""
+    """Sends whole requests and cancels each a few milliseconds later."""
     end_s = time.monotonic() + duration_s
     headers, body = headers_of(path), grpc_message(message)
     while time.monotonic() < end_s:
@@ -88,7 +88,7 @@ def cancelled(path: str, message: bytes, port: int, duration_s: float, outcomes:
 
 
 def strange_deadlines(path: str, message: bytes, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Requests with the shortest and the longest deadline that can be said."""
+    """Sends requests with the shortest and the longest deadline that gRPC can express."""
     end_s, body = time.monotonic() + duration_s, grpc_message(message)
     while time.monotonic() < end_s:
         connection = Connection(port)
@@ -100,7 +100,7 @@ def strange_deadlines(path: str, message: bytes, port: int, duration_s: float, o
 
 
 def frame_flood(kind: int, payload: bytes, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Frames of a kind that each want an answer, as fast as the socket takes them."""
+    """Sends frames that each require an answer, as fast as the socket takes them."""
     end_s, data = time.monotonic() + duration_s, frame(kind, 0, 0, payload) * FRAMES
     while time.monotonic() < end_s:
         connection = Connection(port)
@@ -119,7 +119,7 @@ def settings_flood(port: int, duration_s: float, outcomes: Counter[str]) -> None
 
 
 def continuation_flood(path: str, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Header blocks that never end."""
+    """Sends header blocks that never end."""
     end_s = time.monotonic() + duration_s
     more = frame(CONTINUATION, 0, 1, header("x", "y" * 120) * (CONTINUATION_BYTES // 124))
     while time.monotonic() < end_s:
@@ -133,7 +133,7 @@ def continuation_flood(path: str, port: int, duration_s: float, outcomes: Counte
 
 
 def idle_connections(count: int, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Connections that say hello and then nothing."""
+    """Opens connections that send the HTTP/2 preface and then nothing."""
     end_s = time.monotonic() + duration_s
     with contextlib.ExitStack() as stack:
         while outcomes["connections"] < count and time.monotonic() < end_s:

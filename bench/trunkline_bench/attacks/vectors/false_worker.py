@@ -1,9 +1,9 @@
-"""A worker without a model, as a process: it describes itself as a real one beside it does, but for one lie.
+"""A worker without a model, as a process. It describes itself as a real worker does, except for one lie.
 
 usage: python -m trunkline_bench.attacks.vectors.false_worker --port 50062 --of 127.0.0.1:50061 [--lie NAME] [--model M]
 
-Requests are answered at once and mean nothing. Without a lie it is a worker that answers as fast as a router takes it,
-with log-probabilities where they are asked for.
+It answers requests at once with meaningless tokens. Without a lie it answers as fast as the router reads, with
+log-probabilities if they are requested.
 """
 
 import argparse
@@ -38,16 +38,16 @@ from trunkline_bench.attacks.vectors.lies import LIES, PIECE_BYTES, Files, Lie
 from trunkline_runtime.server import GrpcServer
 
 SERVICE = "trunkline.v1.WorkerService"
-LISTENING, ASKED = "false worker listening", "a router asks for the model"  # are printed
+LISTENING, ASKED = "false worker listening", "a router asks for the model"  # printed
 TOKEN = 5
 PIECE_TOKENS = 32
-ANSWERS_AT_ONCE = 16  # have their next tokens in one message
+ANSWERS_AT_ONCE = 16  # with tokens in one message
 START_S = 60.0
 
 
 @cache
 def _piece(count: int, num_logprobs: int | None) -> OutputChunk:
-    """So many tokens, with as many log-probabilities each; None: without any."""
+    """A chunk of `count` tokens with `num_logprobs` top log-probabilities each; None: no log-probabilities."""
     chunk = OutputChunk(token_ids=[TOKEN] * count, text="x" * count)
     if num_logprobs is not None:
         one = TokenLogprob(token_id=TOKEN, logprob=-1.5, rank=1)
@@ -57,7 +57,7 @@ def _piece(count: int, num_logprobs: int | None) -> OutputChunk:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer on its way."""
+    """An answer in progress. `sent`: tokens so far."""
 
     submit: Submit
     sent: int = 0
@@ -67,7 +67,7 @@ class Answer:
         return self.submit.sampling.max_tokens or 1
 
     def next_output(self) -> SequenceOutput:
-        """The next tokens."""
+        """Up to PIECE_TOKENS further tokens, with the finish reason after the last one."""
         count = min(PIECE_TOKENS, self.length - self.sent)
         chunk = OutputChunk()
         num_logprobs = self.submit.sampling.logprobs if self.submit.sampling.HasField("logprobs") else None
@@ -84,7 +84,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Open:
-    """A session: the answers that are on their way, in turns, and lies that are to be told."""
+    """A session: the answers in progress, which take turns, and the outputs that a lie makes."""
 
     answers: deque[Answer] = field(default_factory=deque)
     said: deque[SequenceOutput] = field(default_factory=deque)
@@ -159,7 +159,7 @@ class FalseWorker(WorkerServiceServicer):
 
 
 async def beside(address: str, lie: Lie, port: int, model: str) -> FalseWorker:
-    """One that describes itself as the worker at that address, but for the lie and, where one is given, its model."""
+    """A false worker with the description of the worker at `address`, except for the lie and, if given, the model."""
     files: dict[str, bytearray] = {}
     async with grpc.aio.insecure_channel(address, options=MESSAGE_OPTIONS) as channel:
         stub: Any = WorkerServiceStub(channel)
@@ -176,10 +176,10 @@ async def beside(address: str, lie: Lie, port: int, model: str) -> FalseWorker:
         told = lie.tokenizer(told)
         description.tokenizer_digest = tokenizer_digest(told)
     elif lie.tokenizer is not None:
-        description.tokenizer_digest = secrets.token_bytes(16)  # no router has it yet: it is fetched
+        description.tokenizer_digest = secrets.token_bytes(16)  # unknown, so that routers fetch the files
     if lie.model is not None:
         lie.model(description)
-    return FalseWorker(description, told, lie)  # type: ignore[abstract]  # what no router calls is not there
+    return FalseWorker(description, told, lie)  # type: ignore[abstract]  # methods that routers do not call
 
 
 async def run(port: int, of: str, lie: Lie, model: str) -> None:
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--of", required=True, help="the real worker, as host:port")
     parser.add_argument("--lie", default="", choices=("", *LIES))
-    parser.add_argument("--model", default="", help="served name; default: the real worker's, with its weights")
+    parser.add_argument("--model", default="", help="served name; default: the real worker's model and weights")
     arguments = parser.parse_args()
     uvloop.run(run(arguments.port, arguments.of, LIES.get(arguments.lie, Lie()), arguments.model))
 

@@ -1,4 +1,4 @@
-"""What a noisy tenant sends: legal requests, many at once, again and again."""
+"""Floods of legal requests from a noisy tenant."""
 
 import asyncio
 import time
@@ -16,8 +16,8 @@ from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateReques
 from trunkline_bench.attacks.vectors.calls import COOL_S, MIB, ROUTER, TENANT, UNLIMITED
 
 CONNECTIONS = 4
-UNANSWERED = "unanswered"  # at the end
-TOKENS = range(10, 1990)  # ordinary ones of the demo model
+UNANSWERED = "unanswered"  # outcome of requests in flight at the end
+TOKENS = range(10, 1990)  # ordinary tokens of the demo model
 
 _SENTENCE = "The little dog ran to the park. "
 _LARGE_CHAT = GenerateRequest(
@@ -27,7 +27,7 @@ _LARGE_CHAT = GenerateRequest(
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """So many requests run at any time. `message` draws one."""
+    """`message` draws a request; `at_once` requests are always in flight."""
 
     message: Callable[[Random], bytes]
     at_once: int
@@ -53,7 +53,7 @@ def _urgent(draw: Random) -> bytes:
 
 
 def _large_chat(draw: Random) -> bytes:
-    return _LARGE_CHAT  # made once: it must not be the attacker who takes the time
+    return _LARGE_CHAT  # built once, so that building it does not slow the attacker
 
 
 FLOODS: Mapping[str, Flood] = {
@@ -65,7 +65,7 @@ FLOODS: Mapping[str, Flood] = {
 
 
 def flood(kind: Flood, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Counts how often each status came; what runs at the end is cancelled."""
+    """Sends requests for `duration_s`, and counts the statuses. Cancels the requests that are then in flight."""
     asyncio.run(_flood(kind, port, duration_s, outcomes))
 
 

@@ -1,4 +1,4 @@
-"""HTTP/2 spoken by hand: what no gRPC library would send."""
+"""Hand-written HTTP/2 frames, which no gRPC library would send."""
 
 import socket
 import struct
@@ -17,7 +17,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def request_headers(path: str, more: Mapping[str, str] | None = None) -> bytes:
-    """A gRPC call's header block: literals without indexing, so that each stream's is the same."""
+    """Header block of a gRPC call. Its literals are not indexed, so that every stream can send the same block."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -31,17 +31,17 @@ def request_headers(path: str, more: Mapping[str, str] | None = None) -> bytes:
 
 
 def header(name: str, value: str) -> bytes:
-    """Of less than 127 bytes each."""
+    """A header field. Name and value must be shorter than 127 bytes each."""
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
 def grpc_message(message: bytes) -> bytes:
-    """As it stands in a stream: uncompressed, with its length."""
+    """A message as it is framed in a stream: uncompressed, with its length."""
     return struct.pack(">BI", 0, len(message)) + message
 
 
 class Connection:
-    """Sends as fast as the server's socket takes it, and never opens the window for what the server answers."""
+    """A connection that sends as fast as the server reads, and never extends the flow-control window for answers."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
@@ -53,8 +53,9 @@ class Connection:
     def open_streams(
         self, count: int, headers: bytes, *, body: bytes | None = None, ends: bool = False, reset: bool = False
     ) -> bool:
-        """Opens streams. Each sends `body`, where there is one, and then `ends`, is cancelled (`reset`) or stays open.
-        Returns whether the server still listens."""
+        """Opens streams. Each sends `body`, if any, and then ends (`ends`), is cancelled (`reset`) or stays open.
+
+        Returns False if the server no longer reads."""
         data = bytearray()
         for _ in range(count):
             data += frame(HEADERS, END_HEADERS, self._next_stream, headers)
@@ -69,17 +70,17 @@ class Connection:
         return True
 
     def reset_last(self, count: int) -> bool:
-        """Cancels the streams that were opened last. Returns whether the server still listens."""
+        """Cancels the `count` streams opened last. Returns False if the server no longer reads."""
         streams = range(self._next_stream - 2 * count, self._next_stream, 2)
         return self.send(b"".join(frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL)) for stream in streams))
 
     def send(self, data: bytes | bytearray) -> bool:
-        """Whether the server still listens."""
+        """Returns False if the server no longer reads."""
         try:
             self._acknowledge()
             self._socket.settimeout(SEND_TIMEOUT_S)
             self._socket.sendall(data)
-        except OSError:  # closed, or not read any more
+        except OSError:  # closed, or the server has stopped reading
             return False
         return True
 
@@ -87,7 +88,9 @@ class Connection:
         self._socket.close()
 
     def _acknowledge(self) -> None:
-        """Reads what there is. The server's settings are acknowledged blindly: it would wait for that."""
+        """Reads what has arrived. Acknowledges the server's settings unread, since the server waits for that.
+
+        Raises ConnectionError if the server has closed the connection."""
         self._socket.setblocking(False)
         try:
             while read := self._socket.recv(READ_BYTES):

@@ -1,4 +1,4 @@
-"""What a broken worker says, one lie each."""
+"""Lies of a broken worker."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from trunkline.v1.worker_pb2 import (
 MIB = 1 << 20
 HASH_BYTES = 16
 PIECE_BYTES = 1 << 20  # of a tokenizer's file
-LOOP_BLOCKS = 20_000  # stored and cleared again in one item
+LOOP_BLOCKS = 20_000  # stored and cleared again in one message
 UNKNOWN_OUTPUTS = 20_000  # in one message
 
 Files = dict[str, bytes]
@@ -33,13 +33,13 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """What is said in the place of what an honest worker would say; None: nothing else than that.
+    """Replaces what an honest worker would send. None: honest.
 
-    output: the news that answers a submit
-    cache: items of WatchCache after the snapshot, for ever where it is endless; given epoch and sequence number
-    flood: a session's messages beside the answers, for ever
-    tokenizer: the files; "hangs" and "floods" stand for those that never come and never end
-    copies: the name and the epoch are those of the worker that it stands beside
+    output: outputs that answer a submit
+    cache: messages of WatchCache after the snapshot, possibly endless; takes epoch and sequence number
+    flood: outputs added to every message of a session, without end
+    tokenizer: changes the files; "hangs": the files never come; "floods": they never end
+    copies: uses the id and epoch of the real worker
     """
 
     model: Callable[[GetModelResponse], None] | None = None
@@ -80,7 +80,7 @@ def _too_many_tokens(submit: Submit) -> list[SequenceOutput]:
 
 
 def _large_snapshot(epoch: int, sequence: int) -> Iterator[WatchCacheResponse]:
-    hashes = os.urandom(MIB) * 60  # 60 MiB of random bytes would hold up this worker's answers, and not the router
+    hashes = os.urandom(MIB) * 60  # drawing 60 MiB of random bytes would delay this worker rather than the router
     for part in range(3):
         snapshot = CacheSnapshot(block_hashes=hashes, first=part == 0, last=part == 2)
         yield WatchCacheResponse(epoch=epoch, sequence=sequence, snapshot=snapshot)
@@ -106,7 +106,7 @@ def _unknown_outputs() -> list[SequenceOutput]:
 
 
 def _without_merges(files: Files) -> Files:
-    """Of each character a token: the same vocabulary, other tokens of a text."""
+    """One token per character: the vocabulary stays the same, but a text has other tokens."""
     tokenizer = json.loads(files["tokenizer.json"])
     tokenizer["model"]["merges"] = []
     return files | {"tokenizer.json": json.dumps(tokenizer).encode()}

@@ -1,7 +1,7 @@
-"""What a writer to a fleet's Redis may put there. Each attack writes again and again until its time is
-over, since routers clear what they find out.
+"""False entries that an attacker writes into a fleet's Redis, again and again, since routers remove those that they
+recognise as false.
 
-Entries have the form that routers write, in as large a number or size as was seen to do harm.
+The entries have the form that routers write, in numbers or sizes that have done harm.
 """
 
 import asyncio
@@ -14,24 +14,24 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 PREFIX = "{trunkline}:1:"  # of a fleet with the default --key-prefix
-AGAIN_S = 0.5  # entries of routers and leases last for three seconds
-LIFE_WAIT_S = 10.0  # until a router has written its first report
+AGAIN_S = 0.5  # between writes; entries of routers and leases expire after three seconds
+LIFE_WAIT_S = 10.0  # for a router's first report
 LEASES, ROUTERS, TALKATIVE_ROUTERS, CONVICTIONS = 3_000, 20_000, 20, 200_000
 CREDITS_BYTES = 800_000
 BATCH = 5_000  # entries in one command
 TTL_MS, CONVICTION_MS = 3_000, 3_600_000
 
-Attack = Callable[[str, float], Awaitable[None]]  # with the URL of a Redis, for so many seconds
-Strike = Callable[[Redis, str], Awaitable[None]]  # with what keys of the present life begin with
+Attack = Callable[[str, float], Awaitable[None]]  # (URL of a Redis, seconds)
+Strike = Callable[[Redis, str], Awaitable[None]]  # (client, prefix of the keys of the present life)
 
 
 async def false_leases(redis_url: str, seconds: float) -> None:
-    """3,000 leases of workers that are not there."""
+    """3,000 leases of workers that do not exist."""
     await _again_and_again(redis_url, seconds, put_leases)
 
 
 async def talkative_routers(redis_url: str, seconds: float) -> None:
-    """20 routers that each have sent something to tens of thousands of workers: 800 KB of credits."""
+    """20 routers, each with credits for tens of thousands of workers (800 KB)."""
     await _again_and_again(redis_url, seconds, put_talkative_routers)
 
 
@@ -41,12 +41,12 @@ async def false_routers(redis_url: str, seconds: float) -> None:
 
 
 async def false_convictions(redis_url: str, seconds: float) -> None:
-    """200,000 convictions of requests that there are not."""
+    """200,000 convictions of requests that do not exist."""
     await _again_and_again(redis_url, seconds, put_convictions)
 
 
 async def wrong_types(redis_url: str, seconds: float) -> None:
-    """Each key of the fleet, those of two tenants included, as one of another type."""
+    """Every key of the fleet, including those of two tenants, with a value of the wrong type."""
     await _again_and_again(redis_url, seconds, put_wrong_types)
 
 
@@ -60,7 +60,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 async def put_leases(client: Redis, keys: str, count: int = LEASES) -> None:
-    """Ports of this machine without a listener, and addresses of networks that lead nowhere (RFC 5737)."""
+    """Leases for closed ports of this machine, and for addresses reserved for documentation (RFC 5737)."""
     until_ms = await _now_ms(client) + TTL_MS
     addresses = [
         f"127.0.0.1:{1 + number}" if number % 2 else f"192.0.2.{1 + number % 254}:{50_000 + number // 254}"
@@ -72,7 +72,7 @@ async def put_leases(client: Redis, keys: str, count: int = LEASES) -> None:
 
 
 async def put_routers(client: Redis, keys: str, count: int = ROUTERS, workers: int = 1, name: str = "false") -> None:
-    """Each with credits for so many workers, under a version that no router has read."""
+    """`count` routers with credits for `workers` workers each, under a version that no router has read."""
     now_ms = await _now_ms(client)
     names = [f"{name}-{number}/0" for number in range(count)]
     credits = [(f"worker-{number}", str(number), 5, 500) for number in range(workers)]
@@ -119,14 +119,14 @@ async def _connected(redis_url: str) -> AsyncIterator[Redis]:
 
 
 async def _keys(client: Redis) -> str:
-    """What the keys of the present life begin with. Raises TimeoutError where no router comes."""
+    """Prefix of the keys of the present life. Raises TimeoutError if no router writes one in time."""
     async with asyncio.timeout(LIFE_WAIT_S):
         while True:
             try:
                 if life := await client.get(f"{PREFIX}life"):
                     return f"{PREFIX}{str(life).partition('@')[0]}:"
             except RedisError:
-                pass  # an attack has made another thing of it, which a router is about to mend
+                pass  # an attack has given the key another type, which a router will repair
             await asyncio.sleep(AGAIN_S / 10)
 
 
@@ -136,7 +136,7 @@ async def _now_ms(client: Redis) -> int:
 
 
 async def _fill(client: Redis, key: str, entries: Mapping[str, str], batch: int = BATCH) -> None:
-    """A hash; one of another type is replaced."""
+    """Adds entries to a hash, after removing a value of another type."""
     if await client.type(key) not in ("hash", "none"):
         await client.delete(key)
     items = list(entries.items())

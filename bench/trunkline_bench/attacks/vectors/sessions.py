@@ -1,4 +1,4 @@
-"""Attacks on a worker's own port: sessions as a router opens them, with messages that no router sends."""
+"""Attacks on a worker's own port: sessions with messages that no router sends."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ UNKNOWN = 1000  # a field that the contract does not have
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Sessions with one message, again and again; `at_once`: so many side by side."""
+    """Sessions that repeat one message. `at_once`: number of concurrent sessions."""
 
     message: Callable[[], bytes]
     at_once: int = 2
@@ -34,7 +34,7 @@ SESSIONS: Mapping[str, Session] = {
 
 
 def open_again_and_again(session: Session, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Counts how often each status came; "outputs" is how many messages a worker answered with."""
+    """Opens sessions until `duration_s` is over, and counts the statuses. "outputs": messages from the worker."""
     message, end_s = session.message(), time.monotonic() + duration_s
 
     def one_after_another() -> None:

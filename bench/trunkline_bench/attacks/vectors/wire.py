@@ -1,6 +1,6 @@
-"""Messages written by hand: what no library would make, or only with gigabytes of its own.
+"""Hand-encoded protobuf messages, which a library would not encode, or only with gigabytes of memory.
 
-The wire format: https://protobuf.dev/programming-guides/encoding
+Wire format: https://protobuf.dev/programming-guides/encoding
 """
 
 from trunkline_runtime.wire import LENGTH, VARINT, varint_bytes
@@ -11,11 +11,11 @@ def number(field: int, value: int) -> bytes:
 
 
 def nested(field: int, payload: bytes) -> bytes:
-    """A string, bytes, a message or packed numbers."""
+    """A length-delimited field: a string, bytes, a message or packed numbers."""
     return varint_bytes(field << 3 | LENGTH) + varint_bytes(len(payload)) + payload
 
 
 def empty_entries(field: int, num_bytes: int) -> bytes:
-    """As many empty entries of a repeated field as fit."""
+    """As many empty entries of a repeated field as fit in `num_bytes`."""
     entry = nested(field, b"")
     return entry * (num_bytes // len(entry))

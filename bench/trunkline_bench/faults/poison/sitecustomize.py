@@ -1,6 +1,6 @@
-"""Makes a worker's engine die of a certain prompt, as a bug in a kernel would: for fleets that are to be harmed.
+"""Makes a worker's engine die of a certain prompt, as a kernel bug could.
 
-Python imports a module of this name at its start, wherever it lies on PYTHONPATH.
+Python imports a module of this name from PYTHONPATH when it starts.
 """
 
 import os
@@ -9,10 +9,10 @@ import sys
 import time
 from typing import Any
 
-# It dies in the step that would give such a request this many tokens after it came to the worker.
+# The engine dies in the step that would compute this many tokens of such a request on this worker.
 DEADLY_STEP = int(os.environ.get("TRUNKLINE_DEADLY_STEP", "1"))
-HANGS = bool(os.environ.get("TRUNKLINE_DEADLY_HANG"))  # then it does not end
-POISON = [1999, 1998, 1997, 1996]  # tokens that no other prompt of a harmed fleet begins with
+HANGS = bool(os.environ.get("TRUNKLINE_DEADLY_HANG"))  # the engine hangs instead of dying
+POISON = [1999, 1998, 1997, 1996]  # no other prompt begins with these tokens
 
 if "trunkline_worker.engine.engine_process" in sys.orig_argv:
     from trunkline_worker.execution.step_thread import InlineExecutor

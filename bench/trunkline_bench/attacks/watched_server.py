@@ -1,10 +1,10 @@
-"""A router or a worker whose event loop is watched: how long what is due has to wait, and how long for a core.
+"""A router or worker that measures the lag of its own event loop.
 
-usage: python -m trunkline_bench.attacks.watched FILE router|worker FLAGS...
+usage: python -m trunkline_bench.attacks.watched_server FILE router|worker FLAGS...
 
-It is the process itself that looks, every few milliseconds, and writes down the longest wait of each tenth of a second:
-when it was, the wait, and the wait less the time in which the thread could run and had no core. The second one is what
-the process has to answer for where it shares its cores with those who attack it.
+The process sleeps a few milliseconds again and again. For each tenth of a second it writes a line with the time, the
+longest lag, and the longest lag less the time in which the thread was runnable without a core. The last figure is the
+process's own fault, since it shares the cores with its attackers.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any
 
 INTERVAL_S = 0.002
 WRITTEN_EVERY_S = 0.1
-# Of this thread: time on a core, time in which it waited for one, and how often it had one.
+# Of this thread: time on a core, time waiting for a core, number of time slices.
 # https://docs.kernel.org/scheduler/sched-stats.html
 SCHEDULING = "/proc/thread-self/schedstat"
 SERVERS = {"router": "trunkline_router.main", "worker": "trunkline_worker.main"}
@@ -29,14 +29,16 @@ SERVERS = {"router": "trunkline_router.main", "worker": "trunkline_worker.main"}
 
 @dataclass(frozen=True, slots=True)
 class LoopLag:
-    """The longest of a time, in ms. own_ms: without the wait for a core"""
+    """The longest lags in a period, in ms. own_ms: without the wait for a core"""
 
     lag_ms: float = 0.0
     own_ms: float = 0.0
 
 
 def lag_between(path: Path, from_s: float, to_s: float) -> LoopLag:
-    """What was written down in a time, by the system's monotonic clock. A loop that writes nothing is held up."""
+    """The longest lags in the file between two times of the system's monotonic clock.
+
+    A period without lines counts as lag."""
     lag = own = last_s = 0.0
     for line in path.read_text().splitlines():
         last_s, lag_ms, own_ms = map(float, line.split())
@@ -48,7 +50,7 @@ def lag_between(path: Path, from_s: float, to_s: float) -> LoopLag:
 
 @asynccontextmanager
 async def watching(path: Path) -> AsyncIterator[None]:
-    """Writes down meanwhile how long the running loop keeps waiting what is due."""
+    """Writes the lag of the running event loop to the file until the context ends."""
     task = asyncio.create_task(_watch(path))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where attacks meet their victims: workers that stay for a section of the catalogue, and a router that is new."""
+"""Clusters under attack: workers that serve a section of the catalogue, and a new router for each attack."""
 
 import asyncio
 import json
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trunkline.client import Client
+from trunkline_bench.attacks.attack_result import AttackResult, bound_beside_others
 from trunkline_bench.attacks.catalogue import Case, Section
 from trunkline_bench.attacks.innocent import TENANT, Innocent
+from trunkline_bench.attacks.measurement import Measurement
 from trunkline_bench.attacks.neighbour import neighbour_of
-from trunkline_bench.attacks.row import Row, bound_beside_others
-from trunkline_bench.attacks.scene import Scene
 from trunkline_bench.attacks.server import WORKER_FLAGS, Server
 from trunkline_bench.attacks.vectors.attacker import SHARED_NAME
 from trunkline_bench.attacks.window import Window
@@ -24,32 +24,33 @@ from trunkline_bench.servers.redis_server import RedisServer
 KEY = "a key for the benchmark, of thirty-two bytes"
 QUOTAS = {"*": {"requests_per_minute": 10**6, "tokens_per_minute": 10**8, "tokens_in_flight": 10**7}}
 NUM_WORKERS = {Section.LIAR: 2, Section.NAMESAKE: 3}
-FRESH_WORKERS = (Section.PORT, Section.KEYED_PORT)  # they are what is attacked
+FRESH_WORKERS = (Section.PORT, Section.KEYED_PORT)  # the workers are the victims
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Workers for the attacks of a section; none where each attack has its own."""
+class Testbed:
+    """Workers for the attacks of a section; empty if each attack gets new ones."""
 
     section: Section
     model: Path
     workers: Sequence[Server]
     folder: Path
 
-    async def meet(self, case: Case, window: Window, alone_ms: float) -> Row:
-        """One attack. `alone_ms`: the innocent's p99 without one, for bounds that depend on it. Raises FleetError and
-        TrunklineError."""
+    async def run(self, case: Case, window: Window, alone_ms: float) -> AttackResult:
+        """Runs one attack. `alone_ms`: the innocent's p99 without one, for bounds that depend on it.
+
+        Raises FleetError and TrunklineError."""
         async with AsyncExitStack() as stack:
-            scene, warm_ms = await self._scene(case, stack)
+            measurement, warm_ms = await self._set_up(case, stack)
             bounds = case.bounds
             if case.is_beside_others:
                 bounds = bounds._replace(p99_ms=bound_beside_others(alone_ms))
-            row = Row(case.name, bounds, warm_ms)
-            await scene.measure(row, window)
-        return row
+            result = AttackResult(case.name, bounds, warm_ms)
+            await measurement.measure(result, window)
+        return result
 
-    async def _scene(self, case: Case, stack: AsyncExitStack) -> tuple[Scene, float]:
-        """Everything runs; with how long the slowest of a few requests took."""
+    async def _set_up(self, case: Case, stack: AsyncExitStack) -> tuple[Measurement, float]:
+        """Starts the router and what the attack needs. Also returns the slowest of a few warm-up requests, in ms."""
         workers = self.workers
         if self.section in FRESH_WORKERS:
             workers = await stack.enter_async_context(_workers(self.section, self.model, self.folder))
@@ -62,7 +63,7 @@ class Stage:
         if self.section is Section.REDIS:
             redis = stack.enter_context(RedisServer())
             tenants = self.folder / "tenants.json"
-            tenants.write_text(json.dumps(QUOTAS))  # so that Redis is asked for each request
+            tenants.write_text(json.dumps(QUOTAS))  # so that each request reserves quotas in Redis
             flags += [f"--redis-url={redis.url}", f"--tenants={tenants}"]
         router = Server("router", self.folder, *flags)
         stack.push_async_callback(router.stop)
@@ -74,19 +75,19 @@ class Stage:
         warm_ms = await innocent.warm_up()
         victim = workers[0] if self.section in FRESH_WORKERS else router
         target = victim.address if redis is None else redis.url
-        return Scene(case, innocent, victim, target, router, workers, neighbour), warm_ms
+        return Measurement(case, innocent, victim, target, router, workers, neighbour), warm_ms
 
 
 @asynccontextmanager
-async def stage_of(section: Section, model: Path) -> AsyncIterator[Stage]:
-    """Starts a section's workers, and stops them. Raises FleetError."""
+async def testbed_of(section: Section, model: Path) -> AsyncIterator[Testbed]:
+    """Starts a section's workers; stops them at the end. Raises FleetError."""
     with tempfile.TemporaryDirectory(prefix="attacks-") as name:
         folder = Path(name)
         if section in FRESH_WORKERS:
-            yield Stage(section, model, (), folder)
+            yield Testbed(section, model, (), folder)
             return
         async with _workers(section, model, folder) as workers:
-            yield Stage(section, model, workers, folder)
+            yield Testbed(section, model, workers, folder)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What one attack came to, the bounds that hold for it, and whether they held."""
+"""The result of one attack, its bounds, and whether they held."""
 
 import math
 from collections.abc import Sequence
@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trunkline_bench.attacks.innocent import Record
-from trunkline_bench.attacks.watched import LoopLag
+from trunkline_bench.attacks.watched_server import LoopLag
 
-# The innocent tenant's share of the bargain, and the router's or the worker's.
+# Bounds on the innocent tenant's latency, and on the router or worker under attack.
 MAX_P99_MS = 250.0
 MAX_RSS_MIB = 1024.0
-MAX_KEPT_MIB = 256.0  # of memory, three seconds after the attack
-# One step may take 5 ms. A turn of the loop runs the steps that are ready, each connection's among them.
+MAX_KEPT_MIB = 256.0  # memory more than before, three seconds after the attack
+# One callback may take 5 ms. An iteration of the loop runs all callbacks that are ready, including one per connection.
 MAX_OWN_LAG_MS = 100.0
-# Where the tenants share a worker, what it computes for the others counts: by so much more than alone.
-TIMES_ALONE, MORE_THAN_ALONE_MS = 4.0, 200.0  # the latter are two targets for the inter-token latency
+# Bounds for tenants that share a worker, relative to the p99 without the others, since its work for them takes time.
+TIMES_ALONE, MORE_THAN_ALONE_MS = 4.0, 200.0  # 200 ms are two targets for the inter-token latency
 
 HEAD = (
-    "| attack | what became of it | innocent's requests | p50, ms | p99 | most | failed | loop lag, ms "
+    "| attack | outcomes | innocent's requests | p50, ms | p99 | max | failed | loop lag, ms "
     "| without waits for a core | RSS before, MiB | peak | after | verdict |\n|" + "---|" * 13
 )
 
 
 class Bounds(NamedTuple):
-    """p99_ms: of the innocent's requests; statuses: the only ones that calls of the attack may end with; none: any"""
+    """p99_ms: of the innocent's requests; statuses: those that calls of the attack may end with; empty: any"""
 
     p99_ms: float = MAX_P99_MS
     rss_mib: float = MAX_RSS_MIB
@@ -34,16 +34,16 @@ class Bounds(NamedTuple):
 
 
 def bound_beside_others(alone_ms: float) -> float:
-    """Of the innocent's p99 while another tenant uses the same worker; `alone_ms`: without it."""
+    """Bound in ms on the innocent's p99 while another tenant uses the same worker; `alone_ms`: its p99 without that."""
     return max(TIMES_ALONE * alone_ms, alone_ms + MORE_THAN_ALONE_MS)
 
 
 @dataclass(slots=True)
-class Row:
-    """What one attack came to. Memory in MiB, of the process that was attacked.
+class AttackResult:
+    """The result of one attack. Memory is in MiB, of the process that was attacked.
 
-    warm_ms: how long the innocent's requests took right before, the slowest of a few
-    outcomes: how often each thing happened, or one line of what was said
+    warm_ms: the innocent's slowest request of the few right before the attack
+    outcomes: how often each outcome occurred, or one line of what the router reported
     """
 
     attack: str
@@ -55,8 +55,8 @@ class Row:
     rss_peak: float = 0.0
     rss_after: float = 0.0
     lag: LoopLag = field(default_factory=LoopLag)
-    strange_statuses: tuple[str, ...] = ()  # that the attack may not come to
-    failure: str = ""  # why nothing could be measured
+    strange_statuses: tuple[str, ...] = ()  # statuses that the attack's calls may not end with
+    failure: str = ""  # why the attack could not be measured
 
     def misses(self) -> list[str]:
         """The bounds that did not hold, each with what was measured."""
@@ -75,6 +75,7 @@ class Row:
         return missed
 
     def markdown(self) -> str:
+        """A row of the table that HEAD begins."""
         record, misses = self.record, self.misses()
         cells = (
             self.attack,

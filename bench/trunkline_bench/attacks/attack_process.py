@@ -1,4 +1,4 @@
-"""An attack while it lasts: a process of its own that prints when it begins, and at its end what it came to."""
+"""An attack in a process of its own, which reports when it begins, and its outcomes when it ends."""
 
 import asyncio
 import contextlib
@@ -10,21 +10,21 @@ from trunkline_bench.attacks.vectors.attacker import BEGINS
 from trunkline_bench.faults.fleet import FleetError
 
 
-class Blow:
-    """`address` is a port's, or a Redis's URL. It ends after `seconds` at the latest."""
+class AttackProcess:
+    """`address`: host:port, or the URL of a Redis. The attack ends after at most `seconds`."""
 
     def __init__(self, attack: str, address: str, seconds: float) -> None:
         self._command = ("-m", "trunkline_bench.attacks.vectors.attacker", attack, address, f"--seconds={seconds:g}")
         self._process: asyncio.subprocess.Process | None = None
 
     async def begins(self) -> None:
-        """Starts it, and returns when it is about to strike. Raises FleetError."""
+        """Starts the process, and returns when its attack begins. Raises FleetError if it ends before that."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *self._command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # whose priority is its own
+            start_new_session=True,  # with a scheduling priority of its own
         )
         assert self._process.stderr is not None
         said = []
@@ -40,7 +40,9 @@ class Blow:
         return self._process.pid
 
     async def end(self) -> dict[str, int]:
-        """Ends it, whatever it is about; returns how often each thing happened. Raises FleetError."""
+        """Ends the attack early if it still runs. Returns how often each outcome occurred.
+
+        Raises FleetError if the process failed."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
@@ -51,7 +53,7 @@ class Blow:
         return outcomes
 
     async def stop(self) -> None:
-        """Kills it where it still runs."""
+        """Kills the process if it still runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
