@@ -1,4 +1,4 @@
-"""`make bench-gpu`: the worker's device code, measured where there is a GPU.
+"""`make bench-gpu`: measures the worker's device code on a GPU.
 
-Needs torch, triton, numpy and the engine; nothing of the router.
+Needs torch, triton, numpy and the engine, but nothing of the router.
 """

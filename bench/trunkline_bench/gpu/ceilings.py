@@ -1,4 +1,4 @@
-"""What the device itself can do: everything else is measured against this."""
+"""The device's own ceilings, which other rates are compared with."""
 
 import functools
 from collections.abc import Iterator
@@ -7,18 +7,18 @@ import torch
 
 from trunkline_bench.gpu.shapes import Shapes, median_s
 
-Rows = Iterator[dict[str, object]]  # each is written to the results as soon as it is there
+Rows = Iterator[dict[str, object]]  # each row is written to the results at once
 
 
 def measure(shapes: Shapes) -> Rows:
-    """Bytes per second of a copy (read and written), FLOP per second of a matrix product."""
+    """A row with the bytes per second of a copy (read and written), and one with the FLOP per second of a product."""
     yield {"what": "copy", "gb_per_s": bandwidth(shapes) / 1e9}
     yield {"what": f"matmul {shapes.matmul}", "tflop_per_s": flops(shapes) / 1e12}
 
 
 @functools.cache
 def bandwidth(shapes: Shapes) -> float:
-    """Bytes per second, read and written."""
+    """Bytes per second of a copy, read and written."""
     source = torch.ones(shapes.copy_bytes // 4, dtype=torch.float32, device=shapes.device)
     target = torch.empty_like(source)
     return 2 * shapes.copy_bytes / median_s(lambda: target.copy_(source), shapes.device)
@@ -26,7 +26,7 @@ def bandwidth(shapes: Shapes) -> float:
 
 @functools.cache
 def flops(shapes: Shapes) -> float:
-    """FLOP per second of a square product."""
+    """FLOP per second of a product of square matrices."""
     size = shapes.matmul
     left = torch.randn(size, size, device=shapes.device, dtype=shapes.dtype)
     right = torch.randn(size, size, device=shapes.device, dtype=shapes.dtype)

@@ -1,10 +1,10 @@
-"""`make bench-gpu`: what the device code does on one GPU, stage by stage, each in a process of its own.
+"""`make bench-gpu`: checks and measures the device code on one GPU, in stages that are processes of their own.
 
 usage: python -m trunkline_bench.gpu.main [--call 1] [--only stage,…] [--output bench/results/gpu] [--tiny MODEL]
 
-Every row is in the output file as soon as it is measured. A stage that an error of the device has ended is run once
-more, with launches that wait (CUDA_LAUNCH_BLOCKING=1) and under compute-sanitizer where that is installed, to learn
-which kernel it was. --tiny MODEL tries all of this on a CPU, with tiny shapes and interpreted kernels.
+Every row is written to the output file as soon as it is measured. If a device error ends a stage, the stage runs again
+with CUDA_LAUNCH_BLOCKING=1, and under compute-sanitizer if that is installed, to find the kernel. --tiny MODEL tries
+all of this on a CPU, with tiny shapes and interpreted kernels.
 """
 
 import argparse
@@ -23,32 +23,31 @@ from trunkline_bench.gpu.stages import CALL_S, STAGES, Stage
 
 RESULTS = Path(__file__).parents[2] / "results" / "gpu"
 SANITIZER = "compute-sanitizer"
-LEAST_S = 20.0  # of time left, for a stage to begin
+LEAST_S = 20.0  # a stage begins only if this much time is left
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     calls = sorted({stage.call for stage in STAGES})
-    parser.add_argument("--call", type=int, choices=calls, help="the stages of one planned call; default: all")
-    parser.add_argument("--only", default="", metavar="STAGE,…", help="of " + ", ".join(s.name for s in STAGES))
+    parser.add_argument("--call", type=int, choices=calls, help="run the stages of one planned call; default: all")
+    parser.add_argument("--only", default="", metavar="STAGE,…", help="any of " + ", ".join(s.name for s in STAGES))
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--minutes", type=float, default=CALL_S / 60, help="everything is over by then")
+    parser.add_argument("--minutes", type=float, default=CALL_S / 60, help="time limit of the whole run")
     parser.add_argument("--tiny", type=Path, metavar="MODEL")
     arguments = parser.parse_args()
     names = [name.strip() for name in arguments.only.split(",") if name.strip()]
     known = {stage.name for stage in STAGES}
     if unknown := [name for name in names if name not in known]:
-        sys.exit(f"no stage is called {unknown[0]!r}; there are: {', '.join(stage.name for stage in STAGES)}")
+        sys.exit(f"there is no stage {unknown[0]!r}; the stages are: {', '.join(stage.name for stage in STAGES)}")
     stages = [stage for stage in STAGES if arguments.call in (None, stage.call) and (not names or stage.name in names)]
-    # The processes of a stage end with this one.
+    # So that the processes of a stage end with this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments.output.mkdir(parents=True, exist_ok=True)
     sys.exit(not run(stages, arguments.output, tiny=arguments.tiny, seconds=arguments.minutes * 60))
 
 
 def run(stages: Sequence[Stage], output: Path, *, tiny: Path | None, seconds: float) -> bool:
-    """Runs stages one after the other; returns whether all of them did what they were to do. Exits with one line where
-    there is no GPU."""
+    """Runs stages one after another. Returns whether all of them succeeded. Exits with a message if there is no GPU."""
     until_s = time.monotonic() + seconds
     results = ResultsFile(output / f"{datetime.now(UTC):%Y-%m-%d}.json", "make bench-gpu")
     failed: set[str] = set()
@@ -57,7 +56,7 @@ def run(stages: Sequence[Stage], output: Path, *, tiny: Path | None, seconds: fl
             continue
         left_s = until_s - time.monotonic()
         if left_s < LEAST_S:
-            results.note(stage.name, ended=f"not begun: {seconds / 60:g} minutes were over")
+            results.note(stage.name, ended=f"not started: {seconds / 60:g} minutes were over")
             failed.add(stage.name)
             continue
         ending = _run(stage, output, results, tiny, min(stage.limit_s, left_s))
@@ -89,7 +88,7 @@ def _run(stage: Stage, output: Path, results: ResultsFile, tiny: Path | None, li
 
 
 def _look_closer(stage: Stage, output: Path, results: ResultsFile, tiny: Path | None, until_s: float) -> None:
-    """Runs a stage that the device ended again, to learn where. Its rows' times are of no use."""
+    """Runs a stage again that a device error ended, to find the kernel. Drops the rows, whose times mean nothing."""
     ways: list[tuple[str, list[str]]] = [("with launches that wait", [])]
     if sanitizer := shutil.which(SANITIZER):
         ways.append((f"under {SANITIZER}", [sanitizer]))

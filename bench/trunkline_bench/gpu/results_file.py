@@ -1,4 +1,4 @@
-"""The file that collects what the stages of a day have measured. It is complete after every row."""
+"""The file with the rows of a day's stages. It is rewritten after every row."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from trunkline_bench.gpu.stage_process import Ending, Row
 
 
 class ResultsFile:
-    """What stages of earlier calls found stays; a stage that runs again replaces its own rows."""
+    """Rows by stage, as JSON. Rows of earlier calls are kept; a stage that runs again replaces its own."""
 
     def __init__(self, path: Path, command: str) -> None:
         self.path = path
@@ -17,7 +17,7 @@ class ResultsFile:
         self._content["command"] = command
 
     def begin(self, stage: str) -> None:
-        """Forgets what an earlier run of this stage found."""
+        """Drops the rows of an earlier run of this stage."""
         self._content["stages"][stage] = {"ended": "was running when this was written", "rows": []}
         self._write()
 
@@ -26,7 +26,7 @@ class ResultsFile:
         self._write()
 
     def end(self, stage: str, ending: Ending) -> None:
-        """Says how the stage ended, and on what it ran."""
+        """Records how the stage ended, and the device and versions that it ran on."""
         entry = self._content["stages"][stage]
         entry["ended"] = ending.error or "done"
         entry["seconds"] = round(ending.seconds, 1)
@@ -36,7 +36,7 @@ class ResultsFile:
         self._write()
 
     def note(self, stage: str, **facts: object) -> None:
-        """Adds facts to a stage, such as what a second run of it has shown."""
+        """Adds facts to a stage, such as the result of a second run."""
         self._content["stages"].setdefault(stage, {"rows": []}).update(facts)
         self._write()
 

@@ -1,4 +1,4 @@
-"""How large the things are that a stage measures: an 8B model's on a GPU, tiny ones on a CPU to try the stages."""
+"""Sizes of what the stages measure: those of an 8B model on a GPU, or tiny ones to try the stages on a CPU."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-# The device's clock is no faster than this; on a slower one the sleep is longer than it need be.
+# Upper bound of the device's clock; with a slower clock the sleep is longer than necessary.
 MOST_CYCLES_PER_S = 2.2e9
 LEAST_SLEEP_S = 50e-6
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -16,7 +16,7 @@ DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Sizes; `tiny` is for the interpreter."""
+    """Sizes of a measurement. `tiny`: small enough for Triton's interpreter."""
 
     device: torch.device
     dtype: torch.dtype
@@ -49,11 +49,11 @@ class Shapes:
     cost_output_tokens: int = 192
     peer: tuple[int, int, int] = (128, 1024, 256)  # requests, tokens in, tokens out
     shared_prefix: tuple[int, int, int] = (128, 8192, 512)  # decodes, tokens they share, tokens of their own
-    output: Path = Path("results")  # folder for what a stage writes beside its rows
+    output: Path = Path("results")  # folder for a stage's files other than its rows
 
     @classmethod
     def of(cls, device: torch.device, output: Path, tiny_model: Path | None = None) -> "Shapes":
-        """An 8B model's, or tiny ones with this model."""
+        """The sizes of an 8B model, or tiny ones with `tiny_model`."""
         if tiny_model is None:
             return cls(device, torch.bfloat16, False, output=output)
         return cls(
@@ -67,10 +67,10 @@ class Shapes:
 
 
 def median_s(function: Callable[[], object], device: torch.device, *, repeats: int = 20) -> float:
-    """Median time of a call on the device alone, caches flushed before each.
+    """Median time of a call on the device in seconds, with caches flushed before each call.
 
-    Before each call the device sleeps for longer than the host takes to launch it: otherwise a kernel that is shorter
-    than its launch would be timed with gaps.
+    Before each call the device sleeps for longer than the host takes to launch it. Otherwise the time of a kernel that
+    is shorter than its launch would include gaps.
     """
     if device.type != "cuda":
         return _host_s(function)
@@ -83,7 +83,7 @@ def median_s(function: Callable[[], object], device: torch.device, *, repeats: i
         tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         for _ in range(repeats)
     ]
-    for start, end in events:  # all are on the device's queue before the first is done: launching takes no part
+    for start, end in events:  # all calls are queued before the first one has run
         flush.zero_()
         torch.cuda._sleep(sleep_cycles)  # type: ignore[no-untyped-call]
         start.record()

@@ -1,9 +1,9 @@
-"""One stage, in a process that run_stage() started.
+"""Runs one stage, in a process that run_stage() has started.
 
 usage: python -m trunkline_bench.gpu.stage_main MODULE:FUNCTION --rows FD --output DIRECTORY [--tiny MODEL]
 
-Writes JSON lines to the file descriptor: facts about the device, then each row as soon as it is measured, and at last
-what went wrong, if something did.
+Writes JSON lines to the file descriptor: facts about the device, each row as soon as it is measured, and the error that
+ended the stage, if any.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from trunkline_bench.gpu.stage_process import FRAME
 
 PACKAGES = ("torch", "triton", "numpy", "protobuf", "transformers")
-# What errors of the device say of themselves; torch raises AcceleratorError, triton and older torch RuntimeError.
+# Texts that mark device errors: torch raises AcceleratorError; triton and older versions of torch raise RuntimeError.
 OF_DEVICE = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "cudaError", "AcceleratorError")
 
 
@@ -52,7 +52,7 @@ def main() -> int:
             module, _, name = arguments.function.partition(":")
             for row in getattr(import_module(module), name)(Shapes.of(device, arguments.output, arguments.tiny)):
                 tell(row=row)
-        except Exception as error:  # the stages after this one can still be measured
+        except Exception as error:  # later stages still run
             traceback.print_exc()
             trace = traceback.format_exc()
             frames = list(FRAME.finditer(trace))
@@ -64,13 +64,13 @@ def main() -> int:
 
 
 def facts(device: str) -> dict[str, object]:
-    """What a row was measured on."""
+    """Device, date and versions of a measurement."""
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
-            continue  # the stages that need it say so
+            continue  # stages that need it report that
     return {
         "device": device,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",

@@ -1,7 +1,7 @@
-"""Runs one stage in a process group of its own, with a time limit, and hands its rows on as they are measured.
+"""Runs one stage in a process group of its own, with a time limit, and passes its rows on as they are measured.
 
-An error of the device ends every later use of it in the same process; a hang ends nothing. Neither costs more than its
-own stage this way. Only the standard library is needed here.
+After a device error no further use of the device works in the same process, and a hang never ends. With a process per
+stage, neither affects other stages. This module needs only the standard library.
 """
 
 import json
@@ -22,10 +22,10 @@ from trunkline_bench.gpu.stages import Stage
 
 READ_BYTES = 1 << 16
 POLL_S = 0.2
-# A process that is over its limit is asked by SIGABRT for its stacks, and has this time to write them.
+# A process over its limit gets SIGABRT, and has this time to write its stacks.
 STACKS_S = 5.0
 KERNELS = "trunkline_kernels"
-# What faulthandler and Python say of a frame, and what compute-sanitizer says of a kernel.
+# How faulthandler and Python print a frame, and how compute-sanitizer names a kernel.
 FRAME = re.compile(rf'File "[^"]*({KERNELS}[^"]*)", line (\d+),? in (\S+)')
 SANITIZED = re.compile(r"=========\s+at (\S+?)\+0x")
 TAIL_LINES = 40
@@ -38,9 +38,9 @@ class Ending:
     """How a stage's process ended."""
 
     seconds: float = 0.0
-    error: str = ""  # empty: it did all it was to do
-    kernel: str = ""  # where the device's error, or the frame that the process died in, was
-    is_of_device: bool = False  # an error of the device, or a death by a signal that this program did not send
+    error: str = ""  # empty: success
+    kernel: str = ""  # place of the device error, or of the frame in which the process died
+    is_of_device: bool = False  # a device error, or death by a signal that this program did not send
     facts: Row = field(default_factory=dict)
     has_gpu: bool = True
 
@@ -55,10 +55,10 @@ def run_stage(
     environment: Mapping[str, str] = os.environ,
     under: Sequence[str] = (),
 ) -> Ending:
-    """Runs a stage to its end, or to its limit.
+    """Runs a stage until it ends, or until its limit.
 
-    arguments: of trunkline_bench.gpu.stage_main; log: gets what the stage prints, stacks included; under: a command
-    that runs the stage's command, as compute-sanitizer does
+    arguments: of trunkline_bench.gpu.stage_main; log: file for what the stage prints, including stacks; under: a
+    command that runs the stage's command, such as compute-sanitizer
     """
     ending, started_s = Ending(), time.monotonic()
     reading, writing = os.pipe()
@@ -106,7 +106,7 @@ def run_stage(
 def _running(
     command: Sequence[str], output: int, rows: int, environment: Mapping[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that leads a group; nothing of the group outlives the context."""
+    """A process that leads a group. The context kills the whole group at its end."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(rows,), start_new_session=True,
         env=environment,
@@ -114,7 +114,7 @@ def _running(
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):  # all of it has ended
+        with suppress(ProcessLookupError):  # the whole group has ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -122,7 +122,7 @@ def _running(
 def _read_lines(
     reading: int, process: "subprocess.Popen[bytes]", until_s: float, take: Callable[[bytes], None]
 ) -> bool:
-    """Takes each line until the process has ended. Returns False if that is not so in time."""
+    """Passes each line to `take` until the process has ended. Returns False if it has not ended by `until_s`."""
     rest = b""
     is_open = True
     while time.monotonic() < until_s:
@@ -136,15 +136,15 @@ def _read_lines(
         if ended:
             return True
         if not is_open:
-            time.sleep(POLL_S)  # the stage has said all, and its process is about to end
+            time.sleep(POLL_S)  # the stage has closed its end, and its process is about to end
     return False
 
 
 def _kernel(text: str) -> str:
-    """The kernel that a log names, or "".  compute-sanitizer names the kernel itself; a stack, who launched it."""
+    """The kernel that a log names, or "". compute-sanitizer names the kernel itself; a stack names its launcher."""
     if found := SANITIZED.search(text):
         return found[1]
-    # Python prints the innermost frame last, faulthandler first; of faulthandler the current thread comes first.
+    # Python prints the innermost frame last, faulthandler first; faulthandler begins with the current thread.
     frames = list(FRAME.finditer(text))
     if not frames:
         return ""

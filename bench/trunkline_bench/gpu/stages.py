@@ -1,12 +1,12 @@
-"""The stages of `make bench-gpu`: what each runs, how long it should take, and in which call it belongs.
+"""The stages of `make bench-gpu`: the function of each, its estimated time, and the call that it belongs to.
 
-A GPU machine is lent for minutes at a time, so the stages stand in order of worth, and the estimates of a call add up
-to less than CALL_S. docs/gpu-bench.md shows the plan.
+GPU machines are available for minutes at a time. The stages are therefore ordered by importance, and the estimates of a
+call add up to less than CALL_S. docs/gpu-bench.md shows the plan.
 """
 
 from dataclasses import dataclass
 
-CALL_S = 540.0  # a call must be over by then
+CALL_S = 540.0  # time limit of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +14,10 @@ class Stage:
     """One stage, which runs in a process of its own."""
 
     name: str
-    function: str  # "module:function", imported by the stage's process alone: it takes Shapes and yields rows
-    call: int  # of the planned calls, from 1
-    estimate_s: float  # on an H200, imports and loading included, kernels not yet compiled
-    limit_s: float  # the process is ended after this time
+    function: str  # "module:function", imported only in the stage's process; takes Shapes and yields rows
+    call: int  # number of the planned call, from 1
+    estimate_s: float  # on an H200, including imports, loading and compiling
+    limit_s: float  # the process is killed after this time
     instead_of: str = ""  # the stage runs only if this one has failed
 
 

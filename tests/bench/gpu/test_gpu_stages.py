@@ -92,7 +92,7 @@ def test_the_sweeps_write_a_table_that_the_kernels_take(tmp_path: Path) -> None:
 
 
 def test_a_headline_with_a_tuned_table_needs_one(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="the tiling sweep and the product sweep come first"):
+    with pytest.raises(FileNotFoundError, match="run the tiling sweep and the product sweep first"):
         next(iter(with_tuned_table(Shapes.of(torch.device("cpu"), tmp_path, DEMO_MODEL))))
 
 
@@ -146,7 +146,7 @@ def test_a_stage_that_loses_the_device_is_looked_at_again(tmp_path: Path) -> Non
 
 def test_a_call_takes_no_longer_than_it_may(tmp_path: Path) -> None:
     assert not run(misbehaving("works"), tmp_path, tiny=DEMO_MODEL, seconds=1)
-    assert stages_in(tmp_path)["works"]["ended"].startswith("not begun")
+    assert stages_in(tmp_path)["works"]["ended"].startswith("not started")
 
 
 def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path) -> None:
 
 def test_an_unknown_stage_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["main", "--only", "speed"])
-    with pytest.raises(SystemExit, match="no stage is called 'speed'"):
+    with pytest.raises(SystemExit, match="there is no stage 'speed'"):
         main()
 
 

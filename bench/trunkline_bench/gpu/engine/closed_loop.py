@@ -1,4 +1,4 @@
-"""Users who each send their next request when the last one has ended."""
+"""A closed loop: each user sends the next request when the last one has ended."""
 
 import random
 import statistics
@@ -9,11 +9,11 @@ from trunkline_bench.gpu.engine.engine_run import running
 from trunkline_bench.gpu.shapes import Shapes
 
 STAGGER_S = 10.0
-ITL_TARGET_MS = 18.0  # 50 tokens a second for each, with something in hand
+ITL_TARGET_MS = 18.0  # 50 tokens/s per user, with a margin
 
 
 def measure(shapes: Shapes) -> Rows:
-    """Time to first token, and tokens per second of each request."""
+    """A row with times to first token, and tokens per second per request."""
     draw = random.Random(0)
     users, window_s = shapes.users, shapes.closed_loop_s
     stagger_s = 0.0 if shapes.tiny else STAGGER_S
@@ -41,7 +41,7 @@ def measure(shapes: Shapes) -> Rows:
             at_s = started_s + stagger_s * user / users
             run.run(until_s=at_s)
             time.sleep(max(0.0, at_s - time.perf_counter()))
-            send(at_s)  # a user does not wait for the step under way to be heard
+            send(at_s)  # the wait for the step under way counts as latency
         run.run()
         ended_s = time.perf_counter()
         done = [stream for stream in run.streams.values() if len(stream.tokens) > 1]

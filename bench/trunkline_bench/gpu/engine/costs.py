@@ -1,4 +1,4 @@
-"""What options cost or gain: the same decodes with and without each."""
+"""Cost or gain of engine options: the same requests with and without each."""
 
 import time
 
@@ -22,18 +22,17 @@ WEIGHT_ONLY: Options = {
 
 
 def measure(shapes: Shapes) -> Rows:
-    """Output tokens per second of all requests once every prompt is done, and against the plain engine."""
+    """Prompt and output tokens per second with each option, absolute and relative to the engine without options."""
     yield from _against_plain(shapes, OPTIONS)
 
 
 def weight_only(shapes: Shapes) -> Rows:
-    """The same of weights alone in few bits."""
+    """The same for weight-only quantization."""
     yield from _against_plain(shapes, WEIGHT_ONLY)
 
 
 def tuned_fp8(shapes: Shapes) -> Rows:
-    """Decodes with fp8 weights and the table of the sweeps, against those without it. Raises FileNotFoundError where
-    there is no table."""
+    """fp8 weights with and without the table of the sweeps. Raises FileNotFoundError if there is no table."""
     options = OPTIONS["--quantization fp8"]
     with tuned_table(shapes):
         tuned = _rates(shapes, options)
@@ -57,7 +56,7 @@ def _against_plain(shapes: Shapes, ways: Options) -> Rows:
 
 
 def _rates(shapes: Shapes, options: dict[str, object]) -> tuple[float, float]:
-    """Prompt tokens per second until every prompt is done, output tokens per second from then on."""
+    """Returns prompt tokens per second until every prompt is done, and output tokens per second from then on."""
     with running(shapes, **options) as run:
         begun: list[tuple[float, int]] = []
 

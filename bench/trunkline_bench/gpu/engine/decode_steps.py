@@ -1,4 +1,4 @@
-"""Steps of the whole engine that only decode, against their roofline, and one request alone."""
+"""Decode-only steps of the whole engine relative to their roofline, and one request alone."""
 
 import statistics
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from trunkline_bench.gpu.shapes import Shapes
 
 
 def measure(shapes: Shapes) -> Rows:
-    """One request alone, then the steps by batch, the largest first: it is the one that counts."""
+    """One request alone, then decode steps by batch, the largest and most important first."""
     with running(shapes) as run:
         yield _alone(shapes, run)
         for batch in sorted(shapes.step_batches, reverse=True):
@@ -26,7 +26,7 @@ def measure(shapes: Shapes) -> Rows:
 
 
 def idle_share(shapes: Shapes) -> Rows:
-    """How long the device idles between steps of the largest batch, as its profiler sees it."""
+    """The share of time in which the device idles in steps of the largest batch, from its profiler."""
     with running(shapes) as run:
         batch = max(shapes.step_batches)
         on_device = shapes.device.type == "cuda"
@@ -39,7 +39,7 @@ def idle_share(shapes: Shapes) -> Rows:
 
 
 class DecodeSteps:
-    """Steps in which just so many sequences decode, and nothing else happens."""
+    """Collects the steps in which exactly `batch` sequences decode and no prompt is computed."""
 
     def __init__(self, run: EngineUnderTest, batch: int) -> None:
         self._run = run
@@ -48,7 +48,7 @@ class DecodeSteps:
         self.kv_tokens: list[int] = []
 
     def take(self, step: EngineStep) -> None:
-        """Counts a step that is over."""
+        """Records a finished step if it only decoded."""
         scheduler = self._run.engine.scheduler
         last = scheduler.stats.last
         if last.decode_tokens == self._batch and not last.prefill_tokens:
@@ -59,8 +59,9 @@ class DecodeSteps:
 def _decoded(
     shapes: Shapes, run: EngineUnderTest, batch: int, around: AbstractContextManager[object] | None = None
 ) -> DecodeSteps:
-    """Runs so many requests until enough steps have only decoded, the second half of them within `around`, and drops
-    the requests."""
+    """Runs `batch` requests until enough steps have only decoded, the second half of them within `around`.
+
+    Then drops the requests."""
     handle = max(run.streams, default=-1) + 1
     steps = 4 if shapes.tiny else 40
     for at in range(batch):
@@ -74,8 +75,9 @@ def _decoded(
 
 
 def _idle_share(profiler: profile) -> float | None:
-    """Of the time from the first kernel to the last one, what no kernel and no copy filled; None: the profiler saw
-    nothing of the device, as where it may not read its counters."""
+    """The share of the time between the first and the last kernel in which no kernel and no copy ran.
+
+    Returns None if the profiler recorded nothing of the device, for example if it may not read the counters."""
     events: list[Any] = profiler.events()  # type: ignore[no-untyped-call]
     spans: list[tuple[float, float]] = sorted(
         (event.time_range.start, event.time_range.end) for event in events if event.device_type == DeviceType.CUDA
@@ -90,7 +92,7 @@ def _idle_share(profiler: profile) -> float | None:
 
 
 def _alone(shapes: Shapes, run: EngineUnderTest) -> dict[str, object]:
-    """One request: its tokens per second against reading the weights once for each."""
+    """A row for one request: its tokens per second, and their ratio to the memory-bandwidth bound."""
     run.submit(0, run.prompt(0, shapes.prompt_tokens), min(shapes.output_tokens, 256))
     run.run()
     stream = run.streams[0]
@@ -102,8 +104,8 @@ def _alone(shapes: Shapes, run: EngineUnderTest) -> dict[str, object]:
 
 
 def decode_bound_s(shapes: Shapes, run: EngineUnderTest, batch: int, kv_tokens: float) -> float:
-    """The least time of a step that only decodes: the matrices by bandwidth or arithmetic, whichever is longer, then
-    the keys and values."""
+    """Lower bound in seconds of a decode-only step: matrices by bandwidth or arithmetic, whichever takes longer, plus
+    keys and values by bandwidth."""
     bandwidth, flops = ceilings.bandwidth(shapes), ceilings.flops(shapes)
     parameters = run.weight_bytes / shapes.dtype.itemsize
     matrices_s = max(run.weight_bytes / bandwidth, 2 * parameters * batch / flops)

@@ -1,4 +1,4 @@
-"""The whole engine in this process, as a stage drives it: submits in, and when each token came out."""
+"""The whole engine in this process: stages submit requests, and the time of each token is recorded."""
 
 import gc
 import math
@@ -27,7 +27,7 @@ from trunkline_worker.settings import EngineSettings
 
 @dataclass(slots=True)
 class Stream:
-    """One request's tokens, as they came."""
+    """The tokens of one request and their times, of time.perf_counter()."""
 
     submitted_s: float
     first_s: float = math.nan
@@ -40,34 +40,34 @@ class Stream:
 
     @property
     def tokens_per_s(self) -> float:
-        """After the first token."""
+        """Rate after the first token."""
         return (len(self.tokens) - 1) / (self.last_s - self.first_s) if len(self.tokens) > 1 else math.nan
 
 
 class EngineUnderTest:
-    """An engine and what came out of it. Times are of time.perf_counter()."""
+    """An engine and the streams of its requests. Times are of time.perf_counter()."""
 
     def __init__(self, engine: Engine, spec: DecoderSpec, weight_bytes: int, kv_bytes: int) -> None:
         self.engine = engine
         self.vocab_size = spec.vocab_size
-        self.weight_bytes = weight_bytes  # that a step reads
-        self.kv_bytes = kv_bytes  # of a token
+        self.weight_bytes = weight_bytes  # read by a step
+        self.kv_bytes = kv_bytes  # per token
         self.load_s = self.warm_up_s = 0.0
         self.streams: dict[int, Stream] = {}
         self.on_end: Callable[[int], None] = lambda handle: None
         self._waits = engine.executor if isinstance(engine.executor, WaitingExecutor) else None
 
     def record(self) -> list[Sample]:
-        """From now on, what steps are asked and take."""
+        """Starts recording. Returns a list that grows by the work and time of every step."""
         self.engine.executor = recorder = RecordingExecutor(self.engine.executor)
         return recorder.samples
 
     def submit(
         self, handle: int, prompt: list[int], max_tokens: int, *, at_s: float | None = None, **sampling: object
     ) -> None:
-        """One request with this many output tokens, greedy unless `sampling` says otherwise.
+        """Submits a request for exactly `max_tokens` output tokens, greedy unless `sampling` says otherwise.
 
-        at_s: when it was wanted, where that was before now
+        at_s: time of the request if earlier than now
         """
         params = SamplingParams(**{"temperature": 0.0, "seed": handle, **sampling})  # type: ignore[arg-type]
         params.max_tokens, params.ignore_eos = max_tokens, True
@@ -80,7 +80,7 @@ class EngineUnderTest:
         each_step: Callable[[EngineStep], None] = lambda step: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Steps until nothing is left, the time has come, or stop() says so."""
+        """Runs steps until no work is left, `until_s` has passed, or stop() returns True."""
         engine = self.engine
         while engine.has_work and time.perf_counter() < until_s and not stop():
             step = engine.step()
@@ -93,17 +93,17 @@ class EngineUnderTest:
                     select.select([self._waits], [], [], wait_s)
 
     def prompt(self, seed: int, length: int) -> list[int]:
-        """Tokens that no other seed's prompt begins with."""
+        """A prompt that shares no prefix with the prompts of other seeds."""
         return [(seed * 7919 + at * 31 + seed * at % 13) % (self.vocab_size // 2) for at in range(length)]
 
     def abandon(self) -> None:
-        """Drops what is left."""
+        """Aborts all requests that have not ended."""
         handles = [handle for handle in self.streams if handle in self.engine.scheduler.sequences]
         self.engine.accept(EngineRequest(abort_handles=handles))
         self.run()
 
     def close(self) -> None:
-        """Lets go of the device's memory."""
+        """Releases the device's memory."""
         if self._waits is not None:
             self._waits.close()
         del self.engine, self._waits
@@ -126,7 +126,7 @@ class EngineUnderTest:
 
 @contextmanager
 def running(shapes: Shapes, **options: object) -> Iterator[EngineUnderTest]:
-    """An engine with the shapes' model, ready; its memory is free afterwards. `options`: EngineSettings' fields."""
+    """A ready engine with the shapes' model, whose memory is freed afterwards. `options`: fields of EngineSettings."""
     chosen: dict[str, object] = {
         "model": str(shapes.model), "load_format": "auto" if shapes.tiny else "dummy", "device": shapes.device.type,
         "dtype": str(shapes.dtype).removeprefix("torch."),
@@ -148,7 +148,7 @@ def running(shapes: Shapes, **options: object) -> Iterator[EngineUnderTest]:
 
 
 def _give_back(shapes: Shapes) -> None:
-    """What torch keeps for later is free for others."""
+    """Returns memory that torch caches to the device."""
     gc.unfreeze()
     gc.collect()
     if shapes.device.type == "cuda":
@@ -171,7 +171,7 @@ def _started(shapes: Shapes, settings: EngineSettings) -> EngineUnderTest:
 
 
 def weight_bytes(model: LoadedModel) -> int:
-    """What a step reads of a model that is not quantised: every matrix once, but rows alone of the embedding."""
+    """Bytes of unquantized weights that a step reads: every matrix once, and only single rows of the embedding."""
     spec = model.spec
     attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * spec.hidden_size
     layer = attention + 3 * spec.hidden_size * spec.intermediate_size

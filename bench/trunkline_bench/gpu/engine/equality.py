@@ -1,4 +1,4 @@
-"""Engines on the device against one another: the kernels against their references, a batch against one alone."""
+"""Compares tokens of engines: kernels with their references, and a request in a batch with the same request alone."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ PROMPT_TOKENS = (1, 15, 16, 17, 60, 130, 300)
 
 
 def check(shapes: Shapes) -> Rows:
-    """The demo model's tokens; raises AssertionError where they differ."""
+    """Compares the demo model's tokens. Raises AssertionError if they differ."""
     prompts = _prompts(shapes, 2 if shapes.tiny else 6)
     references = _tokens(shapes, prompts, kernels="torch", dtype="float32")
     for options in ({},) if shapes.tiny else ({}, {"max_step_tokens": 48}, {"deterministic": True}):
@@ -29,7 +29,7 @@ def check(shapes: Shapes) -> Rows:
 
 
 def smoke(shapes: Shapes) -> dict[str, object]:
-    """Four requests through the engine give the tokens that the CPU gives; raises AssertionError where they differ."""
+    """Compares the tokens of four requests with those of the CPU. Raises AssertionError if they differ."""
     prompts = _prompts(shapes, 2 if shapes.tiny else 4)
     found = _tokens(shapes, prompts, dtype="float32")
     on_cpu = replace(shapes, device=torch.device("cpu"))
@@ -38,8 +38,8 @@ def smoke(shapes: Shapes) -> dict[str, object]:
 
 
 def _deterministic(shapes: Shapes) -> Rows:
-    """Under --deterministic a request's tokens and log-probabilities are the same to the bit, alone and among others,
-    however prompts are cut."""
+    """Checks that with --deterministic a request's tokens and log-probabilities have the same bits alone and in a
+    batch, however prompts are chunked. Raises AssertionError."""
     dtype = str(shapes.dtype).removeprefix("torch.")
     prompts = _prompts(shapes, 2 if shapes.tiny else 24)
     numbered = dict(enumerate(prompts))
@@ -48,9 +48,9 @@ def _deterministic(shapes: Shapes) -> Rows:
     for max_step_tokens in (33,) if shapes.tiny else (8192, 300, 33):
         together = _told(shapes, numbered, dtype=dtype, max_step_tokens=max_step_tokens)
         same = {handle: together[handle] for handle in few} == alone
-        # The interpreter's products are numpy's, whose last bits depend on the batch.
+        # The interpreter multiplies with numpy, whose last bits depend on the batch.
         assert same or shapes.tiny, f"bits depend on the batch with steps of {max_step_tokens} tokens"
-        yield {"what": "deterministic: bits of one alone", "among": len(prompts), "step": max_step_tokens}
+        yield {"what": "deterministic: same bits as alone", "among": len(prompts), "step": max_step_tokens}
 
 
 def _prompts(shapes: Shapes, count: int) -> list[list[int]]:
@@ -68,7 +68,7 @@ def _tokens(shapes: Shapes, prompts: list[list[int]], **options: object) -> list
 
 
 def _told(shapes: Shapes, prompts: dict[int, list[int]], **options: object) -> dict[int, list[tuple[int, float]]]:
-    """Tokens and log-probabilities by handle; even ones are greedy, odd ones are drawn."""
+    """Tokens and log-probabilities by handle. Even handles are greedy, odd ones are sampled."""
     told: dict[int, list[tuple[int, float]]] = {handle: [] for handle in prompts}
 
     def tell(step: EngineStep) -> None:
@@ -84,7 +84,7 @@ def _told(shapes: Shapes, prompts: dict[int, list[int]], **options: object) -> d
 
 @contextmanager
 def _demo(shapes: Shapes, **options: object) -> Iterator[EngineUnderTest]:
-    """The demo model, whose contexts are short: under --deterministic they are cut into pieces all the same."""
+    """The demo model with shorter attention pieces, so that --deterministic splits even its short contexts."""
     shared = {"model": str(DEMO_MODEL), "load_format": "auto", "context_length": 512, "max_running_requests": 24}
     split, ragged_attention.SPLIT = ragged_attention.SPLIT, PIECE
     try:

@@ -1,4 +1,4 @@
-"""The whole engine on real shapes with random weights: output tokens per second of many requests at once."""
+"""The whole engine on real shapes with random weights: output tokens per second of many concurrent requests."""
 
 import time
 from collections.abc import Iterator
@@ -18,13 +18,12 @@ TUNED_FITTED = "h200-8b-tuned-fitted.json"
 
 
 def measure(shapes: Shapes) -> Rows:
-    """All requests at once, for a window of time or until they are done. The steps' times are fitted: a profile for
-    the simulator."""
+    """Runs all requests at once, for a time window or until they are done, and fits a step cost for the simulator."""
     yield from _measure(shapes, graphs="auto")
 
 
 def with_tuned_table(shapes: Shapes) -> Rows:
-    """The same with the tilings that the sweeps before have found. Raises FileNotFoundError where they have not."""
+    """The same with the tilings that the sweeps have found. Raises FileNotFoundError if the sweeps have not run."""
     with tuned_table(shapes) as found:
         yield {"what": "tuned table", "entries": len(found), "own products": sum(map(_is_own_product, found.items()))}
         yield from _measure(shapes, graphs="auto", fitted=TUNED_FITTED)
@@ -32,10 +31,10 @@ def with_tuned_table(shapes: Shapes) -> Rows:
 
 @contextmanager
 def tuned_table(shapes: Shapes) -> Iterator[dict[tuned_tilings.Key, dict[str, int]]]:
-    """Engines take their tilings from what the sweeps have written. Raises FileNotFoundError where they have not."""
+    """Engines inside the context read the table of the sweeps. Raises FileNotFoundError if the sweeps have not run."""
     file = shapes.output / FILE
     if not file.exists():
-        raise FileNotFoundError(f"{file}: the tiling sweep and the product sweep come first")
+        raise FileNotFoundError(f"{file}: run the tiling sweep and the product sweep first")
     with using_table(file):
         yield tuned_tilings.table(file)
 
@@ -46,7 +45,7 @@ def _is_own_product(entry: tuple[tuned_tilings.Key, dict[str, int]]) -> bool:
 
 
 def without_graphs(shapes: Shapes) -> Rows:
-    """The same where graphs cannot be captured: every kernel is launched by itself."""
+    """The same without captured graphs: every kernel is launched separately."""
     yield from _measure(shapes, graphs="off")
 
 
@@ -60,7 +59,7 @@ def _measure(shapes: Shapes, *, graphs: str, fitted: str = FITTED) -> Rows:
 
 
 def saturated(shapes: Shapes, run: EngineUnderTest) -> Rows:
-    """Every request from the start: tokens per second, prompts included, and once every prompt is done."""
+    """Submits all requests at the start. Output tokens per second of the whole run, and once all prompts are done."""
     decode_from: tuple[float, int] | None = None
 
     def count() -> int:

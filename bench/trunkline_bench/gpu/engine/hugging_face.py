@@ -1,4 +1,4 @@
-"""The same model and requests on Hugging Face transformers: continuous batching and static batches."""
+"""Our engine against Hugging Face transformers, with continuous batching and with static batches."""
 
 import time
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from trunkline_bench.gpu.engine.engine_run import running
 from trunkline_bench.gpu.shapes import Shapes
 
 GIVE_UP_S = 90.0
-# Of continuous batching, the fastest first.
+# For continuous batching, fastest first.
 ATTENTIONS = ("kernels-community/flash-attn3", "flash_attention_2", "sdpa", "paged|sdpa", "paged|eager")
 
 
 def measure(shapes: Shapes) -> Rows:
-    """Output tokens per second, prompts included, of ours and of theirs."""
+    """Output tokens per second of our engine and of transformers. The times include prompts."""
     requests, prompt_tokens, output_tokens = shapes.peer
     with running(shapes, max_running_requests=requests) as run:
         prompts = [run.prompt(handle, prompt_tokens) for handle in range(requests)]
@@ -27,12 +27,12 @@ def measure(shapes: Shapes) -> Rows:
         run.run()
         ours = requests * output_tokens / (time.perf_counter() - started_s)
     yield {"what": "ours", "output_tok_per_s": ours}
-    import transformers  # it takes seconds, and only this stage needs it
+    import transformers  # takes seconds, and only this stage needs it
 
     model = _model(transformers, shapes)
-    # First what cannot hang: a manager that is stopped while requests are left finishes all of them.
+    # Static batches first, since they cannot hang: a stopped manager finishes all requests that are left.
     yield _tried("generate, sdpa", ours, partial(_static, transformers, model, prompts, output_tokens))
-    for attention in ATTENTIONS:  # the fastest that works here
+    for attention in ATTENTIONS:  # until one works
         row = _tried(f"generate_batch, {attention}", ours, partial(
             _continuous, transformers, model, prompts, output_tokens, attention, tiny=shapes.tiny
         ))  # fmt: skip
@@ -44,7 +44,7 @@ def measure(shapes: Shapes) -> Rows:
 def _tried(name: str, ours: float, way: Callable[[], tuple[int, float]]) -> dict[str, object]:
     try:
         tokens, seconds = way()
-    except Exception as error:  # what does not work on this machine is told, and the next way tried
+    except Exception as error:  # reported, and the next way is tried
         return {"what": name, "failed": f"{type(error).__name__}: {error}"[:200]}
     return {"what": name, "output_tok_per_s": tokens / seconds, "ours": ours / (tokens / seconds)}
 
@@ -65,14 +65,14 @@ def _generation_config(transformers: Any, output_tokens: int) -> Any:
 def _continuous(
     transformers: Any, model: Any, prompts: list[list[int]], output_tokens: int, attention: str, *, tiny: bool
 ) -> tuple[int, float]:
-    """From the first request to the last result, its pool allocated and its graphs captured before."""
+    """Output tokens, and seconds from the first request to the last result, without allocation and graph capture."""
     model.set_attn_implementation(attention)
     options: dict[str, Any] = {
         "generation_config": transformers.GenerationConfig(
             max_new_tokens=output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
     }
-    if tiny:  # its own choice is most of the machine's memory
+    if tiny:  # by default it takes most of the machine's memory
         options["continuous_batching_config"] = transformers.ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=64)
     with model.continuous_batching_context_manager(**options) as manager:
         _served(manager, prompts[:2], output_tokens)
@@ -84,7 +84,7 @@ def _continuous(
 
 
 def _served(manager: Any, prompts: list[list[int]], output_tokens: int) -> int:
-    """Output tokens of these prompts, once all are done."""
+    """Runs these prompts. Returns the number of output tokens."""
     manager.add_requests(inputs=prompts, max_new_tokens=output_tokens)
     tokens = done = 0
     give_up_s = time.perf_counter() + GIVE_UP_S
@@ -93,7 +93,7 @@ def _served(manager: Any, prompts: list[list[int]], output_tokens: int) -> int:
         if result is not None and result.is_finished():
             tokens += len(result.generated_tokens)
             done += 1
-        assert result is not None or manager.is_running(), "it has stopped"
+        assert result is not None or manager.is_running(), "the manager has stopped"
         assert time.perf_counter() < give_up_s, f"only {done} of {len(prompts)} are done after {GIVE_UP_S:.0f} s"
     return tokens
 

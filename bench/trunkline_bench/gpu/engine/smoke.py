@@ -1,4 +1,4 @@
-"""What would make the other stages useless, found in the first minute."""
+"""Finds in the first minute what would make the other stages useless."""
 
 import torch
 
@@ -13,12 +13,13 @@ from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_worker.model.gpu_decoder import Chip
 
 CONTEXTS = (1, 17, 257)
-CHAIN, REPLAYS = 20, 10  # kernels of the captured graph, and how often it is replayed
+CHAIN, REPLAYS = 20, 10  # kernels in the captured graph, and number of replays
 
 
 def check(shapes: Shapes) -> Rows:
-    """The device's own speed, each kernel once against its reference, a captured graph, and four requests through the
-    engine; raises AssertionError at the first that is wrong."""
+    """The device's ceilings, each kernel against its reference, a captured graph, and four requests through the engine.
+
+    Raises AssertionError at the first failure."""
     yield from ceilings.measure(shapes)
     yield _graph(shapes)
     yield from attention.smoke(shapes, CONTEXTS)
@@ -27,7 +28,7 @@ def check(shapes: Shapes) -> Rows:
 
 
 def _graph(shapes: Shapes) -> dict[str, object]:
-    """Kernels in a captured graph, replayed with other inputs than it was captured with."""
+    """Replays a captured graph with other inputs than it was captured with. Raises AssertionError."""
     if shapes.device.type != "cuda":
         return {"what": "captured graph", "replayed": False}
     x = torch.randn(8, 4096, device=shapes.device).to(shapes.dtype)
@@ -39,20 +40,20 @@ def _graph(shapes: Shapes) -> dict[str, object]:
 
     def compute(dependent: bool) -> torch.Tensor:
         y = x
-        for _ in range(CHAIN):  # each reads what the one before has just written
+        for _ in range(CHAIN):  # each kernel reads the output of the one before
             y = rms_norm(y, weight, 1e-6, dependent=dependent)
-        if fetches:  # a captured launch keeps its descriptors, and the programs that share a tile meet at each replay
+        if fetches:  # a captured launch keeps its descriptors; programs that share a tile synchronise in each replay
             y = persistent_linear(y, square, tiling, room, dependent=dependent)
         return silu_and_mul(y, dependent=dependent)
 
     dependent = chip.dependent_launches
-    compute(dependent)  # compiled before it is captured
+    compute(dependent)  # compile before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = compute(dependent)
     for _ in range(REPLAYS):
         x.copy_(torch.randn_like(x))
         graph.replay()
-        wrong = f"a replayed graph computes something else than its kernels (dependent launches: {dependent})"
+        wrong = f"a replayed graph differs from its kernels (dependent launches: {dependent})"
         assert torch.equal(found, compute(False)), wrong
     return {"what": "captured graph", "replayed": True, "dependent_launches": dependent, "fetches_tiles": fetches}

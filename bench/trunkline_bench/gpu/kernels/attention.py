@@ -1,4 +1,4 @@
-"""Attention on the device: right, and how close to what memory and arithmetic allow."""
+"""Attention on the device: correctness, and speed relative to what memory and arithmetic allow."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -24,7 +24,9 @@ RELATIVE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
 
 
 def truth(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Of the last tokens of a context, in float32.  q: [new, heads, dim], keys and values: [kv_heads, context, dim]"""
+    """Reference attention of the last tokens of a context, [new, heads, dim] in float32.
+
+    q: [new, heads, dim], keys and values: [kv_heads, context, dim]"""
     new, heads, _ = q.shape
     kv_heads, context, _ = keys.shape
     k, v = (x.float().repeat_interleave(heads // kv_heads, dim=0) for x in (keys, values))
@@ -35,14 +37,15 @@ def truth(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def check(shapes: Shapes) -> Rows:
-    """Largest differences from the truth, in the stages' type and in float32; raises AssertionError where one is too
-    large."""
+    """Largest differences from the reference, in the stages' dtype and in float32.
+
+    Raises AssertionError if one is too large."""
     for dtype in dict.fromkeys((shapes.dtype, torch.float32)):
         yield from _check(replace(shapes, dtype=dtype))
 
 
 def smoke(shapes: Shapes, contexts: Sequence[int]) -> Rows:
-    """Each kind of attention once."""
+    """Compares decode and ragged attention with the reference. Raises AssertionError."""
     paged = Paged.make(shapes, list(contexts))
     decode, prefill = Decode(shapes, paged), Prefill(shapes, paged, 1)
     yield _compared("decode", decode(), _truths(decode.q, paged, 1), shapes)
@@ -57,7 +60,7 @@ def _check(shapes: Shapes) -> Rows:
     whole = Paged.make(shapes, contexts, whole_layers=3)
     decode = Decode(shapes, whole)
     yield _compared("decode, whole blocks", decode(), _truths(decode.q, whole, 1), shapes)
-    # One new token each, through the kernel that cuts contexts at fixed places.
+    # One new token each, through the kernel that splits contexts at fixed positions.
     cut = Prefill(shapes, paged, 1, deterministic=True)
     yield _compared("decode, deterministic", cut(), _truths(cut.q, paged, 1), shapes)
     count, common, own = (5, 64, 9) if shapes.tiny else (40, 2048, 77)
@@ -79,7 +82,7 @@ def _check(shapes: Shapes) -> Rows:
 
 
 def choice_key(shapes: Shapes) -> TilingKey:
-    """What the table of tilings has the choice between own and library under."""
+    """The key under which the table of tilings stores the choice between our kernel and the library."""
     return key_of(
         device=Chip.of(shapes.device).name, head_dim=shapes.head_dim, group=shapes.num_heads // shapes.num_kv_heads,
         dtype=shapes.dtype, kv_dtype=shapes.dtype,
@@ -92,14 +95,14 @@ def _truths(q: Tensor, paged: Paged, new: int) -> Tensor:
 
 
 def _compared(name: str, found: Tensor, expected: Tensor, shapes: Shapes) -> dict[str, object]:
-    """Relative to each head's own length: what a long context averages to is small, and an error in it smaller."""
+    """Differences are relative to the norm of each head's output, since outputs of long contexts are small."""
     worst = float(((found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
-    assert worst < RELATIVE[shapes.dtype], f"{name} attention: differs by {worst:.2%} of what is expected"
+    assert worst < RELATIVE[shapes.dtype], f"{name} attention: differs by {worst:.2%} from the reference"
     return {"what": f"{name} attention", "dtype": str(shapes.dtype).removeprefix("torch."), "largest_difference": worst}
 
 
 def decode_speed(shapes: Shapes) -> Rows:
-    """Bytes per second over batch and context, and as a share of what a copy reaches."""
+    """Bytes per second by batch and context, absolute and as a share of a copy's."""
     copy = ceilings.bandwidth(shapes)
     yield {"what": "copy", "gb_per_s": copy / 1e9}
     for context in shapes.decode_contexts:
@@ -119,8 +122,9 @@ def decode_speed(shapes: Shapes) -> Rows:
 
 
 def layouts_speed(shapes: Shapes, copy: float) -> Rows:
-    """The pool layer by layer, as the engine has it, and with each block in one piece over all layers, which lets one
-    copy move a block.  copy: bytes per second of one"""
+    """Decode attention with the engine's KV layout, layer by layer, and with each block contiguous over all layers.
+
+    The latter would let one copy move a block. copy: a copy's bytes per second"""
     token_bytes = 2 * shapes.num_kv_heads * shapes.head_dim * shapes.dtype.itemsize
     for batch, context in shapes.sweep_decodes:
         fit = shapes.most_kv_bytes // (batch * (context + shapes.block_size) * token_bytes)
@@ -140,8 +144,9 @@ def layouts_speed(shapes: Shapes, copy: float) -> Rows:
 
 
 def _shared_prefix_speed(shapes: Shapes) -> Rows:
-    """Decodes with a long common prefix: each with blocks of its own, and with the same ones, read once. The rate
-    counts every context."""
+    """Decodes with a long common prefix: in blocks of each sequence's own, and in shared blocks that are read once.
+
+    The rate counts the whole context of every sequence."""
     count, common, own = shapes.shared_prefix
     for shared in (0, common):
         paged = Paged.make(shapes, [common + own] * count, shared=shared)
@@ -153,12 +158,12 @@ def _shared_prefix_speed(shapes: Shapes) -> Rows:
 
 
 def prompt_flops(shapes: Shapes, count: int, length: int) -> float:
-    """Of causal attention of so many prompts of this length."""
+    """FLOP of causal attention over `count` prompts of this length."""
     return 4 * count * shapes.num_heads * shapes.head_dim * length * (length + 1) / 2
 
 
 def prefill_speed(shapes: Shapes) -> Rows:
-    """FLOP per second, and of the attentions that torch brings, on the same keys and values laid out contiguously."""
+    """FLOP per second of our kernel, and of torch's attention backends on the same keys and values, contiguous."""
     for count, length in shapes.prefill:
         paged = Paged.make(shapes, [length] * count)
         prefill = Prefill(shapes, paged, length)
@@ -180,12 +185,13 @@ def prefill_speed(shapes: Shapes) -> Rows:
 
 
 def library_speed(shapes: Shapes, count: int, length: int) -> float | None:
-    """Seconds that torch's attention takes for so many prompts as the engine would hand them to it; None: this torch
-    has no such attention, or not on this device."""
+    """Seconds of torch's attention over `count` prompts, called as the engine does.
+
+    Returns None if this version of torch has no such attention, or not on this device."""
     try:
         return median_s(FreshPrefill(shapes, count, length), shapes.device)
     except (ImportError, RuntimeError) as error:
-        print(f"  torch's attention of several lengths does not work here: {error}", flush=True)
+        print(f"  torch's variable-length attention does not work here: {error}", flush=True)
         return None
 
 
@@ -196,7 +202,7 @@ Attention = Callable[
 
 @functools.cache
 def libraries(shapes: Shapes) -> tuple[tuple[str, Attention], ...]:
-    """Causal attention of torch's backends, those that work on this device, by name."""
+    """Causal attention of the torch backends that work on this device, by name."""
 
     def sdpa(backend: SDPBackend | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with nullcontext() if backend is None else sdpa_kernel(backend):
@@ -217,7 +223,7 @@ def libraries(shapes: Shapes) -> tuple[tuple[str, Attention], ...]:
     for name, way in ways.items():
         try:
             way(*probe)
-        except Exception as error:  # it is not there on this machine; the others are still to be measured
+        except Exception as error:  # not available here; the others are still measured
             print(f"  torch's {name} attention does not work here: {str(error).partition(chr(10))[0]}", flush=True)
         else:
             found.append((name, way))
@@ -225,7 +231,7 @@ def libraries(shapes: Shapes) -> tuple[tuple[str, Attention], ...]:
 
 
 def flex_causal() -> Attention:
-    """FlexAttention, compiled; its mask is made once for each length."""
+    """FlexAttention, compiled. Its mask is built once per length."""
     compiled = torch.compile(flex_attention, dynamic=False)
 
     @functools.cache

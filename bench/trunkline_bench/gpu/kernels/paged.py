@@ -1,4 +1,4 @@
-"""Sequences in a paged pool, for measuring attention."""
+"""Sequences in a paged KV pool, for measurements of attention."""
 
 import itertools
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from trunkline_worker.step.plan import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Random keys and values of sequences whose blocks are scattered over the pool."""
+    """Random keys and values of sequences whose blocks are scattered over a pool."""
 
     kv: KVLayer
     block_tables: Tensor  # [num_seqs, max_blocks] int32
@@ -48,9 +48,9 @@ class Paged:
         shared: int = 0,
         whole_layers: int = 0,
     ) -> "Paged":
-        """shared: so many first tokens of all are the same blocks; a multiple of a block
-        whole_layers: 0: the layer's keys lie in one piece, and so do its values; else it is the middle one of so many
-        layers whose pool has each block in one piece"""
+        """shared: number of first tokens whose blocks all sequences share; a multiple of the block size
+        whole_layers: 0: the layer's keys are contiguous, and so are its values; otherwise the layer is the middle one
+        of this many layers in a pool whose blocks are contiguous over all layers"""
         counts = [-(-context // shapes.block_size) for context in context_lens]
         layers = allocate_kv(
             num_layers=max(whole_layers, 1), num_blocks=sum(counts), block_size=shapes.block_size,
@@ -79,10 +79,10 @@ class Paged:
 
 
 class Decode:
-    """decode_attention over all sequences, ready to be called.
+    """A callable that runs decode_attention over all sequences and returns [sequences, heads, dim].
 
-    shared: the first tokens are the same blocks for all, and read once
-    tiling: None: the engine's
+    shared: number of first tokens whose blocks are shared, and read once
+    tiling: None: the engine's choice
     """
 
     def __init__(self, shapes: Shapes, paged: Paged, *, shared: int = 0, tiling: DecodeTiling | None = None) -> None:
@@ -133,7 +133,7 @@ class Decode:
 
 
 class FreshPrefill:
-    """prompt_attention over so many prompts of one length, as a layer's product leaves them, ready to be called."""
+    """A callable that runs prompt_attention over `count` prompts of one length, laid out as a layer's product is."""
 
     def __init__(self, shapes: Shapes, count: int, length: int) -> None:
         heads, kv_heads, rows = shapes.num_heads, shapes.num_kv_heads, count * length
@@ -149,7 +149,7 @@ class FreshPrefill:
 
 
 class Prefill:
-    """ragged_attention over the last `new` tokens of all sequences, ready to be called."""
+    """A callable that runs ragged_attention over the last `new` tokens of all sequences."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""How fast a layer's products are by the number of rows, through the library and through kernels of our own. Which way
-is faster is written into the table that engines read: see product_choice.
+"""Measures a layer's matrix products by number of rows, through the library and through our kernels, and writes the
+faster way into the table that engines read (product_choice).
 """
 
 import math
@@ -27,7 +27,7 @@ from trunkline_worker.model.gpu_products import LayerProducts
 
 Weight = Tensor | QuantizedWeight
 
-# Each compiles for sm_90 without spills (tiling_resources), with Triton 3.6 too. Few rows need tiles of few rows.
+# All compile for sm_90 without spills (tiling_resources), also with Triton 3.6. Few rows need tiles of few rows.
 GATED_CANDIDATES = (
     GatedTiling(16, 32, 128, 4, 5), GatedTiling(16, 64, 64, 4, 6), GatedTiling(64, 64, 64, 4, 4),
     GatedTiling(64, 128, 64, 8, 4), GatedTiling(128, 64, 64, 8, 4), GatedTiling(128, 128, 64, 8, 4),
@@ -44,7 +44,7 @@ PERSISTENT_CANDIDATES = (
     PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(128, 256, 64, 8, 4, 1),
     PersistentTiling(256, 64, 64, 8, 4, 1),
 )  # fmt: skip
-# The same for weights and activations of 8-bit floats, beside the tiling that is chosen without measuring.
+# The same for 8-bit floats, in addition to the tiling that is chosen without measurements.
 FP8_PERSISTENT_GATED_CANDIDATES = (
     PersistentTiling(64, 64, 128, 4, 4, 2), PersistentTiling(64, 64, 256, 4, 4, 1),
     PersistentTiling(64, 128, 128, 4, 5, 1), PersistentTiling(128, 64, 128, 8, 4, 1),
@@ -57,18 +57,18 @@ FP8_PERSISTENT_CANDIDATES = (
 )  # fmt: skip
 TINY, TINY_FP8 = GatedTiling(16, 64, 64, 4, 1), Fp8Tiling(16, 128, 64, 4, 1)
 TINY_PERSISTENT = PersistentTiling(16, 64, 64, 4, 1, 1)
-MOST_DIFFERENCE = 0.02  # of the largest number: sums are rounded to 16 bits, and added up in another order
-FEWEST_TILE_ROWS = 64  # tiles have no fewer rows than this on tensor cores of capability 9.0
+MOST_DIFFERENCE = 0.02  # of the largest value: sums are rounded to 16 bits, and added in another order
+FEWEST_TILE_ROWS = 64  # of a tile on tensor cores of capability 9.0
 
 
 def measure(shapes: Shapes) -> Rows:
-    """For each product and number of rows a row for the library, one for each candidate, and one for the choice. The
-    winners are in the table afterwards."""
+    """Rows for the library, each candidate and the choice, by product and number of rows. Writes the winners to the
+    table."""
     yield from _measure(shapes, lambda weight: weight)
 
 
 def measure_fp8(shapes: Shapes) -> Rows:
-    """The same of 8-bit floats: each activation is rounded row by row, which is part of the time."""
+    """The same for 8-bit floats. The times include rounding the activations row by row."""
     if not shapes.tiny and Chip.of(shapes.device).capability < FP8_CAPABILITY:
         yield {"what": "fp8 products", "offered": False}
         return
@@ -78,7 +78,7 @@ def measure_fp8(shapes: Shapes) -> Rows:
 def _measure(shapes: Shapes, stored: Callable[[Tensor], Weight]) -> Rows:
     spec = read_spec(shapes.model)
     hidden, intermediate, heads = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
-    # Gate and up first: they are most of a step's products.
+    # Gate and up first: they take most of a step's product time.
     products = (
         ("gate and up", GATED, 2 * intermediate, hidden),
         ("down", ADDED, hidden, intermediate),
@@ -93,7 +93,7 @@ def _measure(shapes: Shapes, stored: Callable[[Tensor], Weight]) -> Rows:
 
 
 def candidates(kernel: str, dtype: torch.dtype, rows: int, *, persistent: bool) -> list[ProductTiling]:
-    """Tilings that may be the fastest for so many rows, those of persistent kernels only where they are offered."""
+    """Tilings that may be the fastest for this number of rows. `persistent`: include those of persistent kernels."""
     found: list[ProductTiling] = []
     some: Sequence[PersistentTiling]
     if dtype == FP8:
@@ -103,12 +103,12 @@ def candidates(kernel: str, dtype: torch.dtype, rows: int, *, persistent: bool) 
         found += GATED_CANDIDATES if kernel == GATED else ()
         some = PERSISTENT_GATED_CANDIDATES if kernel == GATED else PERSISTENT_CANDIDATES
     found += some if persistent else ()
-    # At least half of the results of a tile that is twice as high as there are rows are thrown away.
+    # A tile with at least twice as many rows as the product wastes half of its results.
     return [tiling for tiling in found if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
 
 
 def ways(tiling: ProductTiling, rows: int, columns: int, inner: int, chip: Chip) -> list[ProductTiling]:
-    """A persistent kernel that would cut tiles may leave them whole too.  columns: of the result"""
+    """The tiling, and if it would split tiles, also a variant with whole tiles.  columns: of the result"""
     if not isinstance(tiling, PersistentTiling):
         return [tiling]
     whole = replace(tiling, least_saved=NEVER)
@@ -123,8 +123,7 @@ def ways(tiling: ProductTiling, rows: int, columns: int, inner: int, chip: Chip)
 
 
 def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight) -> Rows:
-    """Candidates against the library, which has a kernel of its own for the gate. The winner is in the table
-    afterwards."""
+    """Compares candidates with the library, which has a separate kernel for the gate. Writes the winner to the table."""
     chip, matrix = Chip.of(shapes.device), weight if isinstance(weight, Tensor) else weight.data
     columns, inner = len(matrix) // 2 if kernel == GATED else len(matrix), matrix.shape[1]
     offered = is_offered(chip.capability, is_nvidia=torch.version.hip is None)
@@ -152,7 +151,7 @@ def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight)
             run = product(kernel, tiling, x, weight, room, dependent=chip.dependent_launches)
             difference = float((run() - expected).abs().max() / expected.abs().max())
             if not difference < MOST_DIFFERENCE:
-                yield {**shown, "failed": f"differs from the library by {difference} of the largest number"}
+                yield {**shown, "failed": f"differs from the library by {difference} of the largest value"}
                 continue
             times_s[tiling] = median_s(run, shapes.device)
         except OutOfResources as error:
@@ -173,9 +172,9 @@ def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight)
 def product(
     kernel: str, tiling: ProductTiling | None, x: Tensor, weight: Weight, room: ProductRoom, *, dependent: bool
 ) -> Callable[[], Tensor]:
-    """A product as an engine launches it, through the library where there is no tiling.
+    """A product as an engine launches it; without a tiling, through the library.
 
-    → its result; of an added one, what all calls have added, or what is still to be added
+    The callable returns the result; for ADDED, the sum of all calls so far, or what is still to be added.
     """
     choice = ProductChoice((len(x),), (tiling,))
     products = LayerProducts(choice, choice, choice, choice, room, False, dependent)
@@ -193,7 +192,7 @@ def product(
 
 
 def winner(library_s: float, times_s: Mapping[ProductTiling, float]) -> ProductTiling | None:
-    """The fastest tiling, if it is faster than the library by more than chance may be."""
+    """The fastest tiling if it beats the library by more than noise, else None."""
     best = min(times_s, key=lambda tiling: times_s[tiling], default=None)
     return best if best is not None and times_s[best] * LEAST_GAIN < library_s else None
 

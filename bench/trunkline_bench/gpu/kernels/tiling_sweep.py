@@ -1,7 +1,7 @@
-"""Which tilings of the attention kernels are the fastest on this device: the best ones are written as a table.
+"""Finds the fastest tilings of the attention kernels on this device, and writes them to a table.
 
-The table (tuned.json in the output folder) holds the best so far after every candidate; the product sweep adds to it.
-TRUNKLINE_TUNED_TILINGS names it to an engine, and as trunkline_kernels/gpu/tuned.json it ships with the package.
+The table (tuned.json in the output folder) is updated after every candidate; the product sweep adds to it. Engines read
+the table that TRUNKLINE_TUNED_TILINGS names, by default trunkline_kernels/gpu/tuned.json of the package.
 """
 
 import math
@@ -24,8 +24,8 @@ from trunkline_kernels.gpu.tuned_tilings import Key, TilingKey
 from trunkline_worker.model.gpu_decoder import Chip
 
 FILE = "tuned.json"
-# For 16-bit keys and heads of 128. tiling_resources shows that each compiles for sm_90 without spills, and how many
-# programs run at once on a multiprocessor.
+# For 16-bit keys and a head dimension of 128. tiling_resources shows that each compiles for sm_90 without spills, and
+# how many programs run at once on a multiprocessor.
 DECODE_CANDIDATES = (
     DecodeTiling(64, 4, 3, 3), DecodeTiling(64, 4, 3, 2), DecodeTiling(64, 4, 2, 3), DecodeTiling(64, 4, 4, 2),
     DecodeTiling(32, 4, 4, 3), DecodeTiling(32, 4, 6, 2), DecodeTiling(128, 4, 2, 2), DecodeTiling(64, 8, 3, 2),
@@ -44,7 +44,7 @@ AnyTiling = TypeVar("AnyTiling", DecodeTiling, RaggedTiling)
 
 
 def measure(shapes: Shapes) -> Rows:
-    """A row per candidate; the best has the least product of its cases' times."""
+    """A row per candidate. The best candidate has the least product of its times over all cases."""
     chip = Chip.of(shapes.device)
     group = shapes.num_heads // shapes.num_kv_heads
     best: dict[Key, tuple[dict[str, int], dict[str, object]]] = {}
@@ -69,11 +69,11 @@ def measure(shapes: Shapes) -> Rows:
     yield from _own_or_library(shapes, best, least)
 
 
-Measured = tuple[Tiling, list[float], dict[str, object]]  # no times: it does not fit the device
+Measured = tuple[Tiling, list[float], dict[str, object]]  # without times if the tiling does not fit the device
 
 
 def _decodes(shapes: Shapes) -> Iterator[Measured]:
-    """Many sequences, some long ones, and one alone."""
+    """Decode cases: many sequences, some long ones, and a single one."""
     cases = [Paged.make(shapes, [context] * batch) for batch, context in shapes.sweep_decodes]
     for tiling in _candidates(shapes, Decode(shapes, cases[-1]).tiling, DECODE_CANDIDATES):
         try:
@@ -89,7 +89,7 @@ def _decodes(shapes: Shapes) -> Iterator[Measured]:
 
 
 def _prompts(shapes: Shapes) -> Iterator[Measured]:
-    """Several prompts, and a long one."""
+    """Prompt cases: several prompts, and one long prompt."""
     cases = [Paged.make(shapes, [length] * count) for count, length in shapes.sweep_prompts]
     for tiling in _candidates(shapes, Prefill(shapes, cases[-1], 1).tiling, RAGGED_CANDIDATES):
         try:
@@ -107,7 +107,7 @@ def _prompts(shapes: Shapes) -> Iterator[Measured]:
 
 
 def _own_or_library(shapes: Shapes, best: dict[Key, tuple[dict[str, int], dict[str, object]]], own: float) -> Rows:
-    """Whether torch's attention is faster at whole prompts.  own: product of the times of the best tiling"""
+    """A row: is torch's attention faster for whole prompts?  own: product of the best tiling's times"""
     key = choice_key(shapes)
     if not library_takes(key, shapes.device):
         return
@@ -127,7 +127,7 @@ def _own_or_library(shapes: Shapes, best: dict[Key, tuple[dict[str, int], dict[s
 
 
 def _candidates(shapes: Shapes, default: AnyTiling, others: Sequence[AnyTiling]) -> list[AnyTiling]:
-    """The engine's own first: the others must beat it. On a CPU that is all."""
+    """The engine's default, which others must beat, and on a GPU the other candidates."""
     found = [default]
     if not shapes.tiny:
         found += [other for other in others if other != default]

@@ -1,4 +1,4 @@
-"""The token-wise kernels and the products on the device: each against its reference in float32."""
+"""Correctness of the token-wise kernels and the products on the device, against their references in float32."""
 
 import torch
 from torch import Tensor
@@ -38,11 +38,11 @@ from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 from trunkline_worker.step.plan import Sampling, SequenceStart
 
 EPS = 1e-6
-TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}  # of the largest number of what is expected
+TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}  # relative to the largest expected value
 
 
 def check(shapes: Shapes) -> Rows:
-    """Largest differences, as shares of the largest number; raises AssertionError where one is too large."""
+    """Largest differences, relative to the largest value. Raises AssertionError if one is too large."""
     torch.manual_seed(0)
     for kernels in (_norms, _rotary, _products, _sampling, _logprobs):
         yield from kernels(shapes)
@@ -50,7 +50,7 @@ def check(shapes: Shapes) -> Rows:
 
 def _compared(what: str, found: Tensor, expected: Tensor, shapes: Shapes) -> dict[str, object]:
     worst = float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
-    assert worst < TOLERANCE[shapes.dtype], f"{what}: differs by {worst} of the largest number"
+    assert worst < TOLERANCE[shapes.dtype], f"{what}: differs by {worst} of the largest value"
     return {"what": what, "largest_difference": worst}
 
 
@@ -95,7 +95,7 @@ def _rotary(shapes: Shapes) -> Rows:
     yield _compared("rotary_kv, keys", found.keys, expected.keys, shapes)
     yield _compared("rotary_kv, values", found.values, expected.values, shapes)
     if not shapes.tiny and Chip.of(shapes.device).capability >= FP8_CAPABILITY:
-        # Not in the interpreter, which rounds to 8 bits otherwise than devices do.
+        # Not in the interpreter, which rounds to 8 bits differently than devices.
         scale = torch.full((1,), 0.5, device=shapes.device)
         keys, values = (pool.to(torch.float8_e4m3fn) for pool in (found.keys, found.values))
         eight = KVLayer(keys, values, scale, scale)
@@ -134,7 +134,7 @@ def _products(shapes: Shapes) -> Rows:
 
 
 def _persistent_products(shapes: Shapes, x: Tensor, weight: Tensor) -> Rows:
-    """With tiles that several programs share."""
+    """Persistent products with tiles that several programs share."""
     chip = Chip.of(shapes.device)
     if not shapes.tiny and not is_offered(chip.capability, is_nvidia=torch.version.hip is None):
         return
@@ -144,7 +144,7 @@ def _persistent_products(shapes: Shapes, x: Tensor, weight: Tensor) -> Rows:
     found = persistent_linear(x, weight, tiling, room, dependent=dependent)
     yield _compared("persistent_linear", found, linear(x.float(), weight.float()), shapes)
     assert torch.equal(found, persistent_linear(x, weight, tiling, room)), (
-        "persistent_linear: bits depend on who is last"
+        "persistent_linear: bits depend on which program is last"
     )
     residual = _random(shapes, *found.shape)
     expected = residual.float() + linear(x.float(), weight.float())
@@ -155,7 +155,7 @@ def _persistent_products(shapes: Shapes, x: Tensor, weight: Tensor) -> Rows:
 
 
 def _sampling(shapes: Shapes) -> Rows:
-    """The tokens that the host would choose from the same logits."""
+    """Compares sampled tokens with those that the host samples from the same logits."""
     vocab, count = (300, 12) if shapes.tiny else (151_936, 200)
     logits = 3 * torch.randn(count, vocab, device=shapes.device)
     ways = (
@@ -174,13 +174,13 @@ def _sampling(shapes: Shapes) -> Rows:
     expected = sample(logits.cpu(), host_rows, row_by_row=False).token_ids
     found = sampling.sample(logits, where, rows).tolist()
     same = sum(one == other for one, other in zip(found, expected, strict=True)) / count
-    # Two numbers that are equal but for rounding may fall either way, at a cut or in a draw.
-    assert same >= 0.98, f"only {same:.1%} of the sampled tokens are the host's"
-    yield {"what": "sampled tokens that are the host's", "share": same, "of": count}
+    # Rounding may decide between two nearly equal numbers at a cut-off or in a draw.
+    assert same >= 0.98, f"only {same:.1%} of the sampled tokens equal the host's"
+    yield {"what": "sampled tokens equal to the host's", "share": same, "of": count}
 
 
 def _logprobs(shapes: Shapes) -> Rows:
-    """Log-probabilities of chosen and of the likeliest tokens, and how long they take."""
+    """Log-probabilities of chosen tokens and of the top tokens, and the time that they take."""
     vocab, count, top = (300, 3, 5) if shapes.tiny else (151_936, 256, 20)
     logits = 3 * torch.randn(count, vocab, device=shapes.device)
     chosen = torch.randint(vocab, (count,), device=shapes.device)
@@ -188,8 +188,8 @@ def _logprobs(shapes: Shapes) -> Rows:
     expected = torch.log_softmax(logits, dim=-1)
     likelier = (logits > logits.gather(1, chosen[:, None])).sum(dim=-1)
     assert torch.equal(rank.long(), likelier + 1), "logprobs: ranks differ"
-    assert torch.equal(logits.gather(1, ids.long()), logits.topk(top, dim=-1).values), "logprobs: other tokens"
+    assert torch.equal(logits.gather(1, ids.long()), logits.topk(top, dim=-1).values), "logprobs: top tokens differ"
     yield _compared("logprobs, chosen", logprob, expected.gather(1, chosen[:, None])[:, 0], shapes)
-    yield _compared("logprobs, likeliest", values, expected.gather(1, ids.long()), shapes)
+    yield _compared("logprobs, top", values, expected.gather(1, ids.long()), shapes)
     time_s = median_s(lambda: logprobs(logits, chosen, top), shapes.device)
-    yield {"what": f"logprobs, {count} rows with {top} likeliest", "us": time_s * 1e6}
+    yield {"what": f"logprobs, {count} rows, top {top}", "us": time_s * 1e6}

@@ -1,4 +1,4 @@
-"""The table of tilings that engines of this process take."""
+"""Selects the table of tilings that engines of this process read."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from trunkline_kernels.gpu import tuned_tilings
 
 @contextmanager
 def using_table(file: Path) -> Iterator[None]:
-    """Decoders that are made inside take their tilings from this file."""
+    """Decoders created inside the context read their tilings from this file."""
     before = os.environ.get(tuned_tilings.VARIABLE)
     os.environ[tuned_tilings.VARIABLE] = str(file)
     try:
