@@ -147,7 +147,7 @@ def test_an_attack_that_there_is_not_is_refused_in_one_line(tmp_path: Path) -> N
     command = ("-m", "trunkline_bench.attacks.main", "--only=no such attack", f"--output={tmp_path}")
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith("--only=no such attack: no attack's name contains this")
+    assert done.stderr.splitlines()[-1].endswith("--only=no such attack: no attack has this in its name or section")
     assert not list(tmp_path.iterdir())
 
 

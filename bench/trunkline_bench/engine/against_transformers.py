@@ -1,7 +1,7 @@
-"""`make bench-engine`: the engine's continuous batching against transformers' static-batch generate, side by side.
+"""`make bench-engine`: the engine's continuous batching against transformers' static-batch generate.
 
-Same model, dtype, threads and requests; each measurement in a fresh process; the two take turns, and medians count.
-Static batching is given its best batch size, found on a part of the workload first.
+Both have the same model, dtype, threads and requests. Each measurement runs in a fresh process; the two take turns, and
+the report has medians. Static batching uses its best batch size, found on a part of the workload first.
 """
 
 import argparse
@@ -29,7 +29,7 @@ CONCURRENCY = 64
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One row of the result."""
+    """One row of the report."""
 
     model: str
     dtype: str
@@ -48,7 +48,7 @@ class Comparison:
 
 
 def measure(job: Job) -> Measured:
-    """Runs a job in a fresh process."""
+    """Runs a job in a fresh process. Raises SystemExit if it fails."""
     done = subprocess.run(
         [sys.executable, "-m", "trunkline_bench.engine.measured_run"],
         input=json.dumps(asdict(job)),
@@ -79,7 +79,7 @@ def best_static_batch_size(model: Path, dtype: str, threads: int, requests: list
 def compare(
     model: Path, dtype: str, threads: int, requests: list[BenchRequest], concurrency: int, static: int, repeats: int
 ) -> Comparison:
-    """The engine and static batching in turns."""
+    """Runs the engine and static batching in turns."""
     engine, other = [], []
     for _ in range(repeats):
         engine.append(measure(Job("engine", str(model), dtype, threads, concurrency, requests)))
@@ -126,14 +126,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--scale", type=float, default=0.25, help="multiplies the trace's lengths")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16", help="of both; the demo model is bfloat16")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of both (the demo model is stored in bfloat16)")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
     if not arguments.trace.is_file():
         raise SystemExit(f"bench-engine: no trace at {arguments.trace}: give --trace")
     flags = {name: str(getattr(arguments, name)) for name in ("requests", "scale", "repeats", "dtype")}
     command = make_command("bench-engine", [part for name, value in flags.items() for part in (f"--{name}", value)])
-    found = facts(command, "all of them for each in its turn", ("trunkline", "torch", "transformers"))
+    found = facts(command, "all of them for each run", ("trunkline", "torch", "transformers"))
     threads = len(os.sched_getaffinity(0))
     lengths = azure_lengths(arguments.trace)
     rows: list[Comparison] = []
@@ -160,7 +160,7 @@ def main() -> None:
             rows.append(compare(model, arguments.dtype, threads, requests[:12], 1, 1, arguments.repeats))
     found["workload"] = (
         f"{arguments.requests} requests of {arguments.trace.name}, both lengths x {arguments.scale}, "
-        f"random prompts; medians of {arguments.repeats} runs in turns, each in a fresh process"
+        f"random prompts; medians of {arguments.repeats} alternating runs, each in a fresh process"
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
     stem = arguments.output / f"engine-{arguments.dtype}-{found['date']}"

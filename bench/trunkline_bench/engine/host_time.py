@@ -1,5 +1,4 @@
-"""`make bench-host`: what a step costs the host, when the device costs nothing: scheduling, committing, building
-messages.
+"""`make bench-host`: host time of a step without device time: scheduling, committing, building messages.
 
 The engine is the real one; the executor answers at once.
 """
@@ -31,7 +30,7 @@ BLOCK_SIZE = 16
 
 
 class InstantExecutor:
-    """Samples token 7 for everybody, in no time."""
+    """An executor that samples token 7 for every sequence, in no time."""
 
     def __init__(self, run_ahead: int) -> None:
         self.run_ahead = run_ahead
@@ -49,7 +48,7 @@ class InstantExecutor:
 
 
 def steps_per_s(running: int, waiting: int, run_ahead: int) -> float:
-    """Steps per second with so many requests running, and so many more in the queue."""
+    """Steps per second with this many running and waiting requests."""
     limits = SchedulerLimits(max_running_requests=running, itl_target_s=0.1, interactive_reserve=0.05)
     num_blocks = (running + 8) * (PROMPT + OUTPUT) // BLOCK_SIZE * 2
     scheduler = Scheduler(limits, KVBlocks(num_blocks, PrefixTree("host", BLOCK_SIZE)), EngineStats(0.0))
@@ -78,7 +77,7 @@ def main() -> None:
     flags = ["--repeats", str(arguments.repeats)]
     found = facts(make_command("bench-host", flags), "one thread", ("trunkline", "protobuf"))
     lines = [
-        "# Host time of a step, the device taking none\n",
+        "# Host time of a step without device time\n",
         listed(found) + f"- {OUTPUT // 2} decode steps; medians of {arguments.repeats}\n",
         "| running | waiting | run-ahead | steps/s | host time of a step |",
         "|---|---|---|---|---|",

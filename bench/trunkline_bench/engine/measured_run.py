@@ -19,7 +19,7 @@ from trunkline_bench.engine.workload import BenchRequest
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run."""
+    """A run."""
 
     runner: str  # "engine" or "transformers"
     model: str
@@ -31,16 +31,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came out. Only the tokens that the workload asked for are counted as output."""
+    """The result of a run. Only tokens that the workload asked for count as output."""
 
     seconds: float
     output_tokens: int
     peak_rss_mib: float
-    tokens_computed: int  # positions run through the model, padding included
+    tokens_computed: int  # positions run through the model, including padding
 
 
 def run_engine(job: Job) -> Callable[[], int]:
-    """Continuous batching, `concurrency` requests in flight: a new one is submitted when one ends."""
+    """Continuous batching with `concurrency` requests in flight: a new one is submitted when one ends.
+
+    Returns a function that runs the workload and returns the number of tokens computed."""
     from trunkline.engine.v1.engine_pb2 import EngineRequest
     from trunkline.v1.generation_pb2 import SamplingParams
     from trunkline.v1.worker_pb2 import Submit
@@ -82,7 +84,9 @@ def run_engine(job: Job) -> Callable[[], int]:
 
 
 def run_transformers(job: Job) -> Callable[[], int]:
-    """Static batching: batches in order of arrival, left-padded, each running until its longest output is done."""
+    """Static batching: batches in order of arrival, left-padded, each running until its longest output is done.
+
+    Returns a function as run_engine does."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype))
@@ -123,7 +127,7 @@ def main() -> None:
     warm_up = [BenchRequest(job.requests[0].prompt[:8], 4)]
     prepare = {"engine": run_engine, "transformers": run_transformers}[job.runner]
     run = prepare(job)
-    # A short run first: lazy initialisation is not what is measured.
+    # A short run first, so that lazy initialisation is not measured.
     wanted, job.requests[:] = list(job.requests), warm_up
     run()
     job.requests[:] = wanted

@@ -1,7 +1,7 @@
-"""`make bench-overload`: ten times more requests than a real worker can serve. How fast it refuses, and what becomes
-of those it accepts.
+"""`make bench-overload`: ten times more requests than a real worker can serve: how fast it refuses, and the latency of
+the requests that it accepts.
 
-A worker process with the demo model on one core; this process is its router, over one session.
+The worker process runs the demo model on one core. This process is its router, over one session.
 """
 
 import argparse
@@ -38,7 +38,7 @@ TICK_S = 0.005
 
 @dataclass(slots=True)
 class Seen:
-    """What came back, by handle."""
+    """The worker's answers."""
 
     sent_s: dict[int, float] = field(default_factory=dict)
     refused_after_s: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Session:
         self._outgoing: asyncio.Queue[SessionRequest] = asyncio.Queue()
         self._seen = seen
         self._call = stub.Session(self._requests())
-        self.done = asyncio.Event()  # something finished
+        self.done = asyncio.Event()  # set when a request finishes
         self._reading = asyncio.create_task(self._read())
 
     def submit(self, handle: int, draw: random.Random) -> None:
@@ -97,7 +97,7 @@ class Session:
 
 
 async def measure(address: str, seconds: float) -> tuple[float, Seen]:
-    """(capacity in requests per second, what came of ten times as many)."""
+    """Returns the capacity in requests per second, and the answers to ten times as many requests."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = WorkerServiceStub(channel)
         await stub.GetModel(GetModelRequest(), wait_for_ready=True, timeout=START_TIMEOUT_S)
@@ -120,7 +120,7 @@ async def measure(address: str, seconds: float) -> tuple[float, Seen]:
 
 
 async def closed_loop(stub: Any, seconds: float) -> float:
-    """Requests per second when as many are in flight as the worker runs at once."""
+    """Requests per second with as many requests in flight as the worker runs at once."""
     draw, seen = random.Random(0), Seen()
     session = Session(stub, seen)
     sent = 0
@@ -158,7 +158,7 @@ def report(capacity: float, seen: Seen, seconds: float) -> str:
             f"{percentile(halves[1], 0.5):.2f} / {percentile(halves[1], 0.99):.2f} s"
         ],
         "retry hint, median": [f"{statistics.median(seen.hints_s):.2f} s"],
-        "waiting bound / capacity": [f"{MAX_WAITING / capacity:.2f} s: what a hint should say"],
+        "queue bound / capacity, which the hint should equal": [f"{MAX_WAITING / capacity:.2f} s"],
     }
     return table(rows, ("measured",))
 
@@ -184,7 +184,7 @@ def main() -> None:
         worker.terminate()
         worker.wait()
     text = (
-        "# Ten times too much, on a real worker\n\n"
+        "# Ten times the capacity of a real worker\n\n"
         + listed(found)
         + f"- model: {DEMO_MODEL.name}, queue bound {MAX_WAITING}\n\n"
         + report(capacity, seen, arguments.seconds)

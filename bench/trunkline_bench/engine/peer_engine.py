@@ -1,4 +1,4 @@
-"""Our engine over the workload on which it is compared with a peer; prints one JSON line for each row.
+"""Runs our engine over the workload of the comparison with a peer, and prints one JSON line per row.
 
 usage: python -m trunkline_bench.engine.peer_engine MODEL_DIR DTYPE
 """
@@ -29,7 +29,7 @@ STEP_TOKENS = 2048
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
-    """Random tokens, the same for every engine."""
+    """Prompts of random tokens, the same for every engine."""
     draw = random.Random(1)
     return [[draw.randint(3, VOCAB - 1) for _ in range(length)] for _ in range(count)]
 
@@ -53,7 +53,7 @@ def output_rate(engine: Engine, count: int, prompt: int, output: int) -> float:
 
 
 def gemm_floor(decoder: CpuDecoder, count: int, prompt: int, output: int) -> float:
-    """Output tokens per second if a request cost nothing but its matrix products, at the row counts of its steps."""
+    """Output tokens per second if steps took only the time of their matrix products, at their numbers of rows."""
 
     def seconds(rows: int, sampled: int) -> float:
         inputs = [torch.randn(rows, size, dtype=decoder.dtype) for size in decoder.matrix_inputs]
@@ -75,14 +75,14 @@ def main() -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     device = torch.device("cpu")
     model = load_model(Path(model_dir), dtype=dtype, device=device, context_length=2048)
-    # The same bounds as the peer's; no target for the time of a step, as the peer has none.
+    # The same bounds as the peer's; no target for the time of a step, since the peer has none.
     settings = EngineSettings(
         model=model_dir, dtype=dtype, device="cpu", max_running_requests=256, max_step_tokens=STEP_TOKENS,
         itl_target_ms=0.0, interactive_reserve=0.0, kv_blocks=4096,
     )  # fmt: skip
     engine, _ = build_engine(settings, model, device)
     gc.freeze()
-    output_rate(engine, 4, 16, 8)  # lazy initialisation is not what is measured
+    output_rate(engine, 4, 16, 8)  # so that lazy initialisation is not measured
     for count, prompt, output in WORKLOAD:
         row = {"at_once": count, "tok_s": output_rate(engine, count, prompt, output)}
         if isinstance(model.decoder, CpuDecoder):

@@ -1,4 +1,4 @@
-"""A randomly initialised Llama in Hugging Face layout, for speed work: its text means nothing."""
+"""A randomly initialised Llama in Hugging Face layout, for speed measurements; its text is meaningless."""
 
 import json
 from pathlib import Path

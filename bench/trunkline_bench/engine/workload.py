@@ -8,14 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A random prompt and how many tokens are generated from it, end-of-sequence ignored."""
+    """A random prompt, and the number of tokens to generate, ignoring end-of-sequence."""
 
     prompt: list[int]
     output_tokens: int
 
 
 def azure_lengths(trace: Path) -> list[tuple[int, int]]:
-    """(prompt tokens, output tokens) of each request of an Azure LLM inference trace, in order of arrival.
+    """(prompt tokens, output tokens) of each request in an Azure LLM inference trace, in order of arrival.
 
     Format: https://github.com/Azure/AzurePublicDataset, columns TIMESTAMP, ContextTokens, GeneratedTokens.
     """
@@ -28,7 +28,7 @@ def scaled_requests(
 ) -> list[BenchRequest]:
     """`count` requests drawn from the trace, both lengths multiplied by `scale` and cut to fit the context.
 
-    The prompts are random tokens: nothing is shared, so the prefix cache helps nobody.
+    The prompts are random tokens and share no prefixes, so the prefix cache has no effect.
     """
     draw = random.Random(seed)
     requests = []

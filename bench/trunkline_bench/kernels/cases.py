@@ -1,4 +1,4 @@
-"""Each launcher with the arguments of an 8B model, on tensors without memory."""
+"""Every kernel launcher with the arguments of an 8B model, on meta tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,13 +28,13 @@ HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A launcher with the arguments of an 8B model."""
+    """A kernel launcher with the arguments of an 8B model."""
 
     name: str
     run: Callable[[Chip], object]
-    hot: bool = True  # may not spill
+    hot: bool = True  # must not spill
     products: bool = False  # must use tensor cores
-    fp8: bool = False  # only for chips that have it
+    fp8: bool = False  # only for chips with fp8
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -59,7 +59,7 @@ def ragged(
     split: int = 0,
     tiles_at_once: int | None = None,
 ) -> None:
-    """tiles_at_once: of the tiling; None: as it is chosen"""
+    """tiles_at_once: overrides the tiling's; None: as chosen"""
     tiling = ragged_tiling(chip, kv_dtype, split=bool(split))
     tiling = replace(tiling, tiles_at_once=tiles_at_once or tiling.tiles_at_once)
     q = empty(512, HEADS, HEAD_DIM)
@@ -82,7 +82,7 @@ def ragged_tiling(chip: Chip, kv_dtype: torch.dtype, *, split: bool = False) -> 
 
 
 def decode(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, window: int | None = None) -> None:
-    """With shared prefixes, and without."""
+    """Decode attention with and without shared prefixes."""
     q = empty(64, HEADS, HEAD_DIM)
     plan = DecodePlan.allocate(
         max_seqs=64, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, num_multiprocessors=132,
@@ -161,7 +161,7 @@ def gated(chip: Chip) -> None:
 
 
 def persistent(chip: Chip, *, fp8: bool = False) -> LayerProducts | None:
-    """Products of a layer through the persistent kernel; None: not on this chip"""
+    """A layer's products through the persistent kernel, or None if the chip does not offer it."""
     if not is_offered(chip.capability, is_nvidia=chip.target.backend == "cuda"):
         return None
     tiling = PersistentTiling(128, 128, 128 if fp8 else 64, 8, 4, 1)

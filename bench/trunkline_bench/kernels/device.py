@@ -1,39 +1,39 @@
-"""What the prediction assumes of a device. Each number says where it comes from; none has been measured here."""
+"""The prediction's assumptions about a device. Each number names its source; none has been measured here."""
 
 from dataclasses import dataclass
 
 REGISTERS = (
     65_536  # 32-bit registers of a multiprocessor (CUDA C++ programming guide, compute capabilities 8.0 to 10.0)
 )
-WARP_REGISTERS = 256  # registers are given to warps in units of this many (same guide)
+WARP_REGISTERS = 256  # unit in which registers are allocated to warps (same guide)
 MOST_THREADS = 2048  # of a multiprocessor (same guide)
 MOST_PROGRAMS = 32  # of a multiprocessor (same guide)
-PROGRAM_SHARED = 1024  # bytes of shared memory that each program costs beside its own (same guide)
+PROGRAM_SHARED = 1024  # bytes of shared memory that each program takes in addition to its own (same guide)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device, as far as a prediction needs it."""
+    """The properties of a device that the prediction uses."""
 
     name: str
     multiprocessors: int
     shared_memory: int  # bytes of a multiprocessor
     peak_bytes_per_s: float  # data sheet
-    bytes_per_s: float  # that long copies reach
-    paged_share: float  # of that, reached where a block table says what is read
+    bytes_per_s: float  # rate of long copies
+    paged_share: float  # share of that rate in reads through a block table
     peak_flops: float  # bfloat16 on tensor cores, dense; data sheet
-    product_share: float  # of the peak, in one tile of a library's product
-    own_product_share: float  # of the peak, in one tile of our own persistent product
-    attention_share: float  # of the peak, in prefill attention that computes one tile of keys at once
+    product_share: float  # share of the peak in one tile of a library's product
+    own_product_share: float  # share of the peak in one tile of our persistent product
+    attention_share: float  # share of the peak in prefill attention that computes one tile of keys at once
     overlapped_share: float  # the same with two tiles at once
     node_s: float  # from the end of a kernel in a graph to the start of the next
-    dependent_s: float  # the same where the next kernel's programs are there before the kernel ends
-    least_s: float  # of a kernel whose programs load, compute and store once
-    fill_s: float  # until a kernel's loads keep the memory busy, and after its last ones
-    attention_tile_s: float  # of one program, alone on its multiprocessor, for one tile of keys in decode attention
-    meet_s: float  # of a program that says it is done, learns that it is the last, and merges what others have stored
-    exit_s: float  # of a program that finds nothing to do
-    step_s: float  # between two steps: a graph's launch, and kernels that the host launches one by one
+    dependent_s: float  # the same if the next kernel's programs have started before the kernel ends
+    least_s: float  # time of a kernel whose programs load, compute and store once
+    fill_s: float  # until a kernel's loads keep the memory busy, and after its last loads
+    attention_tile_s: float  # per tile of keys in decode attention, for one program alone on its multiprocessor
+    meet_s: float  # for the last program of a group to signal, see that it is last, and merge the others' results
+    exit_s: float  # of a program without work
+    step_s: float  # between two steps: the launch of a graph, and kernels that the host launches separately
 
 
 H200 = Device(
@@ -49,17 +49,17 @@ H200 = Device(
     attention_share=0.33,  # FlashAttention-2's design reaches 35 to 40 % on an H100, with contiguous keys
     overlapped_share=0.38,  # FlashAttention-3's paper has 661 instead of 570 TFLOP/s by that overlap alone
     node_s=1.25e-6,  # 1 to 1.5 µs are reported for graphs without branches
-    dependent_s=0.75e-6,  # a kernel's end is still waited for, only the launch is saved: a guess. llama.cpp's pull
-    # request 22522 has tokens of gpt-oss 20B in 2.7 instead of 3.0 ms with it
-    least_s=2.0e-6,  # two accesses to memory, of 0.6 to 0.8 µs, that wait for each other, and a program's start
+    dependent_s=0.75e-6,  # a guess: only the launch is saved, since the kernel waits for the end of the one before.
+    # With it, llama.cpp's pull request 22522 takes 2.7 instead of 3.0 ms per token of gpt-oss 20B.
+    least_s=2.0e-6,  # a program's start, and two dependent memory accesses of 0.6 to 0.8 µs
     fill_s=1.5e-6,  # two accesses to memory
-    attention_tile_s=1.2e-6,  # two products and a softmax that wait for each other, loads under way: a guess
-    meet_s=2.4e-6,  # a fence, two atomics and a read, all within the L2 cache, that wait for each other: 0.6 µs each
+    attention_tile_s=1.2e-6,  # a guess: two products and a softmax, each dependent on the one before, loads in flight
+    meet_s=2.4e-6,  # a fence, two atomics and a read, dependent and within the L2 cache, of 0.6 µs each
     exit_s=0.7e-6,  # one access to memory
     step_s=15e-6,  # a guess
 )
 
-# What is known least well, with the bounds between which it should lie.
+# The least certain assumptions, with their plausible bounds (worst, best).
 RANGES: dict[str, tuple[float, float]] = {
     "bytes_per_s": (4.0e12, 4.3e12),
     "paged_share": (0.85, 0.98),
@@ -77,7 +77,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def programs_per_multiprocessor(device: Device, *, warps: int, registers: int, shared: int) -> int:
-    """How many programs run at once on a multiprocessor.  registers: of a thread; shared: bytes of a program"""
+    """How many programs run at once on a multiprocessor.  registers: per thread; shared: bytes per program"""
     of_warp = -(-registers * 32 // WARP_REGISTERS) * WARP_REGISTERS
     limits = (
         REGISTERS // (of_warp * warps),

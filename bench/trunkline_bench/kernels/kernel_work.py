@@ -1,5 +1,5 @@
-"""What each recorded launch moves and computes. Tensors cross once, unless a kernel reads by an index: then the
-contexts say how much of a tensor is read.
+"""The bytes and FLOP of each recorded launch. Each tensor is read or written once, unless a kernel reads by an index;
+then the contexts determine how much of it is read.
 """
 
 import math
@@ -18,18 +18,18 @@ from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
 
 CHIP = CHIPS["sm_90"]
-WARPS = 4  # of a launch that does not say
+WARPS = 4  # Triton's default
 ELEMENTS = 1 << 16  # of one program of torch's element-wise kernels: 128 threads, 4 at a time, and a few rounds
 
-_RESOURCES: dict[str, Resources] = {}  # of launches that were compiled: it takes a second for each
+_RESOURCES: dict[str, Resources] = {}  # of compiled launches, by key: each takes a second to compile
 
-# Fields of Work that differ from the general case, of one launch.
+# Fields of Work in which a launch differs from the general case.
 Fields = dict[str, float]
 Special = Callable[[Launch, RecordedStep, Device, int], Fields]
 
 
 def works(step: RecordedStep, device: Device) -> list[Work]:
-    """One entry per launch, in order."""
+    """The work of each launch of a step, in order."""
     found: dict[str, Work] = {}
     works: list[Work] = []
     for launch in step.launches:
@@ -41,7 +41,7 @@ def works(step: RecordedStep, device: Device) -> list[Work]:
                 _RESOURCES[key] = resources(launch, CHIP)
             found[key] = _of_triton(launch, step, device, _RESOURCES[key])
         works.append(found[key])
-    # A kernel of the library neither lets the next one start early, nor starts early itself.
+    # A library kernel does not let the next one start early, and does not start early itself.
     dependent = [isinstance(launch, Launch) and "launch_pdl" in launch.options for launch in step.launches]
     return [
         replace(work, early=is_dependent and after_one)
@@ -50,7 +50,7 @@ def works(step: RecordedStep, device: Device) -> list[Work]:
 
 
 def _key(launch: Launch | Operation) -> str:
-    """The same for launches that do the same."""
+    """A key that is equal for launches with equal work."""
     if isinstance(launch, Operation):
         return f"{launch.name} {launch.bytes} {launch.product}"
     shown = [
@@ -125,11 +125,11 @@ def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
 
 
 def _decodes(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
-    """As decode_plan divides the contexts: a program for each range of tiles and each KV head."""
+    """Decode attention, divided as in decode_plan: a program for each range of tiles and each KV head."""
     arguments, spec = launch.arguments, step.spec
     tiles, ranges = _ranges(launch, step)
     programs = ranges * spec.num_kv_heads
-    begun = len(step.context_lens) / ranges + 1  # sequences of a range: for each, the loads begin anew
+    begun = len(step.context_lens) / ranges + 1  # sequences of a range: the loads start anew for each
     return {
         "programs": programs,
         "idle_programs": launch.programs - programs,
@@ -145,19 +145,19 @@ def _decodes(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
 
 
 def _ranges(attention: Launch, step: RecordedStep) -> tuple[int, int]:
-    """Tiles, and the ranges that they are divided into."""
+    """Returns the number of tiles, and the number of ranges that they are divided into."""
     keys = attention.arguments["TILE_KEYS"]
     tiles = sum(-(-context // keys) for context in step.context_lens)
     return tiles, min(max(tiles // max(1, SHORTEST_PIECE // keys), 1), len(attention.arguments["ranges"]))
 
 
 def _cut_bytes(step: RecordedStep, ranges: int) -> float:
-    """Results of the pieces at the ends of ranges, which are written and read again."""
+    """Bytes of partial results at the ends of ranges, which are written and read again."""
     return 2 * 2 * (ranges - 1) * step.spec.num_heads * (step.spec.head_dim + 2) * 4.0
 
 
 def _token_bytes(launch: Launch, step: RecordedStep) -> int:
-    """Of one token's keys and values in one layer."""
+    """Bytes of one token's keys and values in one layer."""
     keys: Tensor = launch.arguments["keys"]
     return 2 * step.spec.num_kv_heads * step.spec.head_dim * keys.dtype.itemsize
 
@@ -188,7 +188,7 @@ def _peaks(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fi
 
 
 def _greedy(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
-    """The peaks of a row, then the one tile with the highest."""
+    """Greedy sampling reads the peaks of a row, then the tile with the highest one."""
     arguments = launch.arguments
     tile = len(arguments["chosen"]) * arguments["TILE"] * 4.0
     return {"bytes": _size(arguments["peaks"]) + tile, "least_s": 2 * device.least_s}

@@ -1,6 +1,6 @@
-"""Launches of Triton kernels, recorded instead of carried out, and compiled without a GPU.
+"""Records launches of Triton kernels instead of running them, and compiles the kernels without a GPU.
 
-Launchers run on tensors without memory (device "meta"); what they would launch is handed over.
+Launchers run on tensors without memory (device "meta").
 """
 
 import math
@@ -32,23 +32,23 @@ TYPES = {
     torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
 }  # fmt: skip
 
-# What a matrix product on tensor cores is called in the assembly of each kind of chip.
+# Instructions for matrix products on tensor cores, by backend.
 TENSOR_CORE = {"cuda": re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|IGMMA|UTC\w*MMA)"), "hip": re.compile(r"v_mfma_")}
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A target, and what one of its multiprocessors has."""
+    """A compilation target and its properties."""
 
     name: str
     target: GPUTarget
     capability: tuple[int, int]
-    shared_memory: int  # bytes that one program may use
-    fp8: bool  # whether it has the 8-bit numbers of the KV pool (float8_e4m3fn)
+    shared_memory: int  # largest number of bytes of a program
+    fp8: bool  # supports float8_e4m3fn, as the KV pool uses it
 
     @property
     def dependent(self) -> bool:
-        """Whether kernels are launched while those before them end."""
+        """Whether kernels are launched before the kernels ahead of them have ended."""
         return is_offered(self.capability, is_nvidia=self.target.backend == "cuda")
 
 
@@ -62,29 +62,29 @@ CHIPS = {
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel as a launcher launched it."""
+    """One recorded launch of a kernel."""
 
     kernel: JITFunction[Any]
     arguments: dict[str, Any]
     options: dict[str, Any]
-    programs: int  # of the grid
+    programs: int  # in the grid
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one compiled kernel. A program's threads share `shared` bytes; `spills` are bytes of each thread."""
+    """Resources of one compiled kernel. `shared`: bytes per program; `spills`: bytes per thread."""
 
     kernel: str
     registers: int
     spills: int
     shared: int
     tensor_cores: bool
-    waits_late: bool  # launched before its inputs are there, it touches memory before it waits for them
+    waits_late: bool  # the kernel may start before its inputs are ready, and accesses memory before it waits for them
 
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Launches inside are not carried out but handed over."""
+    """Launches inside the context are appended to the list instead of running."""
     launches: list[Launch] = []
 
     def record(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -102,7 +102,7 @@ def recorded() -> Iterator[list[Launch]]:
 
 
 def compiled(launch: Launch, chip: Chip) -> Any:
-    """The kernel, specialised as Triton would at the launch: to ones, and to what is divisible by 16."""
+    """The compiled kernel, specialised as Triton does at the launch: for ones and for multiples of 16."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
@@ -126,7 +126,7 @@ def compiled(launch: Launch, chip: Chip) -> Any:
 
 
 def resources(launch: Launch, chip: Chip) -> Resources:
-    """Compiles and asks the chip's own tools."""
+    """Compiles the kernel and reads its resources from the assembly or with the vendor's tools."""
     built = compiled(launch, chip)
     name = launch.kernel.__name__
     if chip.target.backend == "hip":
@@ -147,7 +147,7 @@ def resources(launch: Launch, chip: Chip) -> Resources:
 
 
 def _waits_late(ptx: str) -> bool:
-    """Whether anything is read, written or left before the wait."""
+    """Whether the kernel accesses memory or branches before the wait."""
     wait = ptx.find("griddepcontrol.wait")
     return wait < 0 or bool(re.search(r"\b(ld|st|atom|red|cp)\.[\w.:]*(global|async)|\b(bra|ret)\b", ptx[:wait]))
 

@@ -1,7 +1,6 @@
-"""A layer's products through the persistent kernel: what each should take, and the tilings that should be fastest.
+"""Predicted time of a layer's products through the persistent kernel, and the tilings that should be fastest.
 
-Whether the kernel is as fast as a library's within one tile is the least certain part: `own_product_share` says how
-near it comes.
+The least certain assumption is the kernel's speed within one tile relative to a library's (`own_product_share`).
 """
 
 import math
@@ -24,20 +23,20 @@ from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
 from trunkline_worker.checkpoint.spec import DecoderSpec
 
 DTYPE = torch.bfloat16
-OTHER_TILE = 0.6  # of the best tile's share: of those that PRODUCT_TILES does not have
+OTHER_TILE = 0.6  # relative speed of tiles that PRODUCT_TILES lacks
 
 
 def persistent_product(
     kernel: str, rows: int, columns: int, inner: int, tiling: PersistentTiling, itemsize: int, device: Device
 ) -> Work:
-    """One launch.  columns: of the result"""
+    """The work of one launch.  columns: of the result"""
     matrices = 2 if kernel == GATED else 1
     tiles, steps = -(-rows // tiling.rows) * -(-columns // tiling.columns), -(-inner // tiling.inner)
     slots = device.multiprocessors * tiling.programs
     division = division_of(tiles=tiles, steps=steps, programs=slots, least_saved=tiling.least_saved)
     cut = tiles - division.waves * division.programs
     is_shared = division.sharing > cut
-    # Of the program with the most to do, while all others of its multiprocessor compute too.
+    # Steps of the program with the most work, while all others on its multiprocessor compute too.
     most_steps = division.waves * steps + (-(-cut * steps // division.sharing) if cut else 0)
     at_once = min(tiling.programs, math.ceil(division.programs / device.multiprocessors))
     nearness = PRODUCT_TILES.get((tiling.rows, tiling.columns * matrices), OTHER_TILE)
@@ -59,7 +58,7 @@ def persistent_product(
 
 
 def best_tiling(kernel: str, rows: int, columns: int, inner: int, device: Device) -> PersistentTiling | None:
-    """Of the sweep's candidates, the one that should take least; None: the library should be faster."""
+    """The fastest of the sweep's candidates, or None if the library should be faster."""
     times_s: dict[ProductTiling, float] = {
         tiling: persistent_product(kernel, rows, columns, inner, tiling, DTYPE.itemsize, device).seconds(device)
         for candidate in (PERSISTENT_GATED_CANDIDATES if kernel == GATED else PERSISTENT_CANDIDATES)
@@ -71,7 +70,7 @@ def best_tiling(kernel: str, rows: int, columns: int, inner: int, device: Device
 
 
 def _library_s(kernel: str, rows: int, columns: int, inner: int, device: Device) -> float:
-    """The gate, if there is one, is a launch of its own."""
+    """Time of the library's product; the gate, if any, is a separate launch."""
     size = DTYPE.itemsize
     if kernel != GATED:
         out_size = size * (2 if kernel == ADDED else 1)
@@ -83,8 +82,8 @@ def _library_s(kernel: str, rows: int, columns: int, inner: int, device: Device)
 
 @contextmanager
 def best_tilings(spec: DecoderSpec, rows: int, device: Device) -> Iterator[None]:
-    """Decoders on a chip of the device's name compute products of so many rows as they should be fastest: what the
-    product sweep would write if it measured what is predicted here."""
+    """Decoders on a chip with the device's name use the fastest predicted tilings for products of `rows` rows, as if
+    the product sweep had measured the predicted times."""
     hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
     products = (
         (LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),

@@ -1,4 +1,4 @@
-"""The launches of one step of the engine, recorded from its own decoder and sampling on tensors without memory."""
+"""The launches of one engine step, recorded from the real decoder and sampling on meta tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
 
 BLOCK_SIZE = 16
-POOL_BLOCKS = 64  # of the recorded pool: what is read of it is counted by contexts, not by its size
-# What torch makes without launching a kernel.
+POOL_BLOCKS = 64  # of the recorded pool; reads of it are counted by contexts, not by its size
+# Operations of torch that launch no kernel.
 WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One kernel of torch."""
+    """One kernel launched by torch."""
 
     name: str
     bytes: int  # of its tensors, each once
@@ -39,17 +39,17 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """What a step launches, in order, and the facts that its traffic depends on."""
+    """The launches of a step, in order, and what its memory traffic depends on."""
 
     launches: list[Launch | Operation]
-    graphed: int  # of them, the first ones: those of the captured graph
+    graphed: int  # number of first launches that belong to the captured graph
     spec: DecoderSpec
     query_lens: list[int]
     context_lens: list[int]
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects what torch would launch."""
+    """Collects the kernels that torch would launch."""
 
     def __init__(self, launches: list[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name.startswith("new_"):
                 moved = out.nbytes
             itemsize = (tensors or [out])[0].dtype.itemsize
-            # A product that is added to what is there reads it first.
+            # A product that is added to a tensor also reads it.
             out_itemsize = out.dtype.itemsize * (2 if name == "addmm_" else 1)
             self._launches.append(Operation(name, moved, shape, itemsize, out_itemsize))
         return out
@@ -76,20 +76,20 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _recording() -> Iterator[list[Any]]:
-    """Kernels of Triton and of torch, in one list."""
+    """Records kernels of Triton and of torch in one list."""
     launches: list[Any]
     with recorded() as launches, Operations(launches):
         yield launches
 
 
 def decode_step(spec: DecoderSpec, chip: Chip, *, batch: int, context: int) -> RecordedStep:
-    """A step in which `batch` sequences with contexts of this length decode, greedily sampled."""
+    """A step in which `batch` sequences with contexts of this length decode, with greedy sampling."""
     decoder = _decoder(spec, chip)
     return _recorded(decoder, StepShape(batch, batch, batch, 0, 0, 0), [1] * batch, [context] * batch)
 
 
 def prompt_step(spec: DecoderSpec, chip: Chip, *, tokens: int, prompt: int) -> RecordedStep:
-    """A step that computes prompts of this length whole, so many tokens in all."""
+    """A step that computes whole prompts of `prompt` tokens, `tokens` in total."""
     decoder = _decoder(spec, chip)
     lens = np.full(tokens // prompt, prompt, np.int32)
     tiles = decoder.tiles(lens, lens).tiles
@@ -117,7 +117,7 @@ def _recorded(decoder: GpuDecoder, shape: StepShape, query_lens: list[int], cont
     samples = torch.empty(shape.num_seqs, 2, dtype=torch.int32, device=META)
     with torch.no_grad(), _recording() as launches:
         inputs.build(batch, max(query_lens))
-        # A step of decodes samples from all tokens; else the last layer is for those that are sampled from.
+        # A decode step samples from all tokens; otherwise the last layer only computes the tokens to sample from.
         hidden = decoder.forward(batch, kv, None if shape.num_decodes else last)
         graphed = len(launches)
         logits = decoder.logits(hidden)

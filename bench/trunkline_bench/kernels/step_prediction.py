@@ -1,4 +1,4 @@
-"""The prediction of a decode step and of a job, written as a page."""
+"""A page with the predicted times of a decode step and of a job."""
 
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -18,11 +18,12 @@ from trunkline_worker.model.gpu_decoder import Chip
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROGRAM_SHARED_MEMORY = 227 << 10  # bytes that one program may use
 SHARE = "own_product_share"
-PROMPT_STEP_TOKENS = 8192  # of a step that computes prompts: what the headline stage of bench-gpu runs with
+PROMPT_STEP_TOKENS = 8192  # of a step that computes prompts, as in the headline stage of bench-gpu
 
 
 def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
-    """Markdown. The job has `batch` requests and this mean context: prompts and outputs of two thirds of it."""
+    """The page as Markdown. The job has `batch` requests with this mean context: prompts and outputs of two thirds of
+    `context` each."""
     chip = Chip(device.multiprocessors, PROGRAM_SHARED_MEMORY, (9, 0), dependent_launches=True)
     spec = read_spec(CONFIGS / model)
     length = context * 2 // 3
@@ -49,7 +50,7 @@ def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
         f"- date: {datetime.now(UTC):%Y-%m-%d}; versions: triton {triton.__version__}, torch {torch.__version__}\n"
         f"- command: `python -m trunkline_bench.kernels.resources --step {model} --batch {batch} --context {context}`"
         " (no GPU is used, and nothing is measured)\n"
-        f"- assumed of an {device.name}: {assumed}; sources: `trunkline_bench/kernels/device.py`\n"
+        f"- assumptions about an {device.name}: {assumed}; sources: `trunkline_bench/kernels/device.py`\n"
         f"- job of {batch} requests of {length} tokens in and {length} out: prompts {predicted.prefill_s:.1f} s, "
         f"decodes {predicted.decode_s:.1f} s, **{predicted.tokens_per_s:,.0f} output tok/s**\n\n"
         f"## {batch} decodes with contexts of {context}\n\n{table(works(decode, device), device)}\n"
@@ -61,20 +62,20 @@ def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
 
 
 def _tuned(own: dict[Device, RecordedStep], prompts: RecordedStep, job: Job) -> str:
-    """own: steps by what is assumed of our own products, the first of which is shown"""
+    """own: steps by the assumed speed of our persistent products; the first one is shown as a table"""
     rates = ", ".join(
         f"{_predicted(decode, prompts, job, device).tokens_per_s:,.0f} if {SHARE} is {device.own_product_share}"
         for device, decode in own.items()
     )
     device, decode = next(iter(own.items()))
     said = (
-        "A product of a layer goes through the persistent kernel if that should be faster than the library, as the "
-        f"product sweep decides it by measuring. The job would reach {rates} output tok/s.\n\n"
+        "A product of a layer uses the persistent kernel if that is predicted to be faster than the library; the "
+        f"product sweep decides this by measuring. The job would reach {rates} output tok/s.\n\n"
     )
     launched = works(decode, device)
     if any(work.name == "persistent_matmul" for work in launched):
         return said + table(launched, device)
-    return said + f"None should be faster if {SHARE} is {device.own_product_share}: the step is the one above.\n"
+    return said + f"No product is faster if {SHARE} is {device.own_product_share}: the step is the same as above.\n"
 
 
 def _changed(device: Device, name: str, value: float) -> Device:

@@ -1,4 +1,4 @@
-"""The prediction as a table: every kind of launch of a decode step, the step, and the headline job."""
+"""Tables of the prediction: every kind of launch of a step, the whole step, and the headline job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Requests that all come at once."""
+    """Requests that arrive together."""
 
     requests: int
     prompt: int  # tokens
@@ -23,7 +23,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobPrediction:
-    """How long a job takes."""
+    """Predicted times of a job."""
 
     prefill_s: float
     decode_s: float
@@ -35,13 +35,13 @@ class JobPrediction:
 
 
 def step_s(works: Sequence[Work], device: Device) -> float:
-    """Of a whole step, gaps included."""
+    """Time of a whole step, including gaps."""
     return sum(work.seconds(device) + work.gap_s(device) for work in works) + device.step_s
 
 
 def job_prediction(job: Job, *, decode_step_s: float, prompt_step_s: float, prompt_step_tokens: int) -> JobPrediction:
-    """Prompts first, then one step per output token: decodes that run beside prompts make up for the steps at the end
-    that are not full.
+    """The time of all prompts, then of one full step per output token. Decodes that run beside prompts compensate for
+    the steps at the end that are not full.
 
     decode_step_s: at the mean context of the job
     """
@@ -50,7 +50,7 @@ def job_prediction(job: Job, *, decode_step_s: float, prompt_step_s: float, prom
 
 
 def table(works: Sequence[Work], device: Device) -> str:
-    """One line per kind of launch, and one for what lies between them."""
+    """A row per kind of launch, one for the gaps between launches, and one for the step."""
     kinds: dict[Work, int] = {}
     for work in works:
         kinds[work] = kinds.get(work, 0) + 1
@@ -77,7 +77,7 @@ def table(works: Sequence[Work], device: Device) -> str:
 
 
 def sensitivity(rates: dict[str, tuple[float, float]], ranges: dict[str, tuple[float, float]], device: Device) -> str:
-    """What the job would reach at either end of each assumption's range, the widest first.
+    """The job's rate at either end of each assumption's range, the largest effect first.
 
     rates: tokens per second at both ends, by the name of the assumption
     """
@@ -88,4 +88,4 @@ def sensitivity(rates: dict[str, tuple[float, float]], ranges: dict[str, tuple[f
         ]
         for name in sorted(rates, key=lambda name: rates[name][0] - rates[name][1])
     }  # fmt: skip
-    return markdown.table(rows, ("assumed", "at worst", "tok/s", "at best", "tok/s "))
+    return markdown.table(rows, ("assumed", "worst", "tok/s", "best", "tok/s "))

@@ -1,9 +1,9 @@
-"""What each tiling needs of a chip: those of the shipped table, and those that the sweeps of `make bench-gpu` try.
+"""Compiles every tiling of the shipped table and of the sweeps of `make bench-gpu`, and reports its resources.
 
 usage: python -m trunkline_bench.kernels.tiling_resources [--file tuned.json] [--few]
 
-Compiles them for sm_90, without a GPU. Ends with status 1 where one spills registers, does without tensor cores, or
-needs more shared memory than there is.
+Compiles for sm_90, without a GPU. Exits with status 1 if a kernel spills registers, does not use tensor cores, or needs
+more shared memory than the chip has.
 """
 
 import argparse
@@ -49,9 +49,9 @@ ATTENTION: dict[str, type[DecodeTiling | RaggedTiling]] = {
 
 
 def tilings(file: Path) -> Iterator[tuple[Key, Tiling]]:
-    """Of a table, and of the sweeps."""
+    """The tilings of a table, and those of the sweeps."""
     for key, fields in table(file).items():
-        if fields and key.kernel != PROMPT_CHOICE:  # else the library's own kernel was faster
+        if fields and key.kernel != PROMPT_CHOICE:  # otherwise the library was faster
             is_product = isinstance(key, ProductKey)
             yield key, product_tiling(key.kernel, key.dtype, fields) if is_product else ATTENTION[key.kernel](**fields)
     for candidate in (*DECODE_CANDIDATES, *RAGGED_CANDIDATES):
@@ -65,7 +65,7 @@ def tilings(file: Path) -> Iterator[tuple[Key, Tiling]]:
 
 
 def launch(key: Key, tiling: Tiling) -> Launch:
-    """The kernel as its launcher launches it with this tiling."""
+    """The recorded launch of the kernel with this tiling."""
     with recorded() as launches:
         if isinstance(key, ProductKey):
             assert isinstance(tiling, ProductTiling), key
@@ -117,7 +117,7 @@ def _ints(*shape: int) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, default=SHIPPED)
-    parser.add_argument("--few", action="store_true", help="the first entry of the table, and two candidates")
+    parser.add_argument("--few", action="store_true", help="only the first and the last tiling")
     arguments = parser.parse_args()
     known = list(tilings(arguments.file))
     if arguments.few:
@@ -130,11 +130,11 @@ def main() -> None:
             text
             for text, is_so in (
                 (f"spills {found.spills} bytes", found.spills > 0),
-                ("does without tensor cores", not found.tensor_cores),
+                ("does not use tensor cores", not found.tensor_cores),
                 ("does not fit the shared memory", found.shared > CHIP.shared_memory),
-                ("does not wait for its inputs first", found.waits_late),
+                ("accesses memory before it waits for its inputs", found.waits_late),
                 (
-                    f"is for {tiling.programs} programs at once" if isinstance(tiling, PersistentTiling) else "",
+                    f"assumes {tiling.programs} programs at once" if isinstance(tiling, PersistentTiling) else "",
                     isinstance(tiling, PersistentTiling) and fit < tiling.programs,
                 ),
             )

@@ -1,13 +1,13 @@
-"""What one launch moves and computes, and how long that should take: waves of programs, limited by memory or
-arithmetic, but never faster than one program alone.
+"""The bytes and FLOP of one launch, and the time that it should take: waves of programs, each limited by memory or
+arithmetic, and never faster than one program alone.
 """
 
 from dataclasses import dataclass, replace
 
 from trunkline_bench.kernels.device import Device
 
-# Tiles of products that libraries have (rows, columns), and how near each comes to the best of them: a smaller tile
-# reads its operands more often from shared memory.
+# Tiles of library products (rows, columns), with their speed relative to the best one: a smaller tile reads its
+# operands more often from shared memory.
 PRODUCT_TILES = {
     (128, 256): 1.0, (256, 128): 1.0, (256, 192): 1.0, (128, 192): 0.97, (128, 128): 0.92, (64, 256): 0.9,
     (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.6,
@@ -17,26 +17,26 @@ PRODUCT_SPLITS = (1, 2, 3, 4, 6, 8)  # parts of the inner dimension that differe
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One launch."""
+    """The work of one launch."""
 
     name: str
-    programs: int  # that have something to do
+    programs: int  # with work
     slots: int  # programs that run at once
     bytes: float  # read and written
     flops: float = 0.0
-    flops_per_s: float = 0.0  # that the arithmetic reaches; not read without flops
-    least_s: float = 0.0  # of one program alone
+    flops_per_s: float = 0.0  # rate of the arithmetic; unused if there are no flops
+    least_s: float = 0.0  # time of one program alone
     tail_s: float = 0.0  # after the last loads, while memory is idle
-    idle_programs: int = 0  # that find nothing to do
-    bytes_share: float = 1.0  # of the device's bytes per second that are reached
-    early: bool = False  # its programs are there before the launch before it ends
+    idle_programs: int = 0  # programs without work
+    bytes_share: float = 1.0  # share of the device's bytes per second
+    early: bool = False  # its programs start before the previous launch ends
 
     @property
     def waves(self) -> float:
         return self.programs / self.slots
 
     def seconds(self, device: Device) -> float:
-        """Of the launch alone: full waves, then what is left over, then the programs without work."""
+        """Time of the launch alone: full waves, then the last partial wave, then programs without work."""
         full, rest = divmod(self.programs, self.slots)
         total = full * self._wave_s(self.slots, device) if full else 0.0
         if rest:
@@ -46,11 +46,11 @@ class Work:
         return total + self.tail_s + (device.fill_s if self.programs else 0.0)
 
     def gap_s(self, device: Device) -> float:
-        """From the end of the launch before."""
+        """Time from the end of the previous launch."""
         return device.dependent_s if self.early else device.node_s
 
     def roofline_s(self, device: Device) -> float:
-        """The least that the device's data sheet allows."""
+        """The least time that the device's data sheet allows."""
         return max(self.bytes / device.peak_bytes_per_s, self.flops / device.peak_flops)
 
     def _wave_s(self, running: int, device: Device) -> float:
@@ -60,14 +60,14 @@ class Work:
 
 
 def product(name: str, rows: int, columns: int, inner: int, itemsize: int, out_itemsize: int, device: Device) -> Work:
-    """A matrix product as a library computes it: with the tile and the split that take least."""
+    """A matrix product as a library computes it, with the fastest tile and split."""
     moved = itemsize * (rows * inner + columns * inner) + out_itemsize * rows * columns
     flops = 2.0 * rows * columns * inner
     base = Work(name, 1, device.multiprocessors, moved)
     found: list[Work] = []
     for (tile_rows, tile_columns), nearness in PRODUCT_TILES.items():
         tiles = -(-rows // tile_rows) * -(-columns // tile_columns)
-        # Only a product with few tiles is split: otherwise there are enough programs for all multiprocessors.
+        # Only products with few tiles are split: others have enough programs for all multiprocessors.
         for split in PRODUCT_SPLITS if tiles < device.multiprocessors else (1,):
             of_multiprocessor = device.peak_flops / device.multiprocessors * device.product_share * nearness
             tile_s = 2.0 * tile_rows * tile_columns * inner / split / of_multiprocessor

@@ -1,11 +1,11 @@
-"""A worker without a model, as a process: it takes as long as a worker of a given speed, and is as fair.
+"""A worker without a model, as a process. It has a given speed, and schedules tenants as fairly as a real worker.
 
 usage: python -m trunkline_bench.router.paced_worker --port 50061 [--model paced] [--rate 0]
 
-It serves one request after another, whole, at --rate tokens per second (0: at once), and chooses the next one by the
-real worker's fair share. Its tokens mean nothing.
+It serves whole requests one after another at --rate tokens per second (0: at once), and chooses the next one by the
+real worker's fair share. Its tokens are meaningless.
 
-Without max_tokens an answer has a length of its own, log-normal and drawn from the request's seed, and comes in pieces.
+An answer without max_tokens has a log-normal length drawn from the request's seed, and is sent in pieces.
 """
 
 import argparse
@@ -39,14 +39,14 @@ from trunkline_worker.lanes.lanes import Lane
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 PIECE_BYTES = 1 << 20
 CONTEXT = 1 << 16
-# Of answers without max_tokens: 98 tokens on average, half of all tokens in answers of more than 160.
+# Lengths of answers without max_tokens: 98 tokens on average; half of all tokens are in answers of more than 160.
 LENGTH_MU, LENGTH_SIGMA, MOST_LENGTH = 4.1, 1.0, 4000
 STEP_TOKENS, STEP_S = 16, 0.01
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A submit, and where its answer goes."""
+    """A submit, and the queue for its answer."""
 
     submit: Submit
     outbox: "asyncio.Queue[SessionResponse]"
@@ -65,7 +65,7 @@ class PacedWorker(WorkerServiceServicer):
     _streaming: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(self) -> None:
-        """One request after another, for ever."""
+        """Serves one request after another, without end."""
         free_at_s = time.monotonic()
         while True:
             account = self._accounts.next()
@@ -92,7 +92,7 @@ class PacedWorker(WorkerServiceServicer):
                 streaming.add_done_callback(self._streaming.discard)
 
     async def _stream(self, waiting: Waiting, output: int) -> None:
-        """The answer as it comes into being."""
+        """Sends the answer piece by piece."""
         for start in range(0, output, STEP_TOKENS):
             if waiting.is_aborted:
                 return
@@ -156,14 +156,14 @@ class PacedWorker(WorkerServiceServicer):
 
 
 def _length(submit: Submit) -> int:
-    """Of the answer."""
+    """Tokens of the answer."""
     if submit.sampling.HasField("max_tokens"):
         return submit.sampling.max_tokens
     return min(MOST_LENGTH, 1 + int(Random(submit.sampling.seed).lognormvariate(LENGTH_MU, LENGTH_SIGMA)))
 
 
 def _answer(submit: Submit, start: int, end: int, length: int) -> SequenceOutput:
-    """Its tokens from `start` to `end`."""
+    """The answer's tokens from `start` to `end`."""
     chunk = OutputChunk(
         index=submit.choice,
         first_token_index=start,
@@ -178,7 +178,7 @@ def _answer(submit: Submit, start: int, end: int, length: int) -> SequenceOutput
 
 async def run(port: int, model: str, rate: float) -> None:
     server = GrpcServer("127.0.0.1", port, services=["trunkline.v1.WorkerService"])
-    worker = PacedWorker(f"127.0.0.1:{port}", model, rate)  # type: ignore[abstract]  # what no router calls is not there
+    worker = PacedWorker(f"127.0.0.1:{port}", model, rate)  # type: ignore[abstract]  # methods that routers do not call
     add_WorkerServiceServicer_to_server(worker, server.grpc)
     await server.start()
     await worker.serve()

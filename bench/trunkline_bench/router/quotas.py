@@ -1,6 +1,6 @@
-"""`make bench-quotas`: two router processes and a real Redis before workers without models. How exactly quotas hold
-fleet-wide under load, what asking Redis costs, and how fair the fleet is to tenants that enter through different
-routers.
+"""`make bench-quotas`: two router processes and a real Redis, in front of workers without models. Measures how exactly
+quotas hold across the fleet under load, what the calls to Redis cost, and how fair the fleet is to tenants that use
+different routers.
 
 usage: python -m trunkline_bench.router.quotas [--minutes 2] [--per-minute 6000] [--fair-seconds 40] [--users 8]
 """
@@ -37,19 +37,19 @@ RESULTS = Path(__file__).parents[2] / "results"
 PROMPT = list(range(10, 42))
 OUTPUT = 8  # tokens
 FAIR_OUTPUT = 64
-PACE = 4000.0  # tokens per second of a worker, where workers are what is scarce
+PACE = 4000.0  # tokens per second of a worker, if workers are to be the bottleneck
 TIMEOUT_S = 60.0
-COOL_S = 0.02  # before a client that was refused comes again: far sooner than it was told to
+COOL_S = 0.02  # pause of a client after a refusal, far shorter than the retry hint
 ROOMY = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12, "tokens_in_flight": 10**12}
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """A tenant with a quota that it is far over."""
+    """A tenant that sends far more than its quota."""
 
     quota: str
     limit: int
-    output: int | None = OUTPUT  # max_tokens; None: it never says, and answers vary
+    output: int | None = OUTPUT  # max_tokens; None: not set, and answers vary
 
     @property
     def case(self) -> str:
@@ -57,7 +57,7 @@ class Limited:
 
 
 def limited_tenants(per_minute: int) -> dict[str, Limited]:
-    """By name. Where all requests are alike, the quotas are worth equally many."""
+    """Tenants by name. Both kinds of quotas allow the same number of requests if all requests have OUTPUT tokens."""
     tokens = per_minute * (len(PROMPT) + OUTPUT)
     return {
         "requests": Limited("requests_per_minute", per_minute),
@@ -68,10 +68,10 @@ def limited_tenants(per_minute: int) -> dict[str, Limited]:
 
 @dataclass(slots=True)
 class Outcomes:
-    """What one tenant's requests came to."""
+    """Outcomes of one tenant's requests."""
 
     answered: list[tuple[float, int]] = field(default_factory=list)  # (when sent, tokens used)
-    times_s: list[float] = field(default_factory=list)  # of those answered
+    times_s: list[float] = field(default_factory=list)  # of answered requests
     refused: int = 0
     other: list[str] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ def process(*command: str) -> Iterator[None]:
 
 @contextmanager
 def fleet(workers: Sequence[tuple[str, float]], redis_url: str, per_minute: int = 1) -> Iterator[list[str]]:
-    """Workers by model and pace, and two routers before all of them. The routers' addresses."""
+    """Starts workers, given by model and pace, and two routers for all of them. Returns the routers' addresses."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         limits = {name: {tenant.quota: tenant.limit} for name, tenant in limited_tenants(per_minute).items()}
@@ -110,7 +110,7 @@ def fleet(workers: Sequence[tuple[str, float]], redis_url: str, per_minute: int 
 
 
 async def stubs_of(routers: Sequence[str], models: int, stack: AsyncExitStack) -> list[Any]:
-    """Both routers, once they have all workers."""
+    """Stubs of the routers, once each router serves all models."""
     stubs: list[Any] = []
     for address in routers:
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
@@ -123,7 +123,7 @@ async def stubs_of(routers: Sequence[str], models: int, stack: AsyncExitStack) -
 
 
 async def ask(stub: Any, tenant: str, outcomes: Outcomes, *, model: str, output: int | None) -> None:
-    """One request. Workers give what is asked for: `output` is both; None: as long as it comes."""
+    """Sends one request. output: max_tokens, which the answer reaches; None: not set, and lengths vary."""
     sampling = SamplingParams(max_tokens=output)
     request = GenerateRequest(model=model, token_ids=TokenIds(ids=PROMPT), sampling=sampling)
     sent_s = time.monotonic()
@@ -151,7 +151,7 @@ async def closed_loop(
 
 
 def fullest_minute(answered: Sequence[tuple[float, int]], by_request: bool) -> int:
-    """The most requests or tokens that were sent within any 60 seconds and answered."""
+    """The largest number of answered requests, or of their tokens, that were sent within any 60 seconds."""
     ordered = sorted(answered)
     most = total = begin = 0
     for at_s, tokens in ordered:
@@ -203,13 +203,13 @@ async def measure_quotas(routers: Sequence[str], minutes: float, users: int, per
 
 
 async def measure_cost(routers: Sequence[str], seconds: float, users: int) -> dict[str, list[str]]:
-    """Requests of a tenant with quotas, none of which it reaches, and of one without, in turns."""
+    """Rows for a tenant far below its quotas and for a tenant without quotas, measured in turns."""
     async with AsyncExitStack() as stack:
         stubs = await stubs_of(routers, 1, stack)
-        found = {"roomy": Outcomes(), "nobody": Outcomes()}
+        found = {"roomy": Outcomes(), "unlimited": Outcomes()}
         spent = dict.fromkeys(found, 0.0)
         for turn in range(8):
-            tenant = ("roomy", "nobody")[turn % 2]
+            tenant = ("roomy", "unlimited")[turn % 2]
             began_s = time.monotonic()
             until_s = began_s + seconds / 8
             await asyncio.gather(
@@ -225,19 +225,19 @@ async def measure_cost(routers: Sequence[str], seconds: float, users: int) -> di
             f"{percentile(found[tenant].times_s, 0.5) * 1e3:.2f} / {percentile(found[tenant].times_s, 0.99) * 1e3:.2f}",
             f"{len(found[tenant].other)}",
         ]
-        for name, tenant in (("with quotas, far from them", "roomy"), ("without quotas", "nobody"))
+        for name, tenant in (("far below its quotas", "roomy"), ("without quotas", "unlimited"))
     }
 
 
 async def measure_faults(
     routers: Sequence[str], redis: RedisServer, seconds: float, users: int
 ) -> dict[str, list[str]]:
-    """A tenant with quotas, far from them, while Redis is well, hangs, goes on, is killed and comes back empty."""
+    """Rows for a tenant far below its quotas while Redis runs, hangs, continues, is killed and restarts empty."""
     rows = {}
     stages = (
-        ("well", lambda: None),
-        ("hung (SIGSTOP)", redis.hang),
-        ("going on (SIGCONT)", redis.go_on),
+        ("running", lambda: None),
+        ("stopped (SIGSTOP)", redis.hang),
+        ("continued (SIGCONT)", redis.go_on),
         ("killed", redis.kill),
         ("restarted empty", redis.start),
     )
@@ -263,8 +263,8 @@ async def measure_faults(
 
 
 async def measure_fairness(routers: Sequence[str], seconds: float, users: int, both: bool) -> list[str]:
-    """Tenant a enters through the first router, b through the second; a has `users` requests open at each model, b at
-    one model, or at both."""
+    """A row for tenant a at the first router and tenant b at the second. a has `users` concurrent requests at each
+    model, b at one model or at both."""
     async with AsyncExitStack() as stack:
         stubs = await stubs_of(routers, 2, stack)
         found = {"a": Outcomes(), "b": Outcomes()}
@@ -290,7 +290,7 @@ async def measure_fairness(routers: Sequence[str], seconds: float, users: int, b
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--per-minute", type=int, default=6000, help="requests that the quotas allow")
+    parser.add_argument("--per-minute", type=int, default=6000, help="requests per minute that the quotas allow")
     parser.add_argument("--fair-seconds", type=float, default=40.0)
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -312,7 +312,7 @@ def main() -> None:
         with fleet(fast, redis.url) as routers:
             faults = asyncio.run(measure_faults(routers, redis, arguments.fair_seconds / 10, arguments.users))
         for case, both in (("b uses both workers", True), ("b uses one of the workers", False)):
-            for sharing, url in (("routers that share", redis.url), ("routers that do not", "")):
+            for sharing, url in (("routers share Redis", redis.url), ("routers without Redis", "")):
                 with fleet(slow, url) as routers:
                     run = measure_fairness(routers, arguments.fair_seconds, arguments.users, both)
                     fair[f"{case}, {sharing}"] = asyncio.run(run)
@@ -321,26 +321,26 @@ def main() -> None:
         + listed(found)
         + "- two router processes, one Redis, two workers without models, this client; "
         f"{arguments.users} requests of each tenant at once, prompts of {len(PROMPT)} tokens\n\n"
-        "## Quotas, each tenant far over its own\n\n"
-        "A window slides, so the quota is there at once and again as it leaves the minute. Error: of all that was had, "
-        "and of the fullest 60 seconds.\n\n"
+        "## Quotas, each tenant far above its own\n\n"
+        "Windows slide: the whole quota is available at the start, and again as usage leaves the window. Errors are of "
+        "the total usage, and of the 60 seconds with the highest usage.\n\n"
         + table(
             quotas,
             (
                 "quota",
-                "had",
+                "used",
                 "error",
                 "fullest minute",
-                "requests/s asked",
+                "requests/s sent",
                 "answered in the busiest second",
                 "refused",
                 "other errors",
             ),
         )
-        + "\n## What it costs to ask\n\n"
+        + "\n## Cost of calls to Redis\n\n"
         + table(cost, ("requests/s", "E2E p50 / p99, ms", "errors"))
         + "\n## When Redis is lost under load\n\n"
-        + table(faults, ("requests/s", "E2E p50, ms", "p99, ms", "most, ms", "failed or refused"), "Redis")
+        + table(faults, ("requests/s", "E2E p50, ms", "p99, ms", "max, ms", "failed or refused"), "Redis")
         + f"\n## Equal tenants through different routers, workers of {PACE:,.0f} tokens/s\n\n"
         "Tenant a uses both workers. Tokens per second in the second half.\n\n"
         + table(fair, ("a", "b", "Jain's index", "errors"))

@@ -1,9 +1,8 @@
-"""`make bench-routing`: how long a routing decision takes at the size of a fleet, and how fast the index takes cache
-events in.
+"""`make bench-routing`: time of a routing decision for large fleets, and the rate at which the index takes events.
 
-A decision is what a router does between a tokenized prompt and a chosen worker: hashing the prompt's blocks, finding
-every worker's longest prefix, and the policy. Its parts are timed apart too. What a request pays is more: the model's
-workers and limits are looked up, and those that cannot take it are left out.
+A decision is what a router does between a tokenized prompt and a chosen worker: it hashes the prompt's blocks, finds
+every worker's longest prefix, and applies the policy. The parts are also timed separately. A request pays for more: the
+router also looks up the model's workers and limits, and leaves out workers that cannot take the request.
 """
 
 import argparse
@@ -46,15 +45,15 @@ BLOCK_SIZE = 16
 PROMPTS = (8_192, 102_400)
 FLEETS = (64, 1_000)
 DECISIONS = 5_000
-WHOLE_S = 20.0  # of each size: for so long prompts are hashed too, which takes most of the time
+WHOLE_S = 20.0  # per size, the time in which decisions include hashing, which takes most of a decision
 MODEL = "served"
 CONTEXT = 131_072
-REPORTS_PER_DECISION = 50  # a worker in so many reports between two decisions: 20 samples and 1,000 requests a second
-SHARED = (0, 0, 0, 2_000, 4_000, 8_000)  # tokens of the prompt that a worker holds: of these, one at random
+REPORTS_PER_DECISION = 50  # one worker of 50 reports between two decisions: 20 samples/s each, 1,000 requests/s
+SHARED = (0, 0, 0, 2_000, 4_000, 8_000)  # tokens of the prompt that a worker has cached, drawn at random
 
 
 def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Pools, list[ConnectedWorker]]:
-    """Busy workers with so many blocks in all, some of which hold a part of the prompt; connected to nothing."""
+    """Busy workers with `blocks` blocks in total, some with a part of the prompt. They have no connections."""
     pools = Pools(draw)
     renderers = RenderPool()
     files = {path.name: path.read_bytes() for path in DEMO_MODEL.glob("tokenizer*.json")}
@@ -86,7 +85,7 @@ def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Po
 
 
 def report_load(state: WorkerState, draw: Random) -> None:
-    """A new sample from the worker."""
+    """Gives the worker a new load sample."""
     running = draw.randrange(60)
     state.take_load(
         LoadSample(
@@ -101,11 +100,11 @@ def report_load(state: WorkerState, draw: Random) -> None:
     )
 
 
-PARTS = ("as a request pays it", "hashing to choice", "hashing", "matching and policy", "of it, matching")
+PARTS = ("whole request", "hashing to choice", "hashing", "matching and policy", "of which matching")
 
 
 def decisions(workers: int, blocks: int, tokens: int) -> list[str]:
-    """p50 and p99 of a decision and its parts, in microseconds. Between two, some workers report."""
+    """Cells with p50 and p99 of a decision and its parts, in microseconds. Some workers report between decisions."""
     draw = Random(0)
     prompt = [draw.randrange(150_000) for _ in range(tokens)]
     root = root_hash("weights")
@@ -130,7 +129,7 @@ def decisions(workers: int, blocks: int, tokens: int) -> list[str]:
             answered = time.perf_counter()
             chains = chains_of(states, request)
             hashed = time.perf_counter()
-            times["as a request pays it"].append(answered - began)
+            times["whole request"].append(answered - began)
             times["hashing"].append(hashed - answered)
         some_report()
         began = time.perf_counter()
@@ -140,7 +139,7 @@ def decisions(workers: int, blocks: int, tokens: int) -> list[str]:
         pools.index.match(chain, among)
         matched = time.perf_counter()
         times["matching and policy"].append(routed - began)
-        times["of it, matching"].append(matched - routed)
+        times["of which matching"].append(matched - routed)
     gc.unfreeze()
     both = zip(times["hashing"], times["matching and policy"], strict=False)
     times["hashing to choice"] = [hashing + rest for hashing, rest in both]
@@ -152,14 +151,14 @@ def decisions(workers: int, blocks: int, tokens: int) -> list[str]:
 
 
 def asked(pools: Pools, request: RouteRequest) -> Route[ConnectedWorker]:
-    """All that pools are asked for one request without `max_tokens`: see service.py and placement.py."""
+    """The calls to `Pools` for one request without `max_tokens`, as in service.py and placement.py."""
     pool = pools.pool(MODEL)
-    assert pool.limits.context_length > len(request.prompt)  # to check what the client said
+    assert pool.limits.context_length > len(request.prompt)  # as the router checks the request
     return pools.route(pool.allowed(pool.with_room(len(request.prompt) + 1), request.now_s), request)
 
 
 def ingest(blocks: int) -> list[str]:
-    """Block events per second from the bytes of a message into the index, and the index's memory."""
+    """Cells with block events per second, from the bytes of a message into the index, and the index's memory."""
     draw = Random(0)
     messages = []
     for sequence in range(blocks // 64):
@@ -202,9 +201,8 @@ def main() -> None:
     text = (
         "# A routing decision, and the index\n\n"
         + listed(found)
-        + f"- {arguments.blocks:,} indexed blocks of {BLOCK_SIZE} tokens; p50 / p99 of so many decisions, "
-        "microseconds\n"
-        "- as a request pays it: the model's workers and limits, `Pools.route` with its filters, hashing and choice\n\n"
+        + f"- {arguments.blocks:,} indexed blocks of {BLOCK_SIZE} tokens; p50 / p99 of the decisions, in microseconds\n"
+        "- whole request: the model's workers and limits, `Pools.route` with its filters, hashing and choice\n\n"
         + table(rows, (*PARTS, "decisions"))
         + "\n"
         + table({"64 workers": ingest(arguments.blocks)}, ("block events/s", "bytes per indexed block"))

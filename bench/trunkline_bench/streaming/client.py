@@ -1,4 +1,4 @@
-"""A load: streams that read whatever comes, taking as little of it apart as they can.
+"""A load of concurrent streams, which decode as little of the answers as possible.
 
 usage: python -m trunkline_bench.streaming.client '{"address": "127.0.0.1:50051", "wire": "edge", ...}'     (see Load)
 
@@ -25,11 +25,11 @@ MOST_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many streams at once, each of `rounds` requests one after the other.
+    """`streams` concurrent streams, each of `rounds` requests one after another.
 
-    wire: one of WIRES. steps_per_s: of a source that is paced; then the age of every token is noted. stalled: so many
-    of the streams ask for log-probabilities too, read one response, and no more until the others are done; only where
-    gRPC is spoken.
+    wire: one of WIRES; steps_per_s: rate of a paced source, for which the age of every token is recorded; stalled:
+    number of streams that also ask for log-probabilities, read one response, and read on only when the others are done
+    (gRPC wires only)
     """
 
     address: str
@@ -50,8 +50,8 @@ class Seen:
     messages: int = 0
     tokens: int = 0
     requests: int = 0
-    stalled_ended: list[str] = field(default_factory=list)  # statuses of stalled streams that did not end well
-    # Of tokens, where the source is paced
+    stalled_ended: list[str] = field(default_factory=list)  # error statuses of stalled streams
+    # Age of tokens, if the source is paced
     age_p50_ms: float = 0.0
     age_p99_ms: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Streams of OpenAI's completions over HTTP/1.1: one connection each, requests one after the other."""
+"""Streams of OpenAI completions over HTTP/1.1: a connection per stream, with requests one after another."""
 
 import asyncio
 import contextlib
@@ -8,24 +8,24 @@ from contextlib import AsyncExitStack, asynccontextmanager
 PATH = "/v1/completions"
 READ_BYTES = 1 << 16
 DONE = b"[DONE]"
-LAST_CHUNK = b"0\r"  # of a chunked body, and an empty line after it
+LAST_CHUNK = b"0\r"  # of a chunked body; an empty line follows
 
 
 class RefusedError(Exception):
-    """An answer that is not a stream of events."""
+    """The server's answer is not a stream of events."""
 
 
 class Connection:
-    """Takes no more of an answer apart than the lines of its events: what it costs is not what is measured."""
+    """A connection that only splits answers into event lines, since its own cost is not to be measured."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def events(self, request: bytes) -> AsyncIterator[bytes]:
-        """Each event's data. Read to its end, the connection is free for the next request.
+        """The data of each event. After the last event the connection is free for the next request.
 
-        Raises RefusedError with what was answered instead.
+        Raises RefusedError with the answer if it is not a complete stream of events.
         """
         if self._streams is None:
             host, _, port = self._address.rpartition(":")
@@ -61,7 +61,7 @@ class Connection:
 
 @asynccontextmanager
 async def open_connections(address: str) -> AsyncIterator[Callable[[], Connection]]:
-    """Each call opens one more; all are closed at the end."""
+    """A function that opens one more connection per call; all are closed at the end."""
     async with AsyncExitStack() as stack:
 
         def connect() -> Connection:

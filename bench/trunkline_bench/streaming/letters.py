@@ -1,9 +1,9 @@
-"""Tokens of one letter that says in which step they were due, for who passes on no text but what it made of ids."""
+"""One-letter tokens that name the step in which they were due, for gateways that make text from token ids."""
 
 import string
 
-LETTERS = string.ascii_letters  # a step has the one at its number, modulo how many there are
-EARLY_S = 0.005  # before its step is due, a token may come: timers go off early
+LETTERS = string.ascii_letters  # step n has the letter n % len(LETTERS)
+EARLY_S = 0.005  # how early a token may come, since timers may fire early
 
 
 def letter_place(step: int) -> int:
@@ -11,9 +11,9 @@ def letter_place(step: int) -> int:
 
 
 def age_s(letter: str, now_s: float, steps_per_s: float) -> float:
-    """Of a token of the newest step that had this letter, by the machine's monotonic clock; right up to two seconds.
+    """Age of a token of the newest step with this letter, by the monotonic clock. Valid up to about two seconds.
 
-    Raises ValueError for what is no letter.
+    Raises ValueError if `letter` is none of LETTERS.
     """
     newest = int((now_s + EARLY_S) * steps_per_s)
     step = newest - letter_place(newest - LETTERS.index(letter))

@@ -1,8 +1,8 @@
-"""`make bench-streaming`: what one router process adds to a stream, against a hop that only passes bytes on.
+"""`make bench-streaming`: what one router process adds to a stream, compared with a hop that only passes bytes on.
 
-A source that computes nothing, the hop, and a client, each a process of its own; the hops take turns, and medians
-count. All share the machine's cores, so the hop's own CPU time is what tells how much one core can do. With `--smg`,
-the gateway of that name takes its turns too, before a source that speaks what it speaks.
+Source, hop and client are separate processes, and the source computes nothing. The hops take turns, and the report has
+medians. All processes share the machine's cores, so the hop's own CPU time shows how much one core can do. With
+`--smg`, the gateway SMG takes turns too, in front of a source that speaks its protocol.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from trunkline_bench.streaming.processes import Hop, Run, hops, run
 from trunkline_bench.streaming.smg import NOT_ALIKE, SMG, SMG_DIRECT, smg_version
 
 RESULTS = Path(__file__).parents[2] / "results"
-TOKENS = {64: 800, 256: 250}  # of each stream, by the number of streams
+TOKENS = {64: 800, 256: 250}  # per stream, by the number of streams
 PACED_TOKENS = 100
 STEPS_PER_S = 20.0
 REQUEST_STREAMS, REQUEST_ROUNDS = 64, 40
 STALLED, READING, STALLED_TOKENS = 4, 4, 50_000
-TAKE_IDS, TAKE_TEXT = ("edge", "worker", "vllm"), ("edge", "completions")  # for a prompt
+TAKE_IDS, TAKE_TEXT = ("edge", "worker", "vllm"), ("edge", "completions")  # wires by the prompts that they accept
 
-Runs = dict[tuple[str, int], list[Run]]  # by hop and streams
+Runs = dict[tuple[str, int], list[Run]]  # by hop and number of streams
 
 
 async def streams(found: dict[str, Hop], rounds: int, *, paced: bool) -> Runs:
@@ -93,7 +93,7 @@ STREAMING = (
 
 
 def latency_rows(runs: Runs) -> dict[str, list[str]]:
-    """Medians over rounds of each round's percentiles."""
+    """Rows with the medians, over rounds, of each round's percentiles."""
     rows = {}
     for (name, count), taken in runs.items():
         p50, p99 = ages_ms(taken)
@@ -141,10 +141,10 @@ async def stalled(found: dict[str, Hop]) -> str:
     load = Load(hop.address, hop.wire, STALLED + READING, STALLED_TOKENS, stalled=STALLED)
     one = await run(hop, load)
     return (
-        f"{STALLED} clients that stop reading, each of a stream with 20 log-probabilities per token, beside {READING} "
-        f"that read: the router's resident memory goes from {one.resident_mib:.0f} to {one.peak_mib:.0f} MiB at most, "
-        f"the others get {one.seen.tokens / one.seen.seconds:,.0f} tokens/s meanwhile, and when the {STALLED} read on "
-        f"they find {', '.join(sorted(set(one.seen.stalled_ended))) or 'nothing wrong'}.\n"
+        f"{STALLED} clients stop reading streams with 20 log-probabilities per token, while {READING} others read. The "
+        f"router's resident memory grows from {one.resident_mib:.0f} to at most {one.peak_mib:.0f} MiB, and the others "
+        f"get {one.seen.tokens / one.seen.seconds:,.0f} tokens/s. When the {STALLED} read on, their streams end with "
+        f"{', '.join(sorted(set(one.seen.stalled_ended))) or 'no error'}.\n"
     )
 
 
@@ -153,7 +153,7 @@ def ours(runs: Runs) -> Runs:
 
 
 def beside_smg(smg: Path | None, fast: Runs, paced: Runs, by_text: Runs) -> str:
-    """Both before a source of their own, each of which has a direct of its own."""
+    """The tables for router and SMG, each in front of its own source and relative to its own "direct"."""
     if smg is None:
         return NO_SMG + "\n"
     fast_rows, paced_rows = {}, {}
@@ -169,7 +169,7 @@ def beside_smg(smg: Path | None, fast: Runs, paced: Runs, by_text: Runs) -> str:
             ]
     requests_taken = {key: taken for key, taken in by_text.items() if key[0] in ("router", SMG)}
     return (
-        f"{smg_version(smg)}, medians of the same rounds.\n\nAs fast as it goes:\n\n"
+        f"{smg_version(smg)}, medians of the same rounds.\n\nWithout pacing:\n\n"
         + table(fast_rows, ("tokens/s", *PER_TOKEN))
         + f"\nPaced, {STEPS_PER_S:.0f} steps/s:\n\n"
         + table(paced_rows, (*PER_TOKEN, "age of a token p50 / p99, ms", "more than its own direct, ms"))
@@ -184,7 +184,7 @@ def token_cells(taken: list[Run]) -> list[str]:
 
 
 PER_TOKEN = ("CPU µs per token", "tokens/s per core")
-NO_SMG = "SMG is not in here: `--smg COMMAND` names the command that starts it."
+NO_SMG = "SMG was not measured: `--smg COMMAND` names the command that starts it."
 
 
 async def measure(rounds: int, before: Path | None, smg: Path | None) -> str:
@@ -197,7 +197,7 @@ async def measure(rounds: int, before: Path | None, smg: Path | None) -> str:
         paced = await streams(found, rounds, paced=True)
     request_table = request_rows(ours(by_ids), "token ids") | request_rows(ours(by_text), "text")
     return (
-        "## As fast as it goes\n\n"
+        "## Without pacing\n\n"
         + table(streaming_rows(ours(fast)), STREAMING)
         + f"\n## Paced: {STEPS_PER_S:.0f} steps/s\n\n"
         + table(latency_rows(ours(paced)), LATENCY)
@@ -211,8 +211,8 @@ async def measure(rounds: int, before: Path | None, smg: Path | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--before", type=Path, help="another checkout, whose router takes its turns too")
-    parser.add_argument("--smg", type=Path, help="the command that starts SMG, of the package smg: DIR/bin/smg")
+    parser.add_argument("--before", type=Path, help="another checkout, whose router takes turns too")
+    parser.add_argument("--smg", type=Path, help="the command that starts SMG: DIR/bin/smg of the package smg")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.smg is None:
@@ -220,7 +220,7 @@ def main() -> None:
     elif not arguments.smg.is_file():
         parser.error(f"--smg: there is no {arguments.smg}")
     elif find_spec("smg_grpc_proto") is None:
-        parser.error("--smg needs the package smg-grpc-proto, which the extra dev brings")
+        parser.error("--smg needs the package smg-grpc-proto of the extra trunkline[dev]")
     flags = ["--rounds", str(arguments.rounds), *(["--smg", "DIR/bin/smg"] if arguments.smg else [])]
     names = ("trunkline", "grpcio", "protobuf", "uvloop")
     found = facts(make_command("bench-streaming", flags), "shared by source, hop and client", names)

@@ -1,4 +1,4 @@
-"""The processes of a run, and what they use."""
+"""The processes of a run, and their CPU time and memory."""
 
 import asyncio
 import contextlib
@@ -23,14 +23,14 @@ SAMPLE_INTERVAL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Something that a client can be pointed at."""
+    """A process that a client can call: a router, a gateway, or the source itself."""
 
     address: str
     wire: str  # one of WIRES
     pid: int
 
     def cpu_s(self) -> float:
-        """User and system time since its start."""
+        """User and system time since the process started."""
         stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / TICKS_PER_S
 
@@ -40,19 +40,20 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One client's run, and what the hop used for it."""
+    """The result of one client's run, and the hop's resources."""
 
     seen: Seen
     hop_cpu_s: float
-    resident_mib: float  # before
+    resident_mib: float  # before the run
     peak_mib: float
 
 
 @asynccontextmanager
 async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> AsyncIterator[dict[str, Hop]]:
-    """A source and what stands before it: "direct" is the source itself.
+    """A source and the hops in front of it, by name; "direct" is the source itself.
 
-    smg: the command that starts the gateway of that name, before a source of its own: "SMG" and SMG_DIRECT.
+    before: another checkout, whose router is "router before"; smg: the command that starts SMG, which is the hop SMG in
+    front of a source of its own, SMG_DIRECT
     """
     module, pace = "trunkline_bench.streaming", ("--steps-per-s", str(steps_per_s))
     async with contextlib.AsyncExitStack() as stack:
@@ -78,7 +79,7 @@ async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> Asy
 
 
 async def run(hop: Hop, load: Load) -> Run:
-    """A client in a process of its own."""
+    """Runs a load in a client process. Raises SystemExit if the client fails."""
     cpu_s, resident_mib = hop.cpu_s(), hop.resident_mib()
     peak_mib = resident_mib
     async with _process("trunkline_bench.streaming.client", dumps(asdict(load))) as client:
@@ -96,7 +97,7 @@ async def run(hop: Hop, load: Load) -> Run:
 async def _process(
     module: str, *arguments: str, checkout: Path | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Of this checkout, or another one. A router's log is written, and thrown away."""
+    """A Python module of this checkout or another one, as a process. A router's log is discarded."""
     environment = dict(os.environ)
     if checkout is not None:
         environment["PYTHONPATH"] = f"{checkout}/protos:{checkout}/router"

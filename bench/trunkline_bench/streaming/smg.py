@@ -1,4 +1,4 @@
-"""SMG, a gateway in Rust, as a process to be measured beside our router."""
+"""SMG, a gateway written in Rust, as a process to compare with our router."""
 
 import asyncio
 import contextlib
@@ -16,22 +16,22 @@ SMG, SMG_DIRECT = "SMG", "direct, SMG's source"
 POLL_INTERVAL_S = 0.05
 READY = b"GET /readiness HTTP/1.1\r\nHost: smg\r\nConnection: close\r\n\r\n"
 
-NOT_ALIKE = """What is not alike:
+NOT_ALIKE = """Differences:
 
-- SMG is Rust, the router Python. CPU time is that of all threads, and "per core" is per second of it: SMG's threads
-  work on all cores at once, the router does nearly everything in one.
-- SMG takes HTTP: a connection for each stream, an event of JSON for each token. The router takes gRPC: protobuf, all
-  streams on one connection.
-- Behind it, SMG has a gRPC stream for each request, with a message for each token; the router one session for all, with
-  a message for each step. As fast as it goes, SMG's source needs more CPU time than SMG: its tokens/s are the source's
-  limit, its tokens/s per core are what it could do.
-- The router merges what a client has not read yet; an event of SMG's is always one token. As fast as it goes, that is
-  most of what the router saves; paced, neither merges.
-- SMG is given token ids and makes text of them; the router passes on the text that its worker made.
-- SMG's streams have their prompts as text, the router's as token ids. The requests of one token are text for both, and
-  both make ids of it with the same tokenizer.
-- Both route by cache, to one worker that reports no cached blocks. SMG has its defaults else: its log (thrown away, as
-  the router's is), its metrics, its limits.
+- SMG is written in Rust, the router in Python. CPU time is that of all threads, and "per core" means per second of CPU
+  time: SMG's threads work on all cores at once, while the router does nearly everything in one thread.
+- SMG serves HTTP, with a connection per stream and a JSON event per token. The router serves gRPC, with protobuf and
+  all streams on one connection.
+- To its worker, SMG has a gRPC stream per request, with a message per token; the router has one session for all
+  requests, with a message per step. Without pacing, SMG's source needs more CPU time than SMG: SMG's tokens/s are
+  limited by the source, and its tokens/s per core show what it could do.
+- The router merges chunks that a client has not read yet; an event of SMG always has one token. Without pacing, most of
+  the router's advantage comes from this; with pacing, neither merges.
+- SMG receives token ids and turns them into text; the router passes on the text that its worker made.
+- Prompts of SMG's streams are text, those of the router's streams are token ids. Requests of one token are text for
+  both, and both tokenize it with the same tokenizer.
+- Both route by cache, to one worker that reports no cached blocks. Otherwise SMG has its defaults: its log (discarded,
+  as the router's is), its metrics, its limits.
 """
 
 
@@ -47,9 +47,9 @@ def smg_version(command: Path) -> str:
 
 @asynccontextmanager
 async def launched(command: Path, worker: str, start_s: float) -> AsyncIterator[Gateway]:
-    """With one worker that speaks vLLM's gRPC, and its own defaults; its log is written, and thrown away.
+    """SMG with default settings, in front of one worker that speaks vLLM's gRPC. Its log is discarded.
 
-    Raises SystemExit where it does not become ready in `start_s`.
+    Raises SystemExit if it is not ready within `start_s`.
     """
     port, metrics_port = free_port(), free_port()
     flags = {
@@ -73,10 +73,10 @@ async def launched(command: Path, worker: str, start_s: float) -> AsyncIterator[
             async with asyncio.timeout(start_s):
                 while not await _ready(port):
                     if process.returncode is not None:
-                        raise SystemExit(f"bench-streaming: {command} ended with {process.returncode} as it started")
+                        raise SystemExit(f"bench-streaming: {command} exited with {process.returncode} at its start")
                     await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError:
-            raise SystemExit(f"bench-streaming: {command} has no worker after {start_s:.0f} s") from None
+            raise SystemExit(f"bench-streaming: {command} was not ready after {start_s:.0f} s") from None
         yield Gateway(f"127.0.0.1:{port}", process.pid)
     finally:
         if process.returncode is None:
@@ -85,7 +85,7 @@ async def launched(command: Path, worker: str, start_s: float) -> AsyncIterator[
 
 
 async def _ready(port: int) -> bool:
-    """Whether it has a worker that it would send a request to."""
+    """Whether SMG is ready to send requests to a worker."""
     with contextlib.suppress(ConnectionError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:

@@ -1,9 +1,9 @@
-"""A worker that computes nothing: each step has a token for every open choice; as fast as its caller reads, or paced.
+"""A worker that computes nothing: each step has a token for every open choice, as fast as the caller reads, or paced.
 
 usage: python -m trunkline_bench.streaming.source [--steps-per-s 20]     (prints its port)
 
-Its answers are a choice's `max_tokens` long. The text of a token is the time at which its step was due, so that whoever
-reads it can tell how long it was under way.
+Its answers have exactly `max_tokens` tokens. The text of a token is the time at which its step was due, so that clients
+can compute the token's age.
 """
 
 import argparse
@@ -34,13 +34,13 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_bench.servers.demo_model import DEMO_MODEL
 
-STAMP_DIGITS = 16  # of a monotonic clock's microseconds, the same clock for all processes of a machine
+STAMP_DIGITS = 16  # for microseconds of the monotonic clock, which all processes of a machine share
 LOAD_INTERVAL_S = 0.05
 PIECE_BYTES = 1 << 20
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-LONG = 1 << 22  # tokens: no request here is refused for its length
+LONG = 1 << 22  # tokens; no request of the benchmark exceeds this
 EPOCH = 1
-# Without an interceptor, else as our servers.
+# As our servers, but without an interceptor.
 SERVER_OPTIONS = (
     *MESSAGE_OPTIONS,
     ("grpc.so_reuseport", 0),
@@ -50,12 +50,12 @@ SERVER_OPTIONS = (
 
 
 def stamp(step_s: float) -> str:
-    """A time as the text of a token: microseconds."""
+    """The text of a token: its step's time in microseconds."""
     return f"{int(step_s * 1e6):0{STAMP_DIGITS}d}"
 
 
 class Choice:
-    """What one submit is still to get."""
+    """The progress of one submit."""
 
     __slots__ = ("handle", "index", "logprobs", "max_tokens", "prompt_tokens", "sent")
 
@@ -85,7 +85,7 @@ class Choice:
         )
 
     def report(self) -> PromptReport | None:
-        """With the first chunk."""
+        """The prompt report, which belongs to the first chunk; None for later ones."""
         return PromptReport(prompt_tokens=self.prompt_tokens) if not self.sent else None
 
 
@@ -95,9 +95,9 @@ def _logprobs(top: int) -> TokenLogprobs:
 
 
 class Pace:
-    """Steps at fixed times, the same for all streams of this process, as those of a worker are.
+    """Steps at fixed times, which all streams of this process share, as in a worker.
 
-    Without a rate, whenever the caller can take one.
+    Without a rate, a step is always due at once.
     """
 
     def __init__(self, steps_per_s: float) -> None:
@@ -105,11 +105,11 @@ class Pace:
         self._step = 0
 
     async def next_step(self) -> float:
-        """Returns when it was due."""
+        """Waits for the next step. Returns the monotonic time at which it was due."""
         now_s = time.monotonic()
         if not self._interval_s:
             return now_s
-        self._step = max(self._step, int(now_s / self._interval_s)) + 1  # a timer may go off too early
+        self._step = max(self._step, int(now_s / self._interval_s)) + 1  # a timer may fire early
         due_s = self._step * self._interval_s
         await asyncio.sleep(due_s - now_s)
         return due_s
@@ -186,7 +186,7 @@ class Source(WorkerServiceServicer):
                 yield GetTokenizerResponse(name=name, data=data[start : start + PIECE_BYTES])
 
 
-AddTo = Callable[[grpc.aio.Server, float], None]  # adds a source of so many steps per second to a server
+AddTo = Callable[[grpc.aio.Server, float], None]  # adds a source to a server: (server, steps_per_s)
 
 
 async def serve(add_to: AddTo, steps_per_s: float) -> None:
@@ -206,7 +206,7 @@ def main(description: str | None, add_to: AddTo) -> None:
 
 
 def add_source(server: grpc.aio.Server, steps_per_s: float) -> None:
-    source = Source(steps_per_s)  # type: ignore[abstract]  # nobody calls Drain and GetStats
+    source = Source(steps_per_s)  # type: ignore[abstract]  # Drain and GetStats are not called
     add_WorkerServiceServicer_to_server(source, server)
 
 

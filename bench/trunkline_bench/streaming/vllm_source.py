@@ -1,9 +1,9 @@
-"""A worker that computes nothing behind vLLM's gRPC, for a gateway that speaks that: a message for every token.
+"""A worker that computes nothing and serves vLLM's gRPC, for gateways that speak it, with a message per token.
 
 usage: python -m trunkline_bench.streaming.vllm_source [--steps-per-s 20]     (prints its port)
 
-As vLLM's own server, it sends ids and no text: the gateway turns them into text. So that whoever reads that text can
-tell how long a token was under way, a token is one letter, and says in which step it was due.
+Like vLLM's own server it sends ids, which the gateway turns into text. Each token is one letter that names the step in
+which it was due, so that a client can compute the token's age.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class VllmSource(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
         return vllm_engine_pb2.GetServerInfoResponse(server_type="vllm-grpc")
 
     async def SubscribeKvEvents(self, request: Any, context: Any) -> None:
-        """Has none to tell, but answers: a worker that does not is taken for unreachable."""
+        """Sends no events, but answers: otherwise the gateway considers the worker unreachable."""
         await context.send_initial_metadata(())
         await asyncio.Event().wait()
 

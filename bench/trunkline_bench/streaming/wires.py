@@ -1,4 +1,4 @@
-"""What a load's streams speak: how an answer is asked for, and what it says, taking as little of it apart as can be."""
+"""The protocols of a load's streams. Each decodes as little of an answer as possible."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,13 +17,13 @@ from trunkline_runtime.channel import open_channel
 
 TEXT = "Once upon a time there was a " * 4
 
-Call = Callable[[bytes], AsyncIterator[bytes]]  # a request; its responses
+Call = Callable[[bytes], AsyncIterator[bytes]]  # from a request to its responses
 Connect = Callable[[], Call]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """text: the prompt is TEXT instead of token ids, where the wire can take both."""
+    """A request. `text`: send TEXT instead of the token ids, if the wire accepts both."""
 
     token_ids: list[int]
     max_tokens: int
@@ -42,14 +42,14 @@ class Wire(Protocol):
     def request(self, ask: Ask) -> bytes: ...
 
     def ages_ms(self, response: bytes, now_s: float, steps_per_s: float) -> Iterator[float]:
-        """Of the tokens in it, by the machine's monotonic clock."""
+        """Ages of the response's tokens; `now_s` is of the monotonic clock."""
 
     def check_last(self, response: bytes, max_tokens: int) -> None:
-        """That a stream ended as it should: with all of its tokens."""
+        """Raises AssertionError unless the stream ended with all of its tokens."""
 
 
 class _Grpc:
-    """One connection for all streams."""
+    """A gRPC method, with one connection for all streams."""
 
     method: str
 
@@ -57,12 +57,12 @@ class _Grpc:
     async def open(self, address: str) -> AsyncIterator[Connect]:
         async with open_channel(address) as channel:
             await channel.channel_ready()
-            generate: Any = channel.unary_stream(self.method)  # generic in its stubs alone
+            generate: Any = channel.unary_stream(self.method)  # generic only in the type stubs
             yield lambda: generate
 
 
 class Edge(_Grpc):
-    """A router's."""
+    """The router's Generate."""
 
     method = "/trunkline.v1.InferenceService/Generate"
 
@@ -81,7 +81,7 @@ class Edge(_Grpc):
 
 
 class Worker(_Grpc):
-    """A worker's, and that of what passes its bytes on."""
+    """A worker's Generate, also through the passthrough."""
 
     method = "/trunkline.v1.WorkerService/Generate"
 
@@ -107,12 +107,12 @@ def _check_ended(chunk: Any, max_tokens: int) -> None:
 
 
 class Vllm(_Grpc):
-    """vLLM's gRPC: a worker's own, for what a gateway before it is to be compared with."""
+    """vLLM's gRPC, for direct calls to the worker behind a gateway."""
 
     method = "/vllm.grpc.engine.VllmEngine/Generate"
 
     def __init__(self) -> None:
-        from smg_grpc_proto import vllm_engine_pb2  # only who compares with that gateway has it
+        from smg_grpc_proto import vllm_engine_pb2  # installed only for comparisons with SMG
 
         self._messages = vllm_engine_pb2
         vocabulary = json.loads((DEMO_MODEL / "tokenizer.json").read_text())["model"]["vocab"]
@@ -137,7 +137,7 @@ class Vllm(_Grpc):
 
 
 class Completions:
-    """OpenAI's completions over HTTP: a connection for each stream; a prompt is always text."""
+    """OpenAI completions over HTTP: a connection per stream; prompts are always text."""
 
     @asynccontextmanager
     async def open(self, address: str) -> AsyncIterator[Connect]:

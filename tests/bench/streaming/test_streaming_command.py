@@ -27,6 +27,6 @@ async def test_a_gateway_that_ends_as_it_starts_is_one_clear_line(tmp_path: Path
     command = tmp_path / "smg"
     command.write_text("#!/bin/sh\nexit 3\n")
     command.chmod(0o755)
-    with pytest.raises(SystemExit, match=r"^bench-streaming: .*/smg ended with 3 as it started$"):
+    with pytest.raises(SystemExit, match=r"^bench-streaming: .*/smg exited with 3 at its start$"):
         async with launched(command, "127.0.0.1:1", start_s=30):
             pass

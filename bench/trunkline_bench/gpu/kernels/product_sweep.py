@@ -123,7 +123,7 @@ def ways(tiling: ProductTiling, rows: int, columns: int, inner: int, chip: Chip)
 
 
 def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight) -> Rows:
-    """Compares candidates with the library, which has a separate kernel for the gate. Writes the winner to the table."""
+    """Compares candidates with the library, which has a separate gate kernel. Writes the winner to the table."""
     chip, matrix = Chip.of(shapes.device), weight if isinstance(weight, Tensor) else weight.data
     columns, inner = len(matrix) // 2 if kernel == GATED else len(matrix), matrix.shape[1]
     offered = is_offered(chip.capability, is_nvidia=torch.version.hip is None)
