@@ -1,9 +1,9 @@
-"""Is the simulator right? The engine on this machine's CPU replays a trace in real time, and the simulator,
+"""Compares the simulator with the engine. The engine replays a trace on this machine's CPU in real time; the simulator,
 calibrated on steps of that engine, replays the same trace in virtual time. The calibration is written beside the
 result, for `trunkline bench simulate --profile FILE`.
 
-The steps are those of the minute before and of the minute after: a shared machine's speed drifts by some percent.
-Half the capacity, because close to all of it every percent of a step's time is ten of the waiting time.
+Calibration uses steps of the minutes before and after the replay, since a shared machine's speed drifts by some
+percent. The default load is half the capacity: near capacity, 1 % of a step's time changes waiting times by 10 %.
 
 usage: make bench-calibration ARGS='--minutes 5 --load 0.5'
 """
@@ -40,7 +40,7 @@ from trunkline_worker.model.loading import load_model
 from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 
-LENGTH_SCALE = 0.25  # of the trace's lengths: a small model on a CPU
+LENGTH_SCALE = 0.25  # of the trace's lengths, for a small model on a CPU
 CONTEXT = 2048
 VOCAB = 32_000
 KV_BLOCKS = 4096
@@ -49,7 +49,7 @@ CALIBRATION_REQUESTS = 400
 
 
 def scaled(requests: list[TraceRequest]) -> list[TraceRequest]:
-    """The trace's requests with shorter prompts and outputs, so that a small model on a CPU can follow."""
+    """The trace's requests with shorter prompts and outputs, for a small model on a CPU."""
     made = []
     for index, request in enumerate(requests):
         prompt = max(1, min(round(request.prompt_tokens * LENGTH_SCALE), CONTEXT // 2))
@@ -66,7 +66,7 @@ def scaled(requests: list[TraceRequest]) -> list[TraceRequest]:
 
 
 def replay_really(engine: Engine, requests: list[TraceRequest]) -> tuple[list[float], float, int]:
-    """(times to first token, duration, output tokens) of the requests on the engine, in real time."""
+    """Runs the requests on the engine in real time. Returns (times to first token, duration, output tokens)."""
     waiting: dict[int, float] = {}
     first: list[float] = []
     started_s, upcoming, generated = time.perf_counter(), 0, 0
@@ -128,7 +128,7 @@ def main() -> None:
         warm_up = trace[:8]
         replay_really(engine, at_once(warm_up))
         recorder.samples.clear()
-        # Steps of all sizes: everything at once, then one after another.
+        # Steps of all sizes: all requests at once, then at a rate.
         _, saturated_s, _ = replay_really(engine, at_once(trace[8:CALIBRATION_REQUESTS]))
         capacity = (CALIBRATION_REQUESTS - 8) / saturated_s
         rate = capacity * arguments.load
@@ -140,7 +140,7 @@ def main() -> None:
         first, duration_s, generated = replay_really(engine, requests)
         after = len(samples)
         replay_really(engine, at_rate(trace[-a_minute:], rate))
-        del samples[before:after]  # what is to be predicted
+        del samples[before:after]  # the steps to be predicted
         cost, num_samples = fit(samples), len(samples)
         stats = engine.scheduler.stats
         host_s = stats.total.host_time_s / stats.steps
@@ -167,7 +167,7 @@ def main() -> None:
 
 
 def write(folder: Path, text: str, cost: FittedCost) -> None:
-    """The result, and beside it the cost of a step of this engine, the host's part included."""
+    """Writes the report, and the cost of this engine's steps, including host time."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "calibration.md").write_text(text)
     (folder / "calibration.json").write_text(cost.to_json())

@@ -1,4 +1,4 @@
-"""What the simulator's two commands have in common: their arguments for a worker, and one line for what is wrong."""
+"""What the simulator's two commands share: arguments for workers, and error messages of one line."""
 
 import argparse
 import sys
@@ -17,35 +17,35 @@ from trunkline_worker.settings import EngineSettings
 
 WORKER_BOUNDS = {setting.name: setting.metadata for setting in fields(EngineSettings)}
 MOST_COUNT = 10**12
-MOST_KV_BLOCKS = 10**7  # the simulator's own lists of so many take 700 MB
+MOST_KV_BLOCKS = 10**7  # for so many, the simulator's lists take 700 MB
 
 
 class ArgumentError(Exception):
-    """An argument makes no sense. One line: the flag, and what is wrong."""
+    """An argument is invalid. The message is one line with the flag and the problem."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Of a command that takes a trace and has simulated workers."""
+    """A parser for commands that take a trace and simulate workers."""
 
     def __init__(self, prog: str, description: str | None) -> None:
         super().__init__(prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         self.add_argument("--trace", type=Path, required=True, help="Mooncake or text JSON lines, or Azure CSV")
         self.add_argument(
             "--skip-invalid", action="store_true",
-            help="leave out lines of the trace that are no requests, and say how many; without it they end the command",
+            help="skip lines of the trace that are not requests, and report how many; otherwise they are errors",
         )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
-        """In one line, without the usage."""
+        """Exits with a message of one line, without the usage."""
         self.exit(self.fail(message))
 
     def fail(self, message: object) -> int:
-        """Says so. The command's status."""
+        """Prints the message. Returns the command's exit status."""
         print(f"{self.prog}: {message}", file=sys.stderr)
         return 2
 
     def add_worker_arguments(self) -> None:
-        """Those that limits_of() reads, and --block-size, --no-fast-forward."""
+        """Adds the arguments that limits_of() reads, --block-size and --no-fast-forward."""
         self.add_argument("--block-size", type=setting("block_size"), default=64, help="tokens per KV block")
         self.add_argument("--max-step-tokens", type=setting("max_step_tokens"), default=4096)
         self.add_argument("--max-running-requests", type=setting("max_running_requests"), default=256)
@@ -54,13 +54,14 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--itl-target-ms", type=setting("itl_target_ms"), default=100.0)
         self.add_argument("--interactive-reserve", type=setting("interactive_reserve"), default=0.0)
         self.add_argument(
-            "--no-fast-forward", action="store_true", help="step through every step: the result is the same"
+            "--no-fast-forward", action="store_true", help="simulate every step separately; the result is the same"
         )
 
 
 def requests_of(arguments: argparse.Namespace, skipped: SkippedLines, limit: int | None = None) -> list[TraceRequest]:
-    """The trace's requests, the first `limit` of them; with --skip-invalid, `skipped` counts the lines that are none.
-    Raises TraceError, and ArgumentError where the flag would help."""
+    """The first `limit` requests of the trace. With --skip-invalid, invalid lines are counted in `skipped`.
+
+    Raises TraceError, and ArgumentError if --skip-invalid would help."""
     if arguments.skip_invalid:
         return read_trace(arguments.trace, limit=limit, skipped=skipped)
     try:
@@ -70,13 +71,13 @@ def requests_of(arguments: argparse.Namespace, skipped: SkippedLines, limit: int
 
 
 def say_skipped(arguments: argparse.Namespace, skipped: SkippedLines) -> None:
-    """Below a table: which lines of the trace are not in it, if any."""
+    """Prints the skipped lines of the trace, if any."""
     if skipped.count:
         print(f"{arguments.trace}: {skipped}")
 
 
 def number(least: float, most: float) -> Callable[[str], float]:
-    """A type for argparse: a number of the kind of `least`, within the bounds."""
+    """An argparse type: a number of the type of `least`, within the bounds."""
 
     def convert(text: str) -> float:
         value = type(least)(text)
@@ -89,7 +90,7 @@ def number(least: float, most: float) -> Callable[[str], float]:
 
 
 def setting(name: str, most: float = MOST_COUNT) -> Callable[[str], float]:
-    """A type for argparse: a number within the bounds that a worker's setting has; `most` where it has no upper one."""
+    """An argparse type: a number within the bounds of a worker's setting; `most` if the setting has no upper bound."""
     bounds = WORKER_BOUNDS[name]
     return number(bounds["minimum"], bounds.get("maximum", most))
 
@@ -106,7 +107,7 @@ def limits_of(arguments: argparse.Namespace) -> SchedulerLimits:
 
 
 def refuse_too_many_blocks(arguments: argparse.Namespace, num_blocks: int, workers: int = 1) -> None:
-    """Raises ArgumentError where the pools of so many workers have more blocks than can be simulated."""
+    """Raises ArgumentError if the workers' pools together have more blocks than can be simulated."""
     if num_blocks * workers > MOST_KV_BLOCKS:
         profile = arguments.profile
         pools = f"the KV pool of {profile} has" if workers == 1 else f"{workers} pools of {profile} have"
@@ -117,7 +118,7 @@ def refuse_too_many_blocks(arguments: argparse.Namespace, num_blocks: int, worke
 
 
 def prepare(folder: Path, plots: str) -> None:
-    """Finds out, before the runs, whether a module's pictures can be drawn, and written. Raises ArgumentError."""
+    """Checks before the runs that a module's plots can be drawn and written. Raises ArgumentError."""
     try:
         import_module(plots)
     except ImportError as error:

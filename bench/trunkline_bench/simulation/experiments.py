@@ -1,6 +1,6 @@
-"""`make bench-scheduler`: the scheduler's promises, tried in virtual time.
+"""`make bench-scheduler`: experiments with the scheduler in virtual time.
 
-Each experiment prints a table, and writes it with its pictures to bench/results/scheduler/.
+Each experiment prints a table, and writes it with its plots to bench/results/scheduler/. Its docstring is the title.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def worker(limits: SchedulerLimits = LIMITS, *, num_blocks: int | None = None) -
 
 
 def batching(folder: Path) -> str:
-    """Saturated: continuous batching against static batching, padded and not, each at several batch sizes."""
+    """Continuous against static batching of a saturated worker, padded and unpadded, at several batch sizes."""
     workloads = {
         "Azure conversation trace, first 4,000 requests": at_once(read_trace(AZURE, limit=4000)),
         "mixed lengths, 2,000 requests": at_once(poisson(2000, 1.0, mixed_lengths)),
@@ -68,7 +68,7 @@ def batching(folder: Path) -> str:
             kind: max((name for name in rates if name.startswith(kind + ",")), key=lambda name: rates[name])
             for kind in ("static", "static-unpadded")
         }
-        text += f"## {title}, all there from the start\n\n"
+        text += f"## {title}, all arriving at the start\n\n"
         text += table(rows, (*report.COLUMNS, "continuous / this"), "batching, batch size")
         for baseline, name in best.items():
             gain = rates["continuous"] / rates[name]
@@ -82,7 +82,7 @@ def batching(folder: Path) -> str:
 
 
 def half_load(folder: Path) -> str:
-    """At half of what continuous batching can carry: what a request waits for, under each kind of batching."""
+    """Latency under each kind of batching, at half the load that continuous batching carries."""
     requests = read_trace(AZURE, limit=4000)
     saturated = replay(at_once(requests), worker())
     rate = len(requests) / saturated.duration_s / 2
@@ -99,7 +99,7 @@ def half_load(folder: Path) -> str:
 
 
 def lanes(folder: Path) -> str:
-    """Interactive requests alone, under ten times as much batch work, and the same without lanes."""
+    """Interactive requests alone, beside ten times as much batch work, and the latter without lanes."""
     target_s = 0.05
     limits = replace(LIMITS, itl_target_s=target_s, interactive_reserve=0.1)
     chat = poisson(2400, 4.0, chat_lengths, seed=1, lane="interactive", tenant="chat")
@@ -149,7 +149,7 @@ def bulk_lengths(draw: np.random.Generator) -> tuple[int, int]:
 
 
 def fairness(folder: Path) -> str:
-    """Two tenants who always have something waiting, one of them ten times as much."""
+    """Two backlogged tenants, one of which sends ten times as many requests."""
     rows = {}
     series = {}
     for weights in ((1.0, 1.0), (3.0, 1.0)):
@@ -181,8 +181,8 @@ def fairness(folder: Path) -> str:
 
 
 def overload(folder: Path) -> str:
-    """Ten times more requests than the worker can serve: who is accepted is served in bounded time, and who is refused
-    is told when to come back."""
+    """Ten times more requests than the worker can serve: latency of the accepted requests, and accuracy of the retry
+    hints."""
     limits = replace(LIMITS, max_waiting_requests=256)
     capacity = 4000 / replay(at_once(read_trace(AZURE, limit=4000)), worker()).duration_s
     requests = at_rate(read_trace(AZURE, limit=19_000), 10 * capacity)
@@ -196,7 +196,7 @@ def overload(folder: Path) -> str:
     ratios = hint_ratios(run)
     plots.kv_and_queue(run.series, folder / "overload-kv-and-queue.png")
     rows = {
-        "offered": [f"{10 * capacity:.0f} requests/s, ten times what it can serve"],
+        "offered": [f"{10 * capacity:.0f} requests/s, ten times the capacity"],
         "accepted / refused": [f"{len(accepted):,} / {sum(bool(o.refused) for o in run.outcomes):,}"],
         "longest queue (bound 256)": [f"{max(map(sum, run.series.waiting)):,}"],
         "TTFT p50 / p99 of the accepted, first half": [quantiles(halves[0])],
@@ -208,12 +208,13 @@ def overload(folder: Path) -> str:
             f"{sum(0.7 <= ratio <= 1.3 for ratio in ratios) / len(ratios):.0%} of {len(ratios):,}"
         ],
     }
-    return "## Ten times too much, Azure conversation trace\n\n" + table(rows, ("measured",))
+    return "## Ten times the capacity, Azure conversation trace\n\n" + table(rows, ("measured",))
 
 
 def hint_ratios(run: Replayed) -> list[float]:
-    """For each refusal, its hint over the time in which what waited then was really admitted. Refusals before as many
-    were admitted as may wait are left out: nothing was known yet."""
+    """For each refusal, the ratio of its hint to the time in which the requests that waited then were admitted.
+
+    Refusals before as many admissions as waiting requests are left out, since the worker cannot know its rate yet."""
     admitted_s = [time_s for time_s, _ in run.admitted]
     ratios = []
     for outcome in run.outcomes:
@@ -232,7 +233,7 @@ def quantiles(values: list[float]) -> str:
 
 
 def preemption(folder: Path) -> str:
-    """A KV pool that is too small: admission by foreseen peak against admission by what fits now."""
+    """Admission by predicted peak against admission by what fits now, with a KV pool that is too small."""
     requests = at_rate(read_trace(MOONCAKE, limit=3000), 1.2)
     rows, runs = {}, {}
     for num_blocks in (2000, 4000):
@@ -251,14 +252,14 @@ def preemption(folder: Path) -> str:
             runs[name] = run
             plots.kv_and_queue(run.series, folder / f"preemption-{num_blocks}-{rule.value}.png")
     columns = (
-        "preemptions per 1,000 requests", "tokens given up", "of prompt tokens", "output tok/s", "TTFT p50 / p99",
+        "preemptions per 1,000 requests", "tokens dropped", "of prompt tokens", "output tok/s", "TTFT p50 / p99",
         "E2E p50 / p99",
     )  # fmt: skip
     return (
         "## A small KV pool, Mooncake conversation trace, 3,000 requests at 1.2 requests/s\n\n"
         + table(rows, columns)
-        + "\nOptimistic is what vLLM does: a request is admitted when its prompt fits now. Foreseeing the peak costs "
-        "the requests that are held back some time to the first token; what it saves is computing twice.\n"
+        + "\n`optimistic` is vLLM's rule: a request is admitted when its prompt fits now. Predicting the peak delays "
+        "the first token of requests that are held back, but avoids computing tokens twice.\n"
     )
 
 
@@ -274,20 +275,20 @@ EXPERIMENTS: dict[str, Callable[[Path], str]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(EXPERIMENTS)}; default: all")
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join(EXPERIMENTS)}; default: all")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(EXPERIMENTS)
     if unknown:
-        parser.error(f"no experiment is named {', '.join(sorted(unknown))}; there are: {', '.join(EXPERIMENTS)}")
+        parser.error(f"unknown experiments: {', '.join(sorted(unknown))}; allowed: {', '.join(EXPERIMENTS)}")
     arguments.output.mkdir(parents=True, exist_ok=True)
     gc.disable()  # see main.py
     for name in arguments.names or EXPERIMENTS:
         started_s = time.perf_counter()
         found = facts(make_command("bench-scheduler", [name]), NOT_THE_DEVICE)
         text = EXPERIMENTS[name](arguments.output)
-        promise = (EXPERIMENTS[name].__doc__ or "").replace("\n    ", " ").strip()
-        head = f"# {promise}\n\n- simulated device: {PROFILE.name} ({PROFILE.model.name}), not measured: a cost model\n"
+        title = (EXPERIMENTS[name].__doc__ or "").replace("\n    ", " ").strip()
+        head = f"# {title}\n\n- simulated device: {PROFILE.name} ({PROFILE.model.name}), not measured: a cost model\n"
         (arguments.output / f"{name}.md").write_text(head + listed(found) + "\n" + text)
         print(text, f"({name}: {time.perf_counter() - started_s:.0f} s)", flush=True)
 

@@ -1,4 +1,4 @@
-"""`trunkline bench simulate`: a trace through the engine in virtual time, on a device that is not there."""
+"""`trunkline bench simulate`: runs a trace through the engine in virtual time, on a simulated device."""
 
 import argparse
 import gc
@@ -39,23 +39,25 @@ MOST_BATCH_WINDOW_MS = 24 * 3600 * 1e3
 
 def make_parser() -> Parser:
     parser = Parser("trunkline bench simulate", __doc__)
-    parser.add_argument("--profile", default="h200-8b", metavar="NAME_OR_FILE", help="what steps take: device-model, "
-                        f"of {', '.join(PROFILES)}; or a JSON file fitted to measured steps, such as "
-                        "trunkline_bench.simulation.calibration writes")  # fmt: skip
-    parser.add_argument("--batching", default="continuous", help="one of, or several separated by commas: "
+    parser.add_argument("--profile", default="h200-8b", metavar="NAME_OR_FILE", help="time of steps: one of "
+                        f"{', '.join(PROFILES)} (device-model); or a JSON file fitted to measured steps, as "
+                        "trunkline_bench.simulation.calibration writes it")  # fmt: skip
+    parser.add_argument("--batching", default="continuous", help="one or several, separated by commas: "
                         + ", ".join(kind.value for kind in Batching))  # fmt: skip
     parser.add_argument("--admission", default="predicted", choices=[rule.value for rule in AdmissionRule])
     parser.add_argument("--batch-size", type=setting("batch_size"), default=64, help="of static and dynamic batching")
     parser.add_argument("--batch-window-ms", type=setting("batch_window_ms", MOST_BATCH_WINDOW_MS), default=100.0,
                         help="of dynamic batching")  # fmt: skip
-    parser.add_argument("--rate", type=number(1e-6, MOST_RATE), help="requests per second, in the trace's rhythm")
-    parser.add_argument("--at-once", action="store_true", help="all requests are there from the start")
-    parser.add_argument("--limit", type=number(1, MOST_COUNT), help="first requests of the trace only")
+    parser.add_argument(
+        "--rate", type=number(1e-6, MOST_RATE), help="requests per second; scales all gaps of the trace"
+    )
+    parser.add_argument("--at-once", action="store_true", help="all requests arrive at the start")
+    parser.add_argument("--limit", type=number(1, MOST_COUNT), help="only the first requests of the trace")
     parser.add_argument("--window-s", type=number(0.0, MOST_TIME_S), nargs=2, metavar=("FROM", "TO"),
-                        help="part of the trace")  # fmt: skip
+                        help="only this part of the trace")  # fmt: skip
     parser.add_worker_arguments()
     parser.add_argument("--kv-blocks", type=setting("kv_blocks", MOST_KV_BLOCKS),
-                        help="default: what fits beside the weights, or what was measured")  # fmt: skip
+                        help="default: what fits beside the weights, or the measured size")  # fmt: skip
     parser.add_argument("--output", type=Path, help="folder for the plots; default: none are drawn")
     return parser
 
@@ -94,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def batchings(names: str) -> list[Batching]:
-    """The kinds of batching that are named. Raises ArgumentError."""
+    """The named kinds of batching. Raises ArgumentError."""
     try:
         return [Batching(name) for name in names.split(",")]
     except ValueError as error:
@@ -102,7 +104,7 @@ def batchings(names: str) -> list[Batching]:
 
 
 def cost_of(profile: str) -> Profile | FittedCost:
-    """What steps take: by the name of a profile, or read from a file. Raises ArgumentError."""
+    """The cost model with this name, or from this file. Raises ArgumentError."""
     if profile in PROFILES:
         return PROFILES[profile]
     try:
@@ -118,7 +120,7 @@ def cost_of(profile: str) -> Profile | FittedCost:
 
 
 def workload(arguments: argparse.Namespace, skipped: SkippedLines) -> list[TraceRequest]:
-    """The requests that the arguments ask for, one at least. Raises TraceError, ArgumentError."""
+    """The requests that the arguments select, at least one. Raises TraceError and ArgumentError."""
     requests = requests_of(arguments, skipped, arguments.limit)
     if arguments.window_s:
         start_s, end_s = arguments.window_s
@@ -131,7 +133,7 @@ def workload(arguments: argparse.Namespace, skipped: SkippedLines) -> list[Trace
 
 
 def worker(arguments: argparse.Namespace, kind: Batching) -> WorkerSpec:
-    """Raises ArgumentError."""
+    """The worker that the arguments describe, with this kind of batching. Raises ArgumentError."""
     cost = cost_of(arguments.profile)
     limits = replace(
         limits_of(arguments),
@@ -144,13 +146,13 @@ def worker(arguments: argparse.Namespace, kind: Batching) -> WorkerSpec:
         limits = replace(limits, max_running_requests=max(arguments.batch_size, arguments.max_running_requests))
     num_blocks = arguments.kv_blocks or cost.kv_blocks(arguments.block_size)
     if num_blocks is None:
-        raise ArgumentError(f"--kv-blocks is needed: {arguments.profile} does not say what its KV pool held")
+        raise ArgumentError(f"--kv-blocks is needed: {arguments.profile} does not say how large its KV pool was")
     refuse_too_many_blocks(arguments, num_blocks)
     return WorkerSpec(cost, num_blocks, arguments.block_size, limits, fast_forward=not arguments.no_fast_forward)
 
 
 def refuse_if_nothing_fits(arguments: argparse.Namespace, simulated: WorkerSpec, requests: list[TraceRequest]) -> None:
-    """Raises ArgumentError where the worker would refuse every request."""
+    """Raises ArgumentError if the worker would refuse every request."""
     if any(map(simulated.can_hold, requests)):
         return
     most = simulated.max_total_tokens
@@ -165,8 +167,8 @@ def refuse_if_nothing_fits(arguments: argparse.Namespace, simulated: WorkerSpec,
 
 
 def draw(runs: dict[str, Replayed], folder: Path) -> None:
-    """All pictures of all runs."""
-    from trunkline_bench.simulation import plots  # matplotlib is wanted here only
+    """Writes the plots of all runs."""
+    from trunkline_bench.simulation import plots  # only this needs matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
     plots.ttft_cdf({name: report.ttfts(run) for name, run in runs.items()}, folder / "ttft-cdf.png")
@@ -176,6 +178,6 @@ def draw(runs: dict[str, Replayed], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Millions of cache nodes and no cycles among them: looking for cycles would take a third of the time.
+    # Millions of cache nodes have no cycles, but searching them for cycles would take a third of the time.
     gc.disable()
     sys.exit(main())

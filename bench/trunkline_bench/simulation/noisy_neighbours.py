@@ -1,7 +1,7 @@
-"""`make bench-fairness`: what one tenant's flood does to another tenant's requests.
+"""`make bench-fairness`: the effect of one tenant's flood on another tenant's requests.
 
-Every flood is run in virtual time alone, and beside an innocent tenant that sends one small request after the other.
-The innocent's time to the first token is held against what it is on an idle worker.
+Every flood runs in virtual time, alone and beside an innocent tenant that sends small requests one after another. The
+innocent's time to first token is compared with its time on an idle worker.
 """
 
 import argparse
@@ -26,14 +26,14 @@ from trunkline_worker.pace.limits import SchedulerLimits
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 # The defaults of a worker's settings.
 LIMITS = SchedulerLimits(itl_target_s=0.1, max_waiting_tokens=1 << 22)
-# As a small model on a CPU: 113 µs for a token, 5 ns for a pair of a query and a key.
+# A small model on a CPU: 113 µs per token, 5 ns per pair of query and key.
 CPU = FittedCost((0.005, 113e-6, 0.0, 0.0, 40e-9, 0.0, 0.0), (0.005, 113e-6, 0.0, 0.0, 40e-9, 0.0, 5e-9))
 WORKERS = {
     "CPU, small model": WorkerSpec(CPU, 16_000, 16, LIMITS, run_ahead=0, host_s=0.0003),
     "H200, 8B model": WorkerSpec(PROFILES["h200-8b"], 20_000, 16, LIMITS, run_ahead=1, host_s=0.0005),
 }
 RUN_S = 15.0
-# Before anything is measured, a worker learns what its steps cost.
+# Before measurements begin, a worker learns the cost of its steps.
 WARM_UP_S = 20.0
 WARM_UP = [
     Tenant("short", 4, 200, 30, pause_s=0.3, ends_s=WARM_UP_S - 2),
@@ -43,7 +43,7 @@ WARM_UP = [
 
 
 def flood(concurrency: int, prompt_tokens: int, output_tokens: int, **options: object) -> Tenant:
-    """A tenant that keeps so many requests under way from the end of the warm-up on."""
+    """A tenant that keeps this many requests in flight from the end of the warm-up on."""
     return Tenant("flood", concurrency, prompt_tokens, output_tokens, starts_s=WARM_UP_S, **options)  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ FLOODS: dict[str, list[Tenant]] = {
     "64 prompts of 20,000 tokens, more than the KV pool": [flood(64, 20_000, 400)],
     "256 prompts of 2,000 tokens, aborted after 0.7 s": [flood(256, 2000, 400, abort_after_s=0.7)],
     "256 prompts of 1,000 tokens, 400 tokens each": [flood(256, 1000, 400)],
-    # Half a second before the innocent tenant: each of those that come in one step may take a whole one.
+    # Half a second before the innocent tenant, since each prompt that arrives in one step may take a whole step.
     "12 tenants, each with a prompt of 100,000 tokens": [
         Tenant(f"flood {n}", 1, 100_000, 50, starts_s=WARM_UP_S - 0.5) for n in range(12)
     ],
@@ -70,13 +70,13 @@ COLUMNS = ("TTFT p50 / p99, ms", "allowed, ms", "verdict", "flood, tokens/s", "f
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A flood beside an innocent tenant."""
+    """The figures of a flood beside an innocent tenant."""
 
     p50_s: float  # the innocent's times to the first token
     p99_s: float
-    bound_s: float  # what p99_s may be
+    bound_s: float  # upper bound of p99_s
     flood_tokens_s: float  # of prompts and outputs
-    alone_tokens_s: float  # the same of the flood without an innocent
+    alone_tokens_s: float  # the same without the innocent tenant
     preemptions: int
 
     @property
@@ -85,22 +85,22 @@ class Figures:
 
 
 def allowed_s(unloaded_s: float, itl_target_s: float) -> float:
-    """What the time to the first token of a tenant within its share may be at p99."""
+    """Bound on the p99 of the time to first token of a tenant within its share. unloaded_s: p99 on an idle worker."""
     return max(4 * unloaded_s, unloaded_s + 2 * itl_target_s)
 
 
 def observe(spec: WorkerSpec, tenants: Iterable[Tenant], run_s: float) -> Observed:
-    """A run of so many seconds after the warm-up."""
+    """Runs the tenants for `run_s` seconds after the warm-up."""
     return Neighbours(spec, [*WARM_UP, *tenants]).run(WARM_UP_S + run_s)
 
 
 def served_tokens(observed: Observed) -> int:
-    """Of the tenants of a flood, prompts and outputs."""
+    """Prompt and output tokens of the flood's tenants."""
     return sum(seen.served_tokens for name, seen in observed.tenants.items() if name.startswith("flood"))
 
 
 def measured(run_s: float) -> list[Figures]:
-    """Every flood beside every innocent before every worker, in the order of titles()."""
+    """Figures for every worker, innocent tenant and flood, in the order of titles()."""
     figures = []
     for spec in WORKERS.values():
         alone = [served_tokens(observe(spec, flood, run_s)) for flood in FLOODS.values()]
@@ -124,7 +124,7 @@ def measured(run_s: float) -> list[Figures]:
 
 
 def titles() -> list[tuple[str, str]]:
-    """The heading and the flood of each of measured()."""
+    """The heading and the flood for each entry of measured()."""
     return [
         (f"{worker}; the innocent's requests: {kind}", flood)
         for worker in WORKERS
@@ -134,7 +134,7 @@ def titles() -> list[tuple[str, str]]:
 
 
 def measured_before(checkout: Path, run_s: float) -> list[Figures]:
-    """The same of the worker of another checkout, on the same simulator."""
+    """The figures of another checkout's worker, on this simulator."""
     here = Path(__file__).parents[2]
     path = os.pathsep.join(map(str, (checkout / "worker", checkout / "protos", here)))
     command = (sys.executable, "-m", __spec__.name, "--seconds", str(run_s), "--figures")
@@ -143,7 +143,7 @@ def measured_before(checkout: Path, run_s: float) -> list[Figures]:
 
 
 def tables(after: list[Figures], before: list[Figures] | None) -> str:
-    """As Markdown; where there is a version before, its figures stand first in each cell."""
+    """The figures as Markdown tables. If there is an earlier version, its figures come first in each cell."""
     groups: dict[str, dict[str, list[str]]] = {}
     for index, (heading, flood) in enumerate(titles()):
         versions = [*([before[index]] if before else []), after[index]]
@@ -167,9 +167,9 @@ def _cells(figures: Figures) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=RUN_S, help="of virtual time, of each run")
-    parser.add_argument("--before", type=Path, help="a checkout of another version, whose worker is shown beside")
-    parser.add_argument("--figures", action="store_true", help="print the figures as JSON, and write no report")
+    parser.add_argument("--seconds", type=float, default=RUN_S, help="virtual time of each run")
+    parser.add_argument("--before", type=Path, help="a checkout of another version, to compare its worker with")
+    parser.add_argument("--figures", action="store_true", help="print the figures as JSON instead of writing a report")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     gc.disable()  # see main.py
@@ -177,7 +177,7 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in measured(arguments.seconds)]))
         return
     if arguments.before is not None and not (arguments.before / "worker").is_dir():
-        parser.error(f"--before: {arguments.before} is no checkout: it has no folder named worker")
+        parser.error(f"--before: {arguments.before} is not a checkout: it has no folder named worker")
     found = facts(make_command("bench-fairness", sys.argv[1:]), "virtual time")
     text = f"# One tenant's flood beside an innocent tenant\n\n{listed(found)}"
     text += f"- {arguments.seconds:g} s of virtual time for each run, after a warm-up of {WARM_UP_S:g} s\n"

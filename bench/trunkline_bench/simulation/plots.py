@@ -1,4 +1,4 @@
-"""Pictures of runs, as PNG."""
+"""Plots of runs, as PNG."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ from trunkline_worker.lanes.lanes import Lane
 
 SIZE_INCHES = (7.0, 3.6)
 DPI = 80
-POINTS = 600  # of a line over time: more cannot be seen
+POINTS = 600  # of a line; more would not be visible
 
 
 def ttft_cdf(runs: dict[str, list[float]], path: Path) -> None:
-    """The share of requests whose first token was there after a time, for each run; seconds."""
+    """Cumulative distribution of times to first token, given in seconds, for each run."""
     figure, axes = plt.subplots(figsize=SIZE_INCHES, dpi=DPI)
     for name, values in runs.items():
         if values:
@@ -36,7 +36,7 @@ def ttft_cdf(runs: dict[str, list[float]], path: Path) -> None:
 
 
 def kv_and_queue(series: StepSeries, path: Path) -> None:
-    """What the KV pool holds, and what waits, over time."""
+    """Contents of the KV pool and number of requests, over time."""
     time_s, index = _picked(series)
     figure, (pool, queue) = plt.subplots(2, 1, sharex=True, figsize=(SIZE_INCHES[0], 5.0), dpi=DPI)
     live, cached, free = (np.array(values)[index] for values in (series.kv_live, series.kv_cached, series.kv_free))
@@ -56,7 +56,7 @@ def kv_and_queue(series: StepSeries, path: Path) -> None:
 
 
 def batch_composition(series: StepSeries, path: Path) -> None:
-    """Tokens of a step by kind, over time: means of equal stretches of steps."""
+    """Tokens per step by kind, over time. Each point is the mean of equally many steps."""
     figure, axes = plt.subplots(figsize=SIZE_INCHES, dpi=DPI)
     count = len(series.time_s)
     edges = np.unique(np.linspace(0, count, min(count, POINTS // 3) + 1).astype(int))
@@ -72,7 +72,7 @@ def batch_composition(series: StepSeries, path: Path) -> None:
 
 
 def bars(values: dict[str, float], label: str, path: Path) -> None:
-    """One bar for each name."""
+    """One bar per name."""
     figure, axes = plt.subplots(figsize=SIZE_INCHES, dpi=DPI)
     drawn = axes.barh(list(values), list(values.values()))
     axes.bar_label(drawn, fmt="{:,.0f}", padding=3, fontsize="small")
@@ -85,7 +85,7 @@ def bars(values: dict[str, float], label: str, path: Path) -> None:
 
 
 def _picked(series: StepSeries) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Entries to draw, and their times."""
+    """Times and indices of the entries to plot."""
     index = np.unique(np.linspace(0, len(series.time_s) - 1, POINTS).astype(int))
     return np.array(series.time_s)[index], index
 

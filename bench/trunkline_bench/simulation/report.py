@@ -1,4 +1,4 @@
-"""Runs as rows of a table."""
+"""Table rows with the figures of runs."""
 
 from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.simulation.traces.trace_lines import LANES
@@ -23,13 +23,13 @@ def e2es(run: Replayed, lane: str | None = None) -> list[float]:
 
 
 def output_rate(run: Replayed, lane: str | None = None) -> float:
-    """Output tokens per second; 0 where everything was refused at once."""
+    """Output tokens per second; 0 if every request was refused."""
     tokens = sum(outcome.output_tokens for outcome in run.outcomes if lane is None or outcome.request.lane == lane)
     return tokens / run.duration_s if tokens else 0.0
 
 
 def lanes_of(run: Replayed) -> list[str]:
-    """The lanes that the requests came in, highest first."""
+    """The lanes of the requests, highest first."""
     present = {outcome.request.lane for outcome in run.outcomes}
     return [lane for lane in LANES if lane in present]
 
@@ -41,7 +41,7 @@ COLUMNS = (
 
 
 def rows(name: str, run: Replayed) -> dict[str, list[str]]:
-    """One run; where its requests came in several lanes, all of them together and each by itself."""
+    """A row for a run; if its requests are in several lanes, a row for all lanes and one for each."""
     present = lanes_of(run)
     if len(present) == 1:
         return {name: row(run)}
@@ -49,8 +49,8 @@ def rows(name: str, run: Replayed) -> dict[str, list[str]]:
 
 
 def row(run: Replayed, lane: str | None = None) -> list[str]:
-    """One run, or one lane of it, in the order of COLUMNS. What is counted otherwise is left out: steps, which serve
-    all lanes at once, for one lane; times between tokens, which are counted by lane, for several."""
+    """Cells for a run, or for one lane of it, in the order of COLUMNS. Unknown figures are "-": those of steps are not
+    counted by lane, and times between tokens only by lane."""
     steps, first, whole = run.stats.steps, ttfts(run, lane), e2es(run, lane)
     computed = steps.prefill_tokens + steps.decode_tokens + steps.padding_tokens
     prompts = steps.prefill_tokens + steps.prefix_hit_tokens
@@ -71,7 +71,7 @@ def seconds(values: list[float], *shares: float) -> str:
 
 
 def itl_ms(run: Replayed, lanes: list[str]) -> str:
-    """p50 and p99 of the times between tokens, if all are of one lane."""
+    """p50 and p99 of the times between tokens; "-" if there are several lanes."""
     if len(lanes) != 1:
         return "-"
     itl = run.stats.lanes[Lane[lanes[0].upper()]].itl_s

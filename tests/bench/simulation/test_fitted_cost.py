@@ -47,14 +47,14 @@ def test_a_fit_can_be_written_and_read() -> None:
         ({"mixed": GOOD["mixed"] | {"steps": float("inf")}}, "mixed.steps is inf"),
         ({"mixed": GOOD["mixed"] | {"steps": float("nan")}}, "mixed.steps is nan"),
         ({"mixed": GOOD["mixed"] | {"steps": 10**400}}, "mixed.steps is 1000"),
-        ({"mixed": GOOD["mixed"] | {"speed": 1.0}}, "'mixed.speed' is not known"),
+        ({"mixed": GOOD["mixed"] | {"speed": 1.0}}, "'mixed.speed' is unknown"),
         ({"mixed": {"steps": 1.0}}, "mixed.rows is missing"),
         ({"mixed": [1.0]}, "mixed is not an object with steps, rows"),
         ({"mixed": NO_TIME}, "mixed: a step of 2 tokens would take no time"),
         ({"decode": NO_TIME | {"chunk_pairs": 1.0}}, "decode: a step of 1 tokens would take no time"),
         ({"kv_tokens": 0}, "kv_tokens is 0; it must be a whole number from 1"),
         ({"kv_tokens": 1.5}, "kv_tokens is 1.5"),
-        ({"extra\n": 1}, "'extra\\n' is not known"),
+        ({"extra\n": 1}, "'extra\\n' is unknown"),
     ],
 )
 def test_a_bad_field_is_named(change: dict[str, Any], problem: str) -> None:

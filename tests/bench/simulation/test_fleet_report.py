@@ -150,7 +150,7 @@ def test_the_report_can_be_written_again_from_what_it_left_under_the_facts_of_it
 
 def test_a_report_of_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep.main(["--report-only", "--runs", str(tmp_path), "--output", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"bench-fleet: {tmp_path}: no run's figures are there\n"
+    assert capsys.readouterr().err == f"bench-fleet: {tmp_path}: there are no figures of runs\n"
 
 
 def test_the_point_of_a_run_is_what_goals_read() -> None:

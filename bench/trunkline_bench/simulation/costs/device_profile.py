@@ -1,17 +1,17 @@
-"""Devices, model shapes, and how long a step of one takes on the other.
+"""Devices, model shapes, and the time of a step by a roofline model.
 
-Device figures are the vendor's data sheets: dense tensor-core throughput in bfloat16 (half of a figure that is given
-with sparsity) and memory bandwidth.
+Device figures are from the vendor's data sheets: dense tensor-core throughput in bfloat16 (half of a figure that is
+given with sparsity) and memory bandwidth.
     H200 SXM  141 GB  4.8 TB/s   989 TFLOP/s  NVIDIA H200 Tensor Core GPU datasheet, 2024
     H100 SXM   80 GB  3.35 TB/s  989 TFLOP/s  NVIDIA H100 Tensor Core GPU datasheet, 2023
     A100 SXM   80 GB  2.04 TB/s  312 TFLOP/s  NVIDIA A100 Tensor Core GPU datasheet, 2022
     L4         24 GB  0.30 TB/s  121 TFLOP/s  NVIDIA L4 Tensor Core GPU datasheet, 2023
-Shapes are those of config.json of Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on the Hugging Face hub.
+Shapes are from config.json of Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on the Hugging Face hub.
 
-What is reached of these figures: matrix products 0.70 of the peak and attention over prompts 0.55 (FlashAttention-3,
-Shah et al., 2024, reports 0.5 to 0.75 on H100; large bfloat16 products on H100 are commonly measured at 0.6 to 0.75),
-memory 0.85 of the bandwidth (decode kernels of FlashInfer, Ye et al., MLSys 2025, report 0.8 to 0.9). They are
-estimates until a profile has been measured; calibration.py fits one to measured steps.
+Assumed shares of these figures: matrix products reach 0.70 of the peak and attention over prompts 0.55
+(FlashAttention-3, Shah et al., 2024, reports 0.5 to 0.75 on H100; large bfloat16 products on H100 are commonly measured
+at 0.6 to 0.75); memory accesses reach 0.85 of the bandwidth (decode kernels of FlashInfer, Ye et al., MLSys 2025,
+report 0.8 to 0.9). These are estimates, not measurements; calibration.py fits a cost to measured steps.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ BYTES_PER_WEIGHT = 2  # bfloat16
 MATMUL_SHARE = 0.70
 ATTENTION_SHARE = 0.55
 BANDWIDTH_SHARE = 0.85
-# Of a step: launching kernels (mostly hidden by CUDA graphs), sampling, bookkeeping on the device.
+# Per step: kernel launches (mostly hidden by CUDA graphs), sampling, bookkeeping on the device.
 STEP_OVERHEAD_S = 400e-6
 ALL_REDUCE_LATENCY_S = 10e-6
 ACTIVATION_BYTES = 2 * GB  # kept free of weights and KV
@@ -59,7 +59,7 @@ class ModelShape:
 
     @property
     def layer_params(self) -> int:
-        """Of all layers."""
+        """Parameters of all layers."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
@@ -98,14 +98,14 @@ class Profile:
     device: Device
     model: ModelShape
     num_devices: int
-    # Derived once: they are asked for in every step.
+    # Derived once, since every step needs them.
     _kv_bytes_per_token: int = field(init=False, repr=False, compare=False)
     _bandwidth: float = field(init=False, repr=False, compare=False)
     _layer_params: int = field(init=False, repr=False, compare=False)
     _head_params: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Of all devices: a KV head is not split, so more devices than KV heads keep copies.
+        # A KV head is not split, so if there are more devices than KV heads, some devices keep copies.
         copies = max(1, self.num_devices // self.model.kv_heads)
         object.__setattr__(self, "_kv_bytes_per_token", copies * self.model.kv_bytes_per_token)
         object.__setattr__(self, "_bandwidth", self.num_devices * self.device.bandwidth_bytes_s * BANDWIDTH_SHARE)
@@ -113,24 +113,25 @@ class Profile:
         object.__setattr__(self, "_head_params", self.model.head_params)
 
     def kv_blocks(self, block_size: int, memory_share: float = 0.9) -> int:
-        """Blocks that fit beside the weights."""
+        """KV blocks that fit in memory beside the weights."""
         room = self.num_devices * (self.device.memory_bytes * memory_share - ACTIVATION_BYTES) - self.model.weight_bytes
         return int(room / (self._kv_bytes_per_token * block_size))
 
     def step_time_s(self, work: StepWork) -> float:
-        """A roofline for each part: bytes over bandwidth or operations over peak, whichever takes longer."""
+        """Sum over the parts of a step, each the larger of bytes / bandwidth and operations / peak."""
         decode_s = work.decode_kv_tokens * self._kv_bytes_per_token / self._bandwidth
         return self._base_s(work) + decode_s
 
     def run_times_s(self, work: StepWork, count: int) -> NDArray[np.float64]:
-        """Of `count` steps that only decode, `work` being the first and every context growing by one each time: bit for
-        bit what step_time_s says of each."""
+        """Times of `count` decode-only steps: `work` is the first, and every context grows by one token per step.
+
+        They equal step_time_s bit by bit."""
         kv_tokens = work.decode_kv_tokens + work.num_sequences * np.arange(count)
         times: NDArray[np.float64] = self._base_s(work) + kv_tokens * self._kv_bytes_per_token / self._bandwidth
         return times
 
     def _base_s(self, work: StepWork) -> float:
-        """All but the reading of decodes' KV."""
+        """The time without reading the KV of decodes."""
         model, flops = self.model, self.num_devices * self.device.flops
         layers_s = max(
             self._layer_params * BYTES_PER_WEIGHT / self._bandwidth,
@@ -147,7 +148,7 @@ class Profile:
         return STEP_OVERHEAD_S + layers_s + head_s + chunks_s + self._all_reduce_s(work)
 
     def _all_reduce_s(self, work: StepWork) -> float:
-        """Two per layer, over a ring."""
+        """Time of the all-reduces: two per layer, over a ring."""
         if self.num_devices == 1:
             return 0.0
         sent = 2 * (self.num_devices - 1) / self.num_devices * work.num_rows * self.model.hidden * BYTES_PER_WEIGHT
@@ -155,7 +156,7 @@ class Profile:
 
 
 def _fewest_devices(device: Device, model: ModelShape) -> int:
-    """The smallest power of two that holds the weights and, beside them, a quarter as much again for KV."""
+    """The smallest power of two of devices that hold the weights, and a quarter as much again for KV."""
     count = 1
     while count * (device.memory_bytes * 0.9 - ACTIVATION_BYTES) < 1.25 * model.weight_bytes:
         count *= 2

@@ -1,12 +1,12 @@
-"""A step's cost, fitted to measured steps: what takes the place of a device profile where there is the device.
+"""A step's cost, fitted to measured steps; it replaces a device profile if the device could be measured.
 
-As a file (calibration.py writes one) it is a JSON object: `decode` and `mixed`, each with the seconds that one of each
-of FEATURES takes, and `kv_tokens`, what the measured worker's KV pool held, or null.
+As a file (calibration.py writes one) it is a JSON object with `decode` and `mixed`, each with the seconds per unit of
+each of FEATURES, and `kv_tokens`, the capacity of the measured worker's KV pool in tokens, or null.
 """
 
 import json
 from dataclasses import dataclass, replace
-from reprlib import repr as short  # of values that may be of any length: an error is one line
+from reprlib import repr as short  # keeps errors to one line, however long a value is
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,17 @@ from trunkline_bench.simulation.costs.step_work import StepWork
 Sample = tuple[StepWork, float]  # seconds
 
 FEATURES = ("steps", "rows", "sampled", "sequences", "decode_kv_tokens", "chunk_kv_tokens", "chunk_pairs")
-MOST_COEFFICIENT_S = 3600.0  # a step of an hour is a mistake of the file's
+MOST_COEFFICIENT_S = 3600.0  # larger values are mistakes in the file
 MOST_KV_TOKENS = 1_000_000_000
 SMALLEST_STEPS = {"decode": StepWork(1, 0, 0, 1, 1, 0, 0.0), "mixed": StepWork(2, 0, 0, 1, 0, 2, 3.0)}
 
 
 class FittedCostError(Exception):
-    """Text is no fitted cost. One line: the field, and what is wrong."""
+    """A text is not a fitted cost. The message is one line with the field and the problem."""
 
 
 def features(work: StepWork) -> list[float]:
-    """What time is linear in, in the order of FEATURES."""
+    """The values of FEATURES, in which the time is linear."""
     return [
         1.0, work.num_rows, work.num_sampled, work.num_sequences, work.decode_kv_tokens, work.chunk_kv_tokens,
         work.chunk_pairs,
@@ -36,24 +36,24 @@ def features(work: StepWork) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class FittedCost:
-    """Seconds per feature; steps that only decode and others have coefficients of their own, because small matrix
-    products are bound by memory and large ones by arithmetic."""
+    """Seconds per unit of each feature. Decode-only steps have their own coefficients, because small matrix products
+    are bound by memory and large ones by arithmetic."""
 
     decode: tuple[float, ...]
     mixed: tuple[float, ...]
-    kv_tokens: int | None = None  # that the measured worker's KV pool held, where that is known
+    kv_tokens: int | None = None  # capacity of the measured worker's KV pool; None: unknown
 
     def kv_blocks(self, block_size: int) -> int | None:
-        """Blocks of as large a pool as was measured."""
+        """Number of blocks in a pool of the measured size; None if that is unknown."""
         return None if self.kv_tokens is None else self.kv_tokens // block_size
 
     def with_host_s(self, host_s: float) -> "FittedCost":
-        """Of an engine that does not hide the host's time behind the device's: every step takes so much longer."""
+        """The cost of an engine that does not overlap host and device: every step takes `host_s` longer."""
         decode, mixed = ((steps + host_s, *others) for steps, *others in (self.decode, self.mixed))
         return replace(self, decode=decode, mixed=mixed)
 
     def to_json(self) -> str:
-        """Exact: from_json() gives an equal cost."""
+        """An exact representation: from_json() returns an equal cost."""
         coefficients = {name: dict(zip(FEATURES, getattr(self, name), strict=True)) for name in SMALLEST_STEPS}
         return json.dumps({**coefficients, "kv_tokens": self.kv_tokens}, indent=2) + "\n"
 
@@ -65,7 +65,7 @@ class FittedCost:
         except ValueError as error:
             raise FittedCostError(f"not JSON: {error}") from None
         except RecursionError:
-            raise FittedCostError("not JSON that can be read: nested too deeply") from None
+            raise FittedCostError("JSON is nested too deeply") from None
         fields = _object(found, "", ("decode", "mixed"), ("kv_tokens",))
         kv_tokens = fields.get("kv_tokens")
         if kv_tokens is not None and (type(kv_tokens) is not int or not 1 <= kv_tokens <= MOST_KV_TOKENS):
@@ -83,7 +83,7 @@ class FittedCost:
         return sum(c * x for c, x in zip(coefficients, features(work), strict=True))
 
     def run_times_s(self, work: StepWork, count: int) -> NDArray[np.float64]:
-        # In the order of step_time_s, so that the sums are equal to the last bit.
+        # Added in the order of step_time_s, so that the sums have equal bits.
         columns: list[float | NDArray[np.float64]] = list(features(work))
         columns[4] = work.decode_kv_tokens + work.num_sequences * np.arange(count, dtype=np.float64)
         total: float | NDArray[np.float64] = 0
@@ -93,7 +93,7 @@ class FittedCost:
 
 
 def _coefficients(fields: dict[str, Any], name: str) -> tuple[float, ...]:
-    """In the order of FEATURES."""
+    """Coefficients in the order of FEATURES."""
     found = _object(fields[name], f"{name}.", FEATURES)
     for feature, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_COEFFICIENT_S:
@@ -104,7 +104,9 @@ def _coefficients(fields: dict[str, Any], name: str) -> tuple[float, ...]:
 
 
 def _object(found: Any, prefix: str, required: tuple[str, ...], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """An object with these fields and no more; `prefix` is its own name and a dot."""
+    """Checks that `found` is an object with exactly these fields. prefix: its own name and a dot.
+
+    Raises FittedCostError."""
     if not isinstance(found, dict):
         raise FittedCostError(f"{prefix.rstrip('.') or 'the file'} is not an object with {', '.join(required)}")
     for name in required:
@@ -112,12 +114,12 @@ def _object(found: Any, prefix: str, required: tuple[str, ...], others: tuple[st
             raise FittedCostError(f"{prefix}{name} is missing")
     for name in found:
         if name not in required + others:
-            raise FittedCostError(f"{short(prefix + name)} is not known; there are: {', '.join(required + others)}")
+            raise FittedCostError(f"{short(prefix + name)} is unknown; allowed: {', '.join(required + others)}")
     return found
 
 
 def fit(samples: list[Sample]) -> FittedCost:
-    """Least squares of the relative error, no coefficient negative; steps that were held up count less."""
+    """Fits a cost by least squares of the relative error, without negative coefficients. Outliers weigh less."""
     decode = [sample for sample in samples if not sample[0].chunk_kv_tokens]
     mixed = [sample for sample in samples if sample[0].chunk_kv_tokens]
     return FittedCost(_fit(decode or samples), _fit(mixed or samples))
@@ -139,7 +141,7 @@ def _fit(samples: list[Sample]) -> tuple[float, ...]:
             continue
         residual = np.abs(matrix @ solution - 1)
         weights = np.minimum(1.0, np.sqrt(0.2 / np.maximum(residual, 1e-9)))
-    # The fit says what a typical step takes; what all of them take together is what throughput depends on.
+    # The fit gives the time of a typical step; scale it to the total time, on which throughput depends.
     solution = np.maximum(solution, 0.0)
     total = float((rows / scale @ solution).sum())
     return tuple((solution / scale * times.sum() / total).tolist())

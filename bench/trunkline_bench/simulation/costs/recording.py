@@ -1,4 +1,4 @@
-"""What an engine's steps were asked to do, and what they took: what a cost is fitted to."""
+"""Records work and time of an engine's steps, to which a cost is fitted."""
 
 from collections import deque
 
@@ -9,7 +9,7 @@ from trunkline_worker.step.plan import StepPlan, StepResult
 
 
 class RecordingExecutor:
-    """Another executor, and a sample of each of its steps."""
+    """Wraps an executor and records a sample of each of its steps."""
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner

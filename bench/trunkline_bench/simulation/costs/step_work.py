@@ -1,4 +1,4 @@
-"""What a step asks of a device, summed over its sequences."""
+"""The work of a step, summed over its sequences."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,10 @@ from trunkline_worker.step.plan import StepPlan
 
 
 class StepWork(NamedTuple):
-    """Of one step, or of the first repetition of a plan that repeats."""
+    """The work of one step, or of the first repetition of a plan that repeats."""
 
     num_tokens: int  # real tokens, of decodes and chunks
-    num_padding: int  # positions computed for nobody
+    num_padding: int  # padding positions
     num_sampled: int  # rows that need logits
     num_sequences: int
     decode_kv_tokens: int  # context lengths of sequences with one token, summed
@@ -23,7 +23,7 @@ class StepWork(NamedTuple):
 
 
 def work_of(plan: StepPlan) -> StepWork:
-    """Of a plan."""
+    """The work of a plan."""
     tokens = sampled = decode_kv = chunk_kv = 0
     pairs = 0.0
     for _, _, num_computed, num_new, _, samples in plan.steps:

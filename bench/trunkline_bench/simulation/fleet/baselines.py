@@ -1,6 +1,6 @@
-"""Other ways to choose a worker, to be measured against; they are of the simulation alone.
+"""Policies to compare the router's own policies with; they exist only in the simulation.
 
-They know what the router's own policies know: the exact index, the workers' samples and this router's credits.
+They have the same data as the router's own policies: the exact index, the workers' samples and this router's credits.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,20 @@ TOKENS_PER_RUNNING_CHOICE = 16
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A worker at the moment of choosing."""
+    """A worker's state when a policy chooses."""
 
     matched_tokens: int  # of the prompt
-    queued_tokens: int  # uncached ones of requests that have no first token yet
-    running: int  # choices there, waiting ones included
-    sent: int  # of these, what this router sent
+    queued_tokens: int  # uncached tokens of requests without a first token
+    running: int  # choices, including waiting ones
+    sent: int  # choices that this router sent
 
 
-# (tokens of the prompt, workers) → the chosen one's place
+# (tokens of the prompt, workers) → index of the chosen worker
 Choose = Callable[[int, Sequence[Seen]], int]
 
 
 def uncached_tokens(num_prompt: int, workers: Sequence[Seen]) -> int:
-    """Trunkline's first policy: tokens to be computed before the first one, and a toll for each running choice."""
+    """Trunkline's first policy: least tokens to compute before the first token, plus a toll per running choice."""
     costs = [
         num_prompt - worker.matched_tokens + worker.queued_tokens + TOKENS_PER_RUNNING_CHOICE * worker.running
         for worker in workers
@@ -42,10 +42,10 @@ BALANCE_REL_THRESHOLD = 1.5
 
 
 def sglang_cache_aware(num_prompt: int, workers: Sequence[Seen]) -> int:
-    """What the SGLang gateway's `cache_aware` does, with its defaults: the fewest requests where the fleet is out of
-    balance; else the longest prefix, if it is a good part of the prompt; else the fewest requests.
+    """The SGLang gateway's `cache_aware` with its defaults: the worker with the fewest requests if the fleet is out of
+    balance; else the longest prefix, if it is a large enough part of the prompt; else the fewest requests.
 
-    The original's tree approximates the caches by what was sent where; here it is the exact index.
+    The original approximates the caches by a tree of what was sent to each worker; here the index is exact.
     """
     loads = [worker.sent for worker in workers]
     least, most = min(loads), max(loads)
@@ -64,7 +64,7 @@ BASELINES: dict[str, Choose] = {"uncached-tokens": uncached_tokens, "sglang-cach
 def rerouted(
     route: Route[WorkerState], index: PrefixIndex, workers: Sequence[WorkerState], choose: Choose
 ) -> Route[WorkerState]:
-    """The same request, sent where `choose` says."""
+    """The same route with the worker that `choose` selects."""
     among = 0
     for worker in workers:
         among |= worker.blocks.bit

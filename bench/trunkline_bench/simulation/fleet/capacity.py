@@ -1,4 +1,4 @@
-"""What load a fleet could carry at best: the yardstick for loads in percent."""
+"""The highest load that a fleet could carry at best; loads in percent are relative to it."""
 
 from dataclasses import replace
 
@@ -12,10 +12,10 @@ SAMPLE_REQUESTS = 1_500
 
 
 def requests_per_s(spec: WorkerSpec, requests: list[TraceRequest]) -> float:
-    """Of one worker that never waits for requests and never forgets a prefix: with work for as long as it takes, an
-    endless pool, and as many requests at once as the real pool holds of mean length.
+    """Capacity of one worker that never waits for requests and never evicts a prefix. Its pool is unlimited, but it
+    runs at most as many requests at once as the real pool holds at mean length.
 
-    requests: as they arrive, whole conversations of them; the first ones are a sample
+    requests: in order of arrival, in whole conversations; the first ones are used as a sample
     """
     sample = [request for request in requests if spec.can_hold(request)][:SAMPLE_REQUESTS]
     mean_tokens = sum(request.prompt_tokens + request.output_tokens for request in sample) / len(sample)

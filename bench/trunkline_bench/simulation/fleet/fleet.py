@@ -1,7 +1,7 @@
-"""A trace through routers and workers in one virtual time, in one order of events.
+"""Runs a trace through routers and workers in virtual time, with one order of events.
 
-Before a router does anything, every worker has been driven as far as what it says can have reached that router. Nothing
-is sent to a worker earlier than that, so no engine ever runs past a request that it should have seen.
+Before a router acts, every worker is advanced to the time whose messages can have reached that router. Nothing is sent
+to a worker before that time, so no engine runs past a request that it should have seen.
 """
 
 from collections.abc import Iterator
@@ -31,63 +31,63 @@ from trunkline_worker.engine.submission import Prompt
 from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
 from trunkline_worker.lanes.lanes import Lane
 
-CHECK_EVERY_S = 5.0  # of virtual time: whether the run is to be given up
+CHECK_EVERY_S = 5.0  # of virtual time, between checks whether the goal is out of reach
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is simulated."""
+    """The configuration of a simulated fleet."""
 
     workers: int
     spec: WorkerSpec
     policy: str
     routers: int = 1
     network_s: float = 0.002  # one way, between a router and a worker, and between routers
-    credit_sync_s: float | None = 0.020  # None: routers do not tell one another what they have sent
+    credit_sync_s: float | None = 0.020  # None: routers do not exchange credits
     seed: int = 0
 
 
 @dataclass(slots=True)
 class FleetOutcome(Outcome):
-    """Of a request, and of where it was sent. Times are those at the router; tokens are of its prompt."""
+    """The outcome of one request and its routing. Times are those at the router; tokens are of the prompt."""
 
     worker: int | None = None
-    predicted_tokens: int = 0  # cached ones, as the router thought when it chose
-    ideal_tokens: int = 0  # that a cache of infinite size, shared by all workers, would have had
-    fitting_tokens: int = 0  # that one of the fleet's size would have had
-    idle_ttft_s: float = 0.0  # what an idle worker with nothing cached would need
+    predicted_tokens: int = 0  # cached tokens that the router expected
+    ideal_tokens: int = 0  # that an unlimited cache, shared by all workers, would have had
+    fitting_tokens: int = 0  # that a shared cache of the fleet's size would have had
+    idle_ttft_s: float = 0.0  # of an idle worker with an empty cache
 
     @property
     def delay_s(self) -> float | None:
-        """What the fleet adds to the time to the first token; less than nothing where caches save more."""
+        """Time to first token minus that of an idle worker with an empty cache. Negative if caches save more."""
         return None if self.ttft_s is None else self.ttft_s - self.idle_ttft_s
 
 
 @dataclass(slots=True)
 class FleetRun:
-    """A whole run. One that was given up says so, and its figures are of no use."""
+    """The result of a run. If the run was given up, its figures are not valid."""
 
     fleet: Fleet
     outcomes: list[FleetOutcome]
     workers: list[SimulatedWorker]
     routers: list[FleetRouter]
-    from_s: float  # what arrived earlier is there to fill the caches, and is not counted
-    until_s: float  # of the last arrival
-    duration_s: float = 0.0  # until the last event
+    from_s: float  # earlier requests only fill the caches and are not counted
+    until_s: float  # time of the last arrival
+    duration_s: float = 0.0  # time of the last event
     given_up: bool = False
     busy_s: list[float] = field(default_factory=list)  # of each worker, in [from_s, until_s)
 
     @property
     def counted(self) -> list[FleetOutcome]:
-        """The requests that figures are of."""
+        """The requests that count for figures."""
         return [outcome for outcome in self.outcomes if outcome.request.arrival_s >= self.from_s]
 
 
 @dataclass(frozen=True, slots=True)
 class TtftGoal:
-    """A share of requests that must have their first token in time. A run that misses it is given up.
+    """A share of requests that must get their first token in time. A run that cannot reach it is given up.
 
-    idle_share: 1 where the time does not count that an idle worker with nothing cached would need, 0 where it does
+    idle_share: share of an idle worker's time (with an empty cache) that is added to ttft_s, 0 or 1
     """
 
     ttft_s: float
@@ -95,16 +95,16 @@ class TtftGoal:
     idle_share: float = 0.0
 
     def allowed(self, num_requests: int) -> int:
-        """Late ones."""
+        """How many requests may be late."""
         return int(num_requests * (1 - self.share) + 1e-9)
 
 
 def simulate(
     fleet: Fleet, requests: list[TraceRequest], *, from_s: float = 0.0, goal: TtftGoal | None = None
 ) -> FleetRun:
-    """Runs requests, in order of arrival, until all of them are done, or until `goal` is out of reach.
+    """Runs requests in order of arrival until all are done, or until `goal` is out of reach.
 
-    from_s: what arrives earlier fills the caches and is not counted
+    from_s: earlier requests only fill the caches and are not counted
     """
     return _Simulation(fleet, requests, from_s, goal).run()
 
@@ -140,14 +140,14 @@ class _Simulation:
         self._ideal = SharedCache()
         self._fitting = FleetSizedCache(fleet.workers * spec.num_blocks)
         self._told = [router.credits() for router in self.routers]
-        self._waiting: dict[int, float] = {}  # requests without a first token, with their arrivals
+        self._waiting: dict[int, float] = {}  # arrival times of requests without a first token, by handle
         self._late = 0
 
     def run(self) -> FleetRun:
         requests, fleet = self._requests, self._fleet
         end_s = requests[-1].arrival_s if requests else 0.0
         run = FleetRun(fleet, self.outcomes, self.workers, self.routers, self._from_s, end_s)
-        before_s: list[float] | None = None  # busy, when counting began
+        before_s: list[float] | None = None  # busy time of each worker when counting began
         check_s = CHECK_EVERY_S
         for now_s, handle in merge(
             ((request.arrival_s, handle) for handle, request in enumerate(requests)), self._syncs(end_s)
@@ -191,7 +191,7 @@ class _Simulation:
             outcome.refuse(CONTEXT_LENGTH_EXCEEDED, now_s)
             return
         tokens = request.prompt()
-        # Hashed once for all: the router and the engine would do the same work again.
+        # Hashed once: the router and the engine would repeat the work.
         packed = packed_blocks(tokens, fleet.spec.block_size)
         prompt = Prompt(tokens, packed, chain_hashes(self._root, packed))
         router = self.routers[self._rng.randrange(len(self.routers)) if len(self.routers) > 1 else 0]
@@ -214,7 +214,7 @@ class _Simulation:
         self.workers[place].submit(now_s + fleet.network_s, submit, lambda: prompt, request.output_tokens)
 
     def _syncs(self, end_s: float) -> Iterator[tuple[float, int]]:
-        """When each router tells the others its credits: (time, -1 - router). They take turns."""
+        """(time, -1 - router) for each time at which a router sends its credits to the others. They take turns."""
         fleet = self._fleet
         if fleet.credit_sync_s is None or fleet.routers == 1:
             return
@@ -223,7 +223,7 @@ class _Simulation:
             yield turn * fleet.credit_sync_s / fleet.routers, -1 - turn % fleet.routers
 
     def _exchange(self, number: int) -> None:
-        """A router tells its credits, and reads what the others told last."""
+        """A router sends its credits, and reads those that the others sent last."""
         self._told[number] = self.routers[number].credits()
         self.routers[number].take_foreign(told for other, told in enumerate(self._told) if other != number)
 

@@ -1,4 +1,4 @@
-"""What was asked of the fleet, line by line, and what the runs say about it."""
+"""The goals for the fleet, and whether the runs meet them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,18 +7,17 @@ from typing import Any
 from trunkline_bench.simulation.fleet.workloads import BASE, BESIDE, GOAL_S, OURS, WORKLOADS
 
 Run = dict[str, Any]  # a run's figures, as sweep.py writes them
-Border = tuple[float, float]  # the highest load below all that missed the goal; the lowest that missed it; 0: none
+Border = tuple[float, float]  # highest load below all that missed the goal; lowest that missed it; 0: none
 
-LOADS = (0.5, 0.8, 1.0)  # what the goals are for
+LOADS = (0.5, 0.8, 1.0)  # for which goals are set
 LEAST_HITS = 0.95  # of what fits
-MOST_BUSY_CV, BUSY_LOAD = 0.1, 0.8  # the one is for this load and more
+MOST_BUSY_CV, BUSY_LOAD = 0.1, 0.8  # the bound holds from this load on
 COLUMNS = ("measured, ours", "verdict")
-Found = tuple[str, bool | None]  # what was measured, and whether it is as it should be; None: it cannot be told
+Found = tuple[str, bool | None]  # what was measured, and whether the goal is met; None: unknown
 
 
 def rows(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Goal by goal; in each, workload by workload and fleet by fleet. Runs through several routers are left out, and
-    those with other draws than the first."""
+    """Rows by goal, workload and fleet size. Only runs with one router and the first seed count."""
     runs = [run for run in runs if run["routers"] == 1 and run["seed"] == 0]
     fleets = sorted({(run["workload"], run["workers"]) for run in runs})
     found = {}
@@ -31,18 +30,18 @@ def rows(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def judged_s(run: Run) -> float | None:
-    """The p99 that the run's workload is judged by; None of a run in which nothing came to its first token."""
+    """The p99 that the run's workload is judged by; None if no request got a first token."""
     ttft_s, delay_s = run["ttft_s"][2], run["delay_p99_s"]
     return None if ttft_s is None or delay_s is None else WORKLOADS[run["workload"]].judged_s(ttft_s, delay_s)
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    """None where there is nothing to compare with: a delay that is none is no measure."""
+    """value / base; None if one is unknown, or if the base is not positive (a delay may be negative)."""
     return value / base if value is not None and base is not None and base > 0 else None
 
 
 def border(runs: Sequence[Run], policy: str) -> Border:
-    """Of one workload and fleet; runs at a fixed load count as well as those of a search."""
+    """The border of a policy for one workload and fleet, from runs at fixed loads and runs of a search."""
     mine = [run for run in runs if run["policy"] == policy]
     missed = min((run["load"] for run in mine if not run["meets_goal"]), default=0.0)
     met = [run["load"] for run in mine if run["meets_goal"] and (not missed or run["load"] < missed)]
@@ -50,7 +49,7 @@ def border(runs: Sequence[Run], policy: str) -> Border:
 
 
 def times(one: Border, base: Border) -> Border:
-    """How many times the load of `base` the other carries, at least and at most; 0 and infinity: not known."""
+    """Bounds of the ratio of two highest loads; 0 and infinity if unknown."""
     return (one[0] / base[1] if base[1] else 0.0), (one[1] / base[0] if one[1] and base[0] else math.inf)
 
 
@@ -91,7 +90,7 @@ def _between(found: Border) -> str:
 def _p99(workload: str, runs: Sequence[Run]) -> tuple[str, str, str]:
     def value(run: Run) -> float | None:
         found = judged_s(run)
-        # What had not begun when it was given up is not in its figures: that it missed the goal is known.
+        # The figures of a run that was given up lack requests that had not begun; it missed the goal in any case.
         return max(found, GOAL_S) if found is not None and run["given_up"] else found
 
     goal = f"best other's {WORKLOADS[workload].judged_by} p99 ≥ ours"
@@ -104,8 +103,8 @@ def _p50(workload: str, runs: Sequence[Run]) -> tuple[str, str, str]:
 
 
 def _best_other(run: Run, others: Sequence[Run], value: Callable[[Run], float | None]) -> Found | None:
-    """The one that is ahead of ours, or nearest to it. That none is ahead cannot be told before all of BESIDE have been
-    run there; one that was given up has been."""
+    """The policy that is ahead of ours or nearest to it. The verdict is open until all of BESIDE have been run at this
+    load; runs that were given up count."""
     ratios = [(found, other["policy"]) for other in others if (found := ratio(value(other), value(run))) is not None]
     if not ratios:
         return None
@@ -113,7 +112,7 @@ def _best_other(run: Run, others: Sequence[Run], value: Callable[[Run], float | 
     tried = {other["policy"] for other in others}
     missing = [name for name in BESIDE if name not in tried]
     without = f"; without {', '.join(missing)}" if missing else ""
-    # Near 1 the verdict hangs on a digit more.
+    # Near 1 the verdict depends on one more digit.
     told = f"{best:.3f}" if best < 1.1 else ratio_text(best)
     return f"{told} ({policy}, of {len(tried)}{without})", False if best < 1.0 else None if missing else True
 
@@ -137,7 +136,7 @@ def _at_loads(
     measured: Callable[[Run, Sequence[Run]], Found | None],
     loads: Sequence[float] = LOADS,
 ) -> tuple[str, str]:
-    """What `measured` makes of ours and the others at each load, and the verdict over all of them."""
+    """The texts of `measured` for our run and the others at each load, and the verdict over all loads."""
     texts: list[str] = []
     verdicts: dict[bool | None, list[float]] = {True: [], False: [], None: []}
     for load in loads:

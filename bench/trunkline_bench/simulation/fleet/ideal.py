@@ -1,4 +1,4 @@
-"""What could be had at best: the hits of a cache that is shared by all workers and never forgets, on idle workers."""
+"""Upper bounds: the hits of a cache that all workers share, and the time to first token of an idle worker."""
 
 from bisect import bisect_left
 from collections import OrderedDict
@@ -9,13 +9,13 @@ from trunkline_bench.simulation.worker.simulated_executor import StepCost
 
 
 class SharedCache:
-    """Holds what every request before has brought, from its arrival on."""
+    """An unlimited cache that holds the blocks of every earlier request from its arrival on."""
 
     def __init__(self) -> None:
         self._held: set[int] = set()  # keys of blocks
 
     def take(self, chain: Sequence[int], num_tokens: int, block_size: int) -> int:
-        """Tokens of a prompt that are found, before it is added. One token at least is always computed."""
+        """Adds a prompt. Returns the number of its tokens that were cached; at least one token is always computed."""
         held = self._held
         found = bisect_left(chain, True, key=lambda key: key not in held)
         held.update(chain[found:])
@@ -23,18 +23,17 @@ class SharedCache:
 
 
 class FleetSizedCache:
-    """The same, but with no more room than all pools of the fleet have, and forgetting what was used least lately.
-
-    About what the best routing could make of them if nothing but prefixes were kept there."""
+    """The same with the capacity of all pools of the fleet and LRU eviction: roughly what the best routing could
+    achieve if the pools held nothing but prefixes."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._held: OrderedDict[int, None] = OrderedDict()  # keys of blocks, the latest used last
 
     def take(self, chain: Sequence[int], num_tokens: int, block_size: int) -> int:
-        """Tokens of a prompt that are found, before it is added."""
+        """Adds a prompt. Returns the number of its tokens that were cached."""
         held = self._held
-        found = bisect_left(chain, True, key=lambda key: key not in held)  # as the head outlives the tail:
+        found = bisect_left(chain, True, key=lambda key: key not in held)  # valid since heads outlive tails:
         for key in reversed(chain):
             held[key] = None
             held.move_to_end(key)
@@ -44,7 +43,7 @@ class FleetSizedCache:
 
 
 def idle_prefill_s(cost: StepCost, num_tokens: int, num_cached: int, step_tokens: int) -> float:
-    """How long a worker that does nothing else needs for a prompt's first token."""
+    """Seconds to the first token of a prompt on an idle worker."""
     time_s = 0.0
     for start in range(num_cached, num_tokens, step_tokens):
         end = min(start + step_tokens, num_tokens)

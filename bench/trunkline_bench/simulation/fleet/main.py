@@ -1,4 +1,4 @@
-"""`trunkline bench simulate-fleet`: a trace through routers and workers in virtual time, policies side by side."""
+"""`trunkline bench simulate-fleet`: runs a trace through routers and workers in virtual time, and compares policies."""
 
 import argparse
 import gc
@@ -38,21 +38,21 @@ MOST_TIME_S = 86_400.0
 def make_parser() -> Parser:
     parser = Parser("trunkline bench simulate-fleet", __doc__)
     parser.add_argument("--workers", type=number(1, MOST_WORKERS), default=8)
-    parser.add_argument("--policy", default=PolicyName.PREDICTED_TTFT.value, help="one of, or several separated by "
+    parser.add_argument("--policy", default=PolicyName.PREDICTED_TTFT.value, help="one or several, separated by "
                         "commas: " + ", ".join(POLICIES))  # fmt: skip
-    parser.add_argument("--copies", type=number(0.01, 1e5), help="how many times the trace's own load; copies are laid "
-                        "over one another at other phases, with prompts of their own")  # fmt: skip
-    parser.add_argument("--load", type=number(0.01, 100.0), help="instead of --copies: load as a share of what the "
-                        "fleet could carry at best (1: all of it)")  # fmt: skip
+    parser.add_argument("--copies", type=number(0.01, 1e5), help="load as a multiple of the trace's own; copies are "
+                        "overlaid at other phases, with prompts of their own")  # fmt: skip
+    parser.add_argument("--load", type=number(0.01, 100.0), help="instead of --copies: load as a share of the highest "
+                        "that the fleet could carry (1: all of it)")  # fmt: skip
     parser.add_argument("--duration-s", type=number(1.0, MOST_TIME_S), default=600.0)
     parser.add_argument("--ramp-s", type=number(0.0, MOST_TIME_S), default=60.0,
-                        help="before that, load grows and caches fill; not counted")  # fmt: skip
+                        help="time in which load grows and caches fill; not counted")  # fmt: skip
     parser.add_argument("--routers", type=number(1, MOST_ROUTERS), default=1)
     parser.add_argument("--credit-sync-ms", type=number(0.0, 1e5), default=20.0,
-                        help="routers tell one another what they have sent this often; 0: never")  # fmt: skip
+                        help="interval at which routers exchange credits; 0: never")  # fmt: skip
     parser.add_argument("--network-ms", type=number(0.0, 1e4), default=2.0, help="one way, router to worker")
     parser.add_argument("--profile", default="h200-8b", choices=PROFILES, metavar="NAME",
-                        help=f"what steps take: one of {', '.join(PROFILES)}")  # fmt: skip
+                        help=f"time of steps: one of {', '.join(PROFILES)}")  # fmt: skip
     parser.add_worker_arguments()
     parser.add_argument("--seed", type=number(0, 1 << 32), default=0)
     parser.add_argument("--output", type=Path, help="folder for the plots and fleet.json; default: none are written")
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def policies_of(names: str) -> list[str]:
-    """Raises ArgumentError."""
+    """The named policies. Raises ArgumentError."""
     policies = list(dict.fromkeys(names.split(",")))
     for name in policies:
         if name not in POLICIES:
@@ -112,7 +112,7 @@ def policies_of(names: str) -> list[str]:
 
 
 def worker_of(arguments: argparse.Namespace) -> WorkerSpec:
-    """Raises ArgumentError."""
+    """The worker that the arguments describe. Raises ArgumentError."""
     profile = PROFILES[arguments.profile]
     num_blocks = profile.kv_blocks(arguments.block_size)
     refuse_too_many_blocks(arguments, num_blocks, arguments.workers)
@@ -121,7 +121,7 @@ def worker_of(arguments: argparse.Namespace) -> WorkerSpec:
 
 
 def workload(arguments: argparse.Namespace, spec: WorkerSpec, trace: list[TraceRequest]) -> list[TraceRequest]:
-    """Raises ArgumentError or TooManyCopies."""
+    """The requests that the arguments describe. Raises ArgumentError or TooManyCopies."""
     if (arguments.copies is None) == (arguments.load is None):
         raise ArgumentError("one of --copies and --load is needed")
     copies = arguments.copies
@@ -134,7 +134,7 @@ def workload(arguments: argparse.Namespace, spec: WorkerSpec, trace: list[TraceR
 
 
 def copies_per_worker(spec: WorkerSpec, trace: list[TraceRequest]) -> float:
-    """How many times the trace's own load one worker could carry at best: see capacity.py. Raises ArgumentError."""
+    """One worker's capacity (capacity.py) as a multiple of the trace's own load. Raises ArgumentError."""
     copies = 1.0
     if len(trace) < capacity.SAMPLE_REQUESTS:
         copies = float(-(-capacity.SAMPLE_REQUESTS // len(trace)))
@@ -146,8 +146,8 @@ def copies_per_worker(spec: WorkerSpec, trace: list[TraceRequest]) -> float:
 
 
 def write(folder: Path, runs: list[Summary], title: str, skipped: SkippedLines) -> None:
-    """The figures as JSON, each run's with the number of the trace's lines that were skipped, and the plots."""
-    from trunkline_bench.simulation.fleet import plots  # matplotlib is wanted here only
+    """Writes the figures of each run as JSON, with the number of skipped lines, and the plots."""
+    from trunkline_bench.simulation.fleet import plots  # only this needs matplotlib
 
     figures = [run.to_json() | {"skipped_lines": skipped.count} for run in runs]
     (folder / "fleet.json").write_text(json.dumps(figures, indent=1) + "\n")
@@ -155,6 +155,6 @@ def write(folder: Path, runs: list[Summary], title: str, skipped: SkippedLines) 
 
 
 if __name__ == "__main__":
-    # Millions of cache nodes and no cycles among them: looking for cycles would take a third of the time.
+    # Millions of cache nodes have no cycles, but searching them for cycles would take a third of the time.
     gc.disable()
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""More load of the same kind: copies of a trace laid over one another, at other phases and with prompts of their own.
+"""Scales a trace's load by overlaying copies of it, at other phases and with prompts of their own.
 
-Squeezing time instead would shorten the gaps between the turns of a conversation, which are what decides whether its
-prefix is still cached. What is left out to reach a load in between is whole conversations, never single turns. A
-larger number of copies has the requests of a smaller one, and more.
+Compressing time instead would shorten the gaps between the turns of a conversation, which decide whether its prefix is
+still cached. For a fractional number of copies, whole conversations are left out, never single turns. A larger number
+of copies contains all requests of a smaller one.
 """
 
 from collections.abc import Callable
@@ -13,23 +13,23 @@ from zlib import crc32
 
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
 
-# Phases that fill the trace evenly, however many there are: multiples of the golden ratio.
+# Multiples of the golden ratio are phases that fill the trace evenly, for any number of copies.
 PHASE_STEP = 0.6180339887498949
-# Token ids below this are the trace's own; its copies' first tokens lie above it.
+# Token ids below this are the trace's own; the first tokens of its copies are above.
 MOST_TRACE_IDS = 1 << 15
-MOST_COPIES = 1 << 17  # with their laps: first tokens are 32-bit numbers
-KEPT_PROMPTS = 2_000  # of a trace with no more requests than that, tokens are made once for all copies
+MOST_COPIES = 1 << 17  # times laps: first tokens are 32-bit numbers
+KEPT_PROMPTS = 2_000  # tokens of traces with at most so many requests are made once for all copies
 
 
 class TooManyCopies(Exception):
-    """There are not enough token ids to keep so many copies apart. One line."""
+    """There are not enough token ids to keep the copies distinct. The message is one line."""
 
 
 def overlay(trace: list[TraceRequest], copies: float, duration_s: float, ramp_s: float = 0.0) -> list[TraceRequest]:
-    """Requests that arrive in [0, duration_s), in order. `trace` must not be empty; it goes round in laps.
+    """Requests that arrive in [0, duration_s), in order. `trace` must not be empty; it repeats in laps.
 
-    copies: how many times the trace's own load; need not be whole
-    ramp_s: until then copies set in one after the other, as a fleet whose caches are empty would be given load
+    copies: multiple of the trace's own load; may be fractional
+    ramp_s: copies start one after another until this time, as for a fleet with empty caches
     Raises TooManyCopies.
     """
     lap_s = lap_of(trace)
@@ -59,7 +59,7 @@ def overlay(trace: list[TraceRequest], copies: float, duration_s: float, ramp_s:
 
 
 def lap_of(trace: list[TraceRequest]) -> float:
-    """The time after which a trace begins anew: one mean gap after its last request."""
+    """The time after which a trace repeats: one mean gap after its last request."""
     span_s = trace[-1].arrival_s - trace[0].arrival_s
     return span_s * len(trace) / (len(trace) - 1) if span_s > 0 else 1.0
 
@@ -69,7 +69,7 @@ def _kept(conversation: str, share: float) -> bool:
 
 
 def _own(prompt: Callable[[], list[int]], number: int) -> list[int]:
-    """The prompt with a first token that only this copy has: no other copy's prompt has a prefix in common with it."""
+    """The prompt with a first token of this copy's own, so that it shares no prefix with other copies."""
     tokens = prompt().copy()
     tokens[0] += MOST_TRACE_IDS * number
     return tokens

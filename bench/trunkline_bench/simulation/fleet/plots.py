@@ -1,4 +1,4 @@
-"""Pictures of a fleet over time, policies side by side, as PNG."""
+"""Plots of a fleet over time, by policy, as PNG."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ DPI = 80
 
 
 def over_time(runs: list[Summary], title: str, path: Path) -> None:
-    """Hit rate, time to the first token and imbalance."""
+    """Hit rate, time to first token and imbalance over time."""
     figure, (hits, ttft, balance) = plt.subplots(3, 1, sharex=True, figsize=SIZE_INCHES, dpi=DPI)
     for run in runs:
         time_s = run.over_time.time_s

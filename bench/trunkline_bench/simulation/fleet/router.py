@@ -1,4 +1,4 @@
-"""One router replica of the simulated fleet: the real index, policy and credits, fed by news that take their time."""
+"""One router replica of the simulated fleet: the real index, policy and credits, with delayed messages."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,24 +24,24 @@ POLICIES = (*(name.value for name in PolicyName), *BASELINES)
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A request of this router's under way, and what ends it."""
+    """A request in flight, and the context that counts it."""
 
     request: InFlight
     counted: ExitStack
 
 
-# What a worker says: cache events, a load sample, or a step of which this router's requests are picked out.
+# A worker's message: cache events, a load sample, or a step, in which only this router's requests matter.
 News = WatchCacheResponse | LoadSample | EngineStep
 
 
 class FleetRouter:
-    """Knows of each worker what has reached it so far."""
+    """A router that knows of each worker what has arrived so far."""
 
     def __init__(self, models: Sequence[GetModelResponse], policy: str, rng: Random) -> None:
         self.index = PrefixIndex()
         self.workers = [WorkerState(model, WorkerBlocks(self.index)) for model in models]
         self._baseline = BASELINES.get(policy)
-        # A baseline chooses instead; what the named policy computes is not looked at then.
+        # A baseline replaces the choice of the policy, which is then ignored.
         self._policy = RoutingPolicy(PolicyName.ROUND_ROBIN if self._baseline else policy)
         self._rng = rng
         self._followers = [CacheFollower(worker.blocks, EPOCH) for worker in self.workers]
@@ -52,15 +52,15 @@ class FleetRouter:
 
     @property
     def num_open(self) -> int:
-        """Requests whose end has not been heard of."""
+        """Number of requests whose end has not arrived."""
         return len(self._flights)
 
     def tell(self, worker: int, at_s: float, news: News) -> None:
-        """Will be known at a time, which is never earlier than that of the news before from the same worker."""
+        """Delivers a message at `at_s`, which must not be earlier than the worker's previous message."""
         self._news[worker].append((at_s, news))
 
     def hear(self, now_s: float) -> None:
-        """Takes in what has arrived by now."""
+        """Processes the messages that have arrived by `now_s`."""
         for worker, news in enumerate(self._news):
             while news and news[0][0] <= now_s:
                 at_s, item = news.popleft()
@@ -68,7 +68,7 @@ class FleetRouter:
 
     def send(self, handle: int, request: RouteRequest, chain: list[int]) -> Route[WorkerState]:
         """Chooses a worker, and counts the request there from now on.  chain: the prompt's keys"""
-        chains = {self.workers[0].kind: chain}  # all are of one kind
+        chains = {self.workers[0].kind: chain}  # all workers are of one kind
         found = route_chains(self.index, self.workers, request, chains, self._policy, self._rng)
         if self._baseline is not None:
             found = rerouted(found, self.index, self.workers, self._baseline)
@@ -81,7 +81,7 @@ class FleetRouter:
         return {place: worker.credit() for place, worker in enumerate(self.workers)}
 
     def take_foreign(self, others: Iterable[Mapping[int, Credit]]) -> None:
-        """The credits of all other routers, as they were when they told them."""
+        """Takes the credits of all other routers, as they sent them last."""
         sums = summed(others)
         for place, worker in enumerate(self.workers):
             worker.take_foreign(sums[place])
@@ -91,7 +91,7 @@ class FleetRouter:
         if isinstance(item, LoadSample):
             state.take_load(item, at_s)
         elif isinstance(item, WatchCacheResponse):
-            assert self._followers[worker].take(item), "events are told in order and without a gap"
+            assert self._followers[worker].take(item), "events arrive in order and without a gap"
             state.heard(at_s)
         else:
             self._take_outputs(item)
@@ -100,7 +100,7 @@ class FleetRouter:
         for output in step.outputs:
             flight = self._flights.get(output.handle)
             if flight is None:
-                continue  # another router's
+                continue  # of another router
             if output.HasField("prompt"):
                 flight.request.has_started(output.prompt.cached_tokens)
             if output.finish_reason or output.HasField("error"):
@@ -109,5 +109,5 @@ class FleetRouter:
 
 
 def cache_news(sequence: int, step: EngineStep) -> WatchCacheResponse:
-    """The step's cache events as the worker's front sends them."""
+    """The step's cache events, as the worker's front sends them."""
     return WatchCacheResponse(epoch=EPOCH, sequence=sequence, events=CacheEvents(events=step.cache_events))

@@ -1,4 +1,4 @@
-"""A run in figures: of the requests that are counted, and over time."""
+"""The figures of a run, for its counted requests and over time."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from trunkline_bench.simulation.fleet.fleet import FleetOutcome, FleetRun
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduling.histogram import Histogram
 
-BIN_S = 10.0  # of what is told over time
+BIN_S = 10.0  # of figures over time
 COLUMNS = (
     "hit rate", "of the ideal", "of what fits", "TTFT p50 / p90 / p99, s", "delay p99, s", "ITL p50 / p99, ms",
     "output tok/s", "busy", "CV of busy time", "CV of prefill", "refused", "preemptions",
@@ -19,19 +19,19 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class OverTime:
-    """One entry for each bin of BIN_S, from the run's start; of nothing, not a number."""
+    """One entry per bin of BIN_S from the run's start; NaN for a bin without requests."""
 
     time_s: list[float]
-    hit_rate: list[float]  # of requests by arrival, as all below
+    hit_rate: list[float]  # of requests by arrival, as all fields below
     ideal_hit_rate: list[float]
     ttft_p50_s: list[float]
     ttft_p99_s: list[float]
-    load_cv: list[float]  # coefficient of variation, over workers, of the prompt tokens sent there and to be computed
+    load_cv: list[float]  # coefficient of variation over workers of uncached prompt tokens sent to them
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Times in seconds, rates per second."""
+    """The figures of a run."""
 
     policy: str
     workers: int
@@ -40,10 +40,10 @@ class Summary:
     requests_per_s: float
     hit_rate: float
     ideal_hit_rate: float
-    fitting_hit_rate: float  # of one cache as large as all pools together: the ideal where capacity is short
-    predicted_hit_rate: float  # as the routers thought when they chose
+    fitting_hit_rate: float  # of one cache with the capacity of all pools
+    predicted_hit_rate: float  # as the routers expected
     ttft_s: tuple[float, float, float]  # p50, p90, p99
-    delay_p99_s: float  # of the time to the first token, what is not the prompt's own: see FleetOutcome
+    delay_p99_s: float  # see FleetOutcome.delay_s
     itl_s: tuple[float, float]  # p50, p99, of all streams
     output_tokens_per_s: float
     busy_share: float
@@ -55,12 +55,12 @@ class Summary:
     over_time: OverTime
 
     def to_json(self) -> dict[str, Any]:
-        """Rounded to what can be told apart."""
+        """The figures, rounded to five digits; NaN becomes None."""
         return {name: _rounded(value) for name, value in asdict(self).items()}
 
 
 def summary(run: FleetRun) -> Summary:
-    """Of a run that has at least one request that is counted."""
+    """The figures of a run, which must have at least one counted request."""
     counted = run.counted
     ttfts = [outcome.ttft_s for outcome in counted if outcome.ttft_s is not None]
     delays = [outcome.delay_s for outcome in counted if outcome.delay_s is not None]
@@ -96,7 +96,7 @@ def summary(run: FleetRun) -> Summary:
 
 
 def row(figures: Summary) -> list[str]:
-    """In the order of COLUMNS."""
+    """Cells in the order of COLUMNS."""
     return [
         f"{figures.hit_rate:.1%}",
         f"{_share(figures.hit_rate, figures.ideal_hit_rate):.1%}",
@@ -114,7 +114,7 @@ def row(figures: Summary) -> list[str]:
 
 
 def variation(values: list[float] | list[int]) -> float:
-    """The coefficient of variation; 0 of nothing."""
+    """The coefficient of variation; 0 if the mean is 0."""
     mean = fmean(values)
     return pstdev(values) / mean if mean else 0.0
 

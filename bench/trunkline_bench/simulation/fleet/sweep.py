@@ -1,6 +1,6 @@
-"""`make bench-fleet`: policies side by side at several loads, and the highest load that each one carries.
+"""`make bench-fleet`: compares policies at several loads, and finds the highest load that each one carries.
 
-Every run is a process of its own and leaves a file; what is there already is not run again.
+Every run is a process of its own and writes a file. Runs whose file exists are not repeated.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.pace.limits import SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
-BETWEEN = (0.05, 1.6)  # where the highest load is looked for
-SEARCH_STEPS = 5  # a quotient of 1.11 is told apart in the end
+BETWEEN = (0.05, 1.6)  # range of the search for the highest load
+SEARCH_STEPS = 5  # resolves a ratio of 1.11
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Point:
     workload: str
     workers: int
     policy: str
-    load: float  # as a share of what the fleet could carry at best
+    load: float  # as a share of the fleet's capacity (capacity.py)
     duration_s: float
     is_search: bool = False  # given up as soon as the goal is missed
     routers: int = 1
     credit_sync_ms: float = 20.0
-    seed: int = 0  # of the routers' draws; the workload has none
+    seed: int = 0  # of the routers' draws; the workload is fixed
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class Point:
 
 
 def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
-    """Its figures, from its file or by running it."""
+    """The figures of a run, read from its file or measured."""
     path = folder / f"{point.name}.json"
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
@@ -127,7 +127,7 @@ def highest_load(
     low, high = between
     best = 0.0
     for _ in range(steps):
-        # In the middle of the quotient, for that is what policies are compared by.
+        # The geometric mean, since policies are compared by ratios.
         load = round((low * high) ** 0.5, 3)
         if run(replace(point, load=load, is_search=True))["meets_goal"]:
             low = best = load
@@ -141,20 +141,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--output", type=Path, default=Path("bench/results/fleet"))
     parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "trunkline-fleet",
-                        help="where single runs leave their figures")  # fmt: skip
+                        help="folder for the figures of single runs")  # fmt: skip
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--loads", type=float, nargs="*", default=[0.5, 0.8, 1.0])
     parser.add_argument("--search", action="store_true", help="also the highest load that meets the goal")
-    parser.add_argument("--between", type=float, nargs=2, default=BETWEEN, help="where that load is looked for")
+    parser.add_argument("--between", type=float, nargs=2, default=BETWEEN, help="range of that search")
     parser.add_argument("--search-steps", type=int, default=SEARCH_STEPS)
     parser.add_argument("--duration-s", type=float, default=600.0)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the same runs with other draws; a search "
-                        "takes the first")  # fmt: skip
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="repeat the runs with these seeds; a search "
+                        "uses the first")  # fmt: skip
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--report-only", action="store_true", help="run nothing: write the report of what --runs has, "
-                        "under the facts of the report that --output has, which are those of the runs")  # fmt: skip
+    parser.add_argument("--report-only", action="store_true", help="run nothing; write the report from the files of "
+                        "--runs, with the head of the existing report in --output")  # fmt: skip
     return parser.parse_args(argv)
 
 
@@ -166,12 +166,12 @@ def searches(arguments: argparse.Namespace) -> Iterable[Point]:
 
 
 def search(point: Point, traces: Path, folder: Path, between: tuple[float, float], steps: int) -> tuple[Point, float]:
-    """One policy's highest load."""
+    """Finds one policy's highest load."""
     return point, highest_load(point, lambda tried: run_point(tried, traces, folder), between, steps)
 
 
 def run_all(arguments: argparse.Namespace) -> None:
-    """Leaves the figures of every run in its folder."""
+    """Runs all points; each run writes its figures to the folder."""
     runs = arguments.runs
     points = [
         replace(point, load=load, seed=seed)
@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     made = listed(facts(make_command("bench-fleet", argv), "not the simulated device"))
     if not arguments.report_only:
         run_all(arguments)
-    from trunkline_bench.simulation.fleet import sweep_report  # matplotlib is wanted here only
+    from trunkline_bench.simulation.fleet import sweep_report  # only this needs matplotlib
 
     kept = sweep_report.facts_of(arguments.output) if arguments.report_only else None
     try:

@@ -1,4 +1,4 @@
-"""The sweep's runs as tables and pictures."""
+"""The report of a sweep: tables and plots."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,45 +14,48 @@ from trunkline_bench.simulation.fleet.workloads import BASE, GOAL_S, OURS, WORKL
 
 REPORT, RUNS = "fleet.md", "fleet.jsonl"
 DRAWN_LOAD = 0.8
-OF_OURS = 5  # ratios stand behind this many columns: after the times that they are made of
+OF_OURS = 5  # number of columns before the ratios, which follow the times
 
 METHOD = """\
-One virtual time, the router's real index, policy and credits, and for each worker the real engine loop before a device
-that takes what the profile h200-8b says. Load is copies of the trace at other phases with prompts of their own; 100 %
-is what workers could carry at best: one that never waits for requests, with an endless pool that never forgets a
-prefix, and as many requests at once as the real pool holds of mean length. Load ramps up first, which is not counted.
-`ideal`: hits of a cache without bounds that all workers share, on the same requests; `what fits`: the same with no more
-room than all pools together, least recently used out first. `delay`: time to the first token less what an idle worker
-with nothing cached would need, so it is negative where a cache saved more than the fleet cost. `/ ours`: that figure
-over Trunkline's at the same load, so more than 1 is worse than ours. Busy time says little where something always
-decodes: the variation over workers of computed prompt tokens stands beside it.
+The simulation runs in virtual time with the router's real index, policy and credits. Each worker is the real engine
+loop on a simulated device with the profile h200-8b. Load comes from copies of the trace at other phases with prompts of
+their own. 100 % is the capacity of workers that never wait for requests, have unlimited pools that never evict a
+prefix, and run as many requests at once as the real pool holds at mean length. The ramp at the start is not counted.
 
-`uncached-tokens` is Trunkline's first policy (tokens to compute, and 16 for each running choice), `sglang-cache-aware`
-is what the SGLang gateway's cache_aware does with its defaults, on the exact index.
+- `ideal`: hits of an unlimited cache that all workers share, on the same requests.
+- `what fits`: the same with the capacity of all pools and LRU eviction.
+- `delay`: time to first token minus that of an idle worker with an empty cache; negative if caches save more time than
+  the fleet adds.
+- `/ ours`: the figure divided by that of Trunkline's policy at the same load; above 1 is worse than ours.
+- `CV of prefill`: variation over workers of computed prompt tokens. Busy time says little if a worker always decodes.
+
+`uncached-tokens` is Trunkline's first policy (tokens to compute, plus 16 for each running choice). `sglang-cache-aware`
+is the SGLang gateway's cache_aware with its defaults, on the exact index.
 """
 
 GOALS = """\
-Made by code from the runs below. Asked for is each at 50, 80 and 100 % load on 8, 16 and 64 workers, the coefficient of
-variation (CV) of busy time at 80 % and more; `open`: what would show it was not run. Hits should be 95 % of the ideal
-where capacity allows, and what fits is what it allows. No policy should beat ours, at the 99th percentile or at the
-median: given is the figure of the best of those others that were run there, over ours, which is to be 1 or more. It is
-said to hold where session affinity, round robin and SGLang's rule were all run; a run that was given up counts, with a
-p99 of the goal that it missed and the median until then. A highest load lies between the highest that met the goal and
-the lowest that missed it, so the quotient of two has bounds: it holds where the lower one does, and misses where the
-upper one does.
+Computed from the runs below. Each goal is for 50, 80 and 100 % load on 8, 16 and 64 workers; the goal for the
+coefficient of variation (CV) of busy time is for 80 % and more. `open` means that the necessary runs are missing.
+
+- Hits should be 95 % of the ideal as far as capacity allows, that is, 95 % of what fits.
+- No policy should beat ours at the 99th percentile or at the median: the figure of the best other policy, divided by
+  ours, should be at least 1. The goal holds only if session affinity, round robin and SGLang's rule were all run. Runs
+  that were given up count, with the missed goal as their p99 and with their median up to then.
+- A highest load is known to lie between the highest load that met the goal and the lowest that missed it, so the ratio
+  of two highest loads has bounds. The goal holds if the lower bound meets it, and misses if the upper bound does not.
 """
 
 
 class NoRuns(Exception):
-    """The folder has no run's figures."""
+    """The folder has no figures of runs."""
 
 
 def write(runs_folder: Path, output: Path, facts: str) -> None:
-    """Writes fleet.md, fleet.jsonl and pictures into `output`. Raises NoRuns."""
+    """Writes fleet.md, fleet.jsonl and plots into `output`. Raises NoRuns."""
     runs = _read(runs_folder)
     output.mkdir(parents=True, exist_ok=True)
     took_s = sum(run["took_s"] for run in runs)
-    parts = ["# Policies before a simulated fleet", "", facts.rstrip("\n")]
+    parts = ["# Routing policies on a simulated fleet", "", facts.rstrip("\n")]
     parts += [f"- {len(runs)} runs, which took {took_s / 60:.0f} minutes", "", "## Goals", "", GOALS]
     parts += [table(goals.rows(runs), goals.COLUMNS, "goal"), "## Method", "", METHOD]
     parts += _capacities(runs_folder, output)
@@ -68,7 +71,7 @@ def write(runs_folder: Path, output: Path, facts: str) -> None:
 
 
 def facts_of(output: Path) -> str | None:
-    """Those at the head of the report that is there: date, machine, versions, command and code of its runs."""
+    """The head of the existing report, which describes its runs; None if there is no report."""
     path = output / REPORT
     if not path.exists():
         return None
@@ -77,17 +80,17 @@ def facts_of(output: Path) -> str | None:
 
 
 def _read(folder: Path) -> list[Run]:
-    """The files of single runs, or what a report has kept of them: all but the course over time."""
+    """The figures of single runs, from their files, or from a report's fleet.jsonl, which lacks figures over time."""
     paths = [path for path in sorted(folder.glob("*.json")) if "capacity" not in path.name]
     kept = folder / RUNS
     lines = [path.read_text() for path in paths] or (kept.read_text().splitlines() if kept.exists() else [])
     if not lines:
-        raise NoRuns(f"{folder}: no run's figures are there")
-    return [{"seed": 0} | json.loads(line) for line in lines]  # the first runs had no other
+        raise NoRuns(f"{folder}: there are no figures of runs")
+    return [{"seed": 0} | json.loads(line) for line in lines]  # early runs lack the seed
 
 
 def _capacities(runs_folder: Path, output: Path) -> list[str]:
-    """What 100 % is; kept beside the report, so that it can be written again."""
+    """Lines about the capacities, whose files are copied beside the report, so that it can be written again."""
     parts = []
     for path in sorted(runs_folder.glob("capacity-*.json")):
         text = path.read_text()
@@ -101,7 +104,7 @@ def _capacities(runs_folder: Path, output: Path) -> list[str]:
 
 
 def _at_load(runs: list[Run], output: Path) -> list[str]:
-    """Policies side by side, ours first."""
+    """The table of all policies at one load, ours first, and a plot at DRAWN_LOAD."""
     first = runs[0]
     workload, workers = WORKLOADS[first["workload"]], first["workers"]
     corner = f"{first['load']:.0%}, {first['requests_per_s']:.4g} requests/s, {first['duration_s']:g} s"
@@ -111,7 +114,7 @@ def _at_load(runs: list[Run], output: Path) -> list[str]:
         cells = row(_summary(run))
         rows[_name(run)] = cells[:OF_OURS] + _of_ours(run, ours) + cells[OF_OURS:]
     columns = (*COLUMNS[:OF_OURS], "TTFT p50 / ours", f"{workload.judged_by} p99 / ours", *COLUMNS[OF_OURS:])
-    ideal = f"Ideal hit rate {first['ideal_hit_rate']:.1%}, with the fleet's room {first['fitting_hit_rate']:.1%}."
+    ideal = f"Ideal hit rate {first['ideal_hit_rate']:.1%}, with the fleet's capacity {first['fitting_hit_rate']:.1%}."
     parts = [ideal, "", table(rows, columns, corner)]
     if first["load"] == DRAWN_LOAD:
         picture = output / f"{workload.name}-{workers}.png"
@@ -123,7 +126,7 @@ def _at_load(runs: list[Run], output: Path) -> list[str]:
 
 
 def _of_ours(run: Run, ours: Run | None) -> list[str]:
-    """Median and p99, as multiples of ours."""
+    """Cells with median and p99 as multiples of ours."""
     if ours is None:
         return ["-", "-"]
     p50 = goals.ratio(run["ttft_s"][0], ours["ttft_s"][0])
@@ -131,7 +134,7 @@ def _of_ours(run: Run, ours: Run | None) -> list[str]:
 
 
 def _highest(runs: Sequence[Run]) -> list[str]:
-    """The highest load that met the goal, by policy: those of a search, and what runs at fixed loads say."""
+    """Tables of the highest load that met the goal, by policy, from searches and from runs at fixed loads."""
     parts = []
     for workload, workers in sorted({(run["workload"], run["workers"]) for run in runs}):
         among = _ordered(
@@ -149,14 +152,14 @@ def _highest(runs: Sequence[Run]) -> list[str]:
             ]
             for policy, found_at in found.items()
         }
-        columns = ("highest load tried that met it", "lowest that did not", "times round robin's")
+        columns = ("highest load that met it", "lowest load that did not", "times round robin's")
         what = f"{WORKLOADS[workload].judged_by} p99 ≤ {GOAL_S:g} s"
         parts += [f"## Highest load with {what}: {workload}, {workers} workers", "", table(rows, columns)]
     return parts
 
 
 def _ordered(runs: Iterable[Run]) -> list[Run]:
-    """Ours first, then those with the shorter time to the first token."""
+    """The runs with ours first, then by time to first token."""
     return sorted(runs, key=lambda run: (run["policy"] != OURS, run["ttft_s"][2] or 0.0))
 
 
@@ -171,7 +174,7 @@ def _name(run: Run) -> str:
 
 
 def _summary(run: Run) -> Summary:
-    """What was written of a run, as it was but for rounding; over time nothing, where that was not kept."""
+    """The summary of a run from its written figures, which are rounded and may lack those over time."""
     figures: dict[str, Any] = {field.name: run[field.name] for field in fields(Summary) if field.name != "over_time"}
     kept = run.get("over_time", {field.name: [] for field in fields(OverTime)})
     over_time = OverTime(**{name: [float("nan") if v is None else v for v in values] for name, values in kept.items()})

@@ -1,5 +1,5 @@
-"""Mooncake's traces (Qin et al., FAST 2025): lengths, and for each block of 512 prompt tokens an id that is equal where
-the prefix up to there is equal. Times come in buckets of about three seconds; within one, requests are spread
+"""Mooncake's traces (Qin et al., FAST 2025): lengths, and an id for each block of 512 prompt tokens. Equal ids mean
+equal prefixes up to the end of the block. Times are in buckets of about three seconds, over which requests are spread
 evenly."""
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ LAST_BUCKET_S = 3.0
 
 
 def request_of(number: int, line: str, vocab_size: int) -> TraceRequest:
-    """Raises InvalidLine."""
+    """The request of one line. Raises InvalidLine."""
     entry = json_object(line)
     time_s = time_of(entry, TICKS_PER_S)
     prompt_tokens = num_tokens_of(entry, "input_length")
@@ -34,13 +34,13 @@ def request_of(number: int, line: str, vocab_size: int) -> TraceRequest:
         raise InvalidLine(f"hash_ids has {len(ids)} entries; {prompt_tokens} tokens of input_length need {needed}")
     prompt = partial(expand, tuple(ids), prompt_tokens, vocab_size)
     lane, tenant = lane_and_tenant(entry)
-    # The first block is the same system prompt for everybody; the second one tells conversations apart.
+    # All requests share the first block, a system prompt; the second one distinguishes conversations.
     conversation = str(ids[1]) if len(ids) > 1 else ""
     return TraceRequest(time_s, prompt_tokens, output_tokens, prompt, lane, tenant, conversation)
 
 
 def spread(requests: list[TraceRequest]) -> list[TraceRequest]:
-    """Requests of one time, evenly over the time until the next. They must be in order of their times."""
+    """Spreads requests with equal times evenly over the time until the next one. They must be in order of time."""
     buckets = [list(bucket) for _, bucket in groupby(requests, key=lambda request: request.arrival_s)]
     spread_out = []
     for index, bucket in enumerate(buckets):
@@ -52,7 +52,7 @@ def spread(requests: list[TraceRequest]) -> list[TraceRequest]:
 
 
 def expand(ids: tuple[int, ...], prompt_tokens: int, vocab_size: int) -> list[int]:
-    """The tokens that a request's ids stand for."""
+    """The prompt tokens for a request's block ids."""
     tokens: list[int] = []
     for i in ids:
         tokens += _block(i, vocab_size)

@@ -1,6 +1,6 @@
-"""Traces with the text itself, such as LMCache's agent traces: `timestamp` (µs), `input`, `output`.
+"""Traces that contain the text, such as LMCache's agent traces: `timestamp` (µs), `input`, `output`.
 
-Without a tokenizer four bytes of text are a token: what matters here is that equal text gives equal tokens.
+Four bytes of text count as a token. No tokenizer is needed, since only equal texts have to give equal tokens.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ BYTES_PER_TOKEN = 4
 
 
 def request_of(number: int, line: str, vocab_size: int) -> TraceRequest:
-    """Raises InvalidLine."""
+    """The request of one line. Raises InvalidLine."""
     entry = json_object(line)
     time_s = time_of(entry, TICKS_PER_S)
     for name in ("input", "output"):
@@ -47,6 +47,6 @@ def request_of(number: int, line: str, vocab_size: int) -> TraceRequest:
 
 
 def tokens_of(text: bytes, vocab_size: int) -> list[int]:
-    """One token for every four bytes."""
+    """One token for each four bytes."""
     pieces = (text[start : start + BYTES_PER_TOKEN] for start in range(0, len(text), BYTES_PER_TOKEN))
     return [FIRST_ID + crc32(piece) % (vocab_size - FIRST_ID) for piece in pieces]

@@ -1,4 +1,4 @@
-"""A trace's file, line by line: read, decoded and checked, with one line of text for whatever is wrong."""
+"""Reads a trace file line by line, and decodes and checks its fields. Errors are one line of text."""
 
 import gzip
 import json
@@ -6,31 +6,31 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from reprlib import repr as short  # of values that may be of any length: an error is one line
+from reprlib import repr as short  # keeps errors to one line, however long a value is
 from typing import Any, BinaryIO, cast
 
 LANES = ("interactive", "standard", "batch")
-# Larger numbers are mistakes in the trace.
-MOST_TOKENS = 1_000_000_000  # of a prompt, or of an output
+# Larger values are mistakes in the trace.
+MOST_TOKENS = 1_000_000_000  # of a prompt or an output
 MOST_TIME_S = 1e10  # since 1970: until the year 2286
-NAMED_LINES = 10  # of those that were skipped, so many are named
+NAMED_LINES = 10  # number of skipped lines that are named
 
 
 class TraceError(Exception):
-    """A trace cannot be read. One line: the file, the line, and what is wrong."""
+    """A trace cannot be read. The message is one line with the file, the line number and the problem."""
 
 
 class InvalidLineError(TraceError):
-    """The trace can be read, and one of its lines is no request. SkippedLines could count it instead."""
+    """A line of a readable trace is not a request. With SkippedLines it would be skipped instead."""
 
 
 class InvalidLine(Exception):
-    """A line is no request. What is wrong with it, without the file and the line's number."""
+    """A line is not a request. The message is the problem, without the file and the line number."""
 
 
 @dataclass(slots=True)
 class SkippedLines:
-    """Which lines of a trace were left out because they are no requests."""
+    """The lines of a trace that were skipped because they are not requests."""
 
     count: int = 0
     first: list[int] = field(default_factory=list)  # line numbers, at most NAMED_LINES of them
@@ -44,7 +44,7 @@ class SkippedLines:
         self.count += 1
 
     def __str__(self) -> str:
-        """One line for a person; empty where none was skipped."""
+        """One line of text; empty if no line was skipped."""
         if not self.count:
             return ""
         numbers = ", ".join(map(str, self.first)) + (", ..." if self.count > len(self.first) else "")
@@ -53,7 +53,7 @@ class SkippedLines:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A file, compressed or not. Raises TraceError."""
+    """Opens a file that may be compressed (.gz). Raises TraceError."""
     try:
         return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
@@ -61,8 +61,9 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def filled_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number in the file, line) of each line that is not blank. Raises TraceError: that a compressed file is damaged
-    shows only while it is read, and what follows the damage is lost."""
+    """(line number, line) of each line that is not blank.
+
+    Raises TraceError, for a damaged compressed file only when the damage is reached."""
     number = 0
     with open_bytes(path) as lines:
         try:
@@ -73,7 +74,7 @@ def filled_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             raise TraceError(f"{path}:{number + 1}: cannot be read: {error}") from None
 
 
-# What follows raises InvalidLine.
+# All functions below raise InvalidLine.
 
 
 def text_of(line: bytes) -> str:
@@ -89,14 +90,14 @@ def json_object(line: str) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidLine(f"not JSON: {error}") from None
     except RecursionError:
-        raise InvalidLine("not JSON that can be read: nested too deeply") from None
+        raise InvalidLine("JSON is nested too deeply") from None
     if not isinstance(found, dict):
         raise InvalidLine("not a JSON object")
     return found
 
 
 def number_of(entry: dict[str, Any], name: str, least: float, most: float) -> float:
-    """A field that must be a number from `least` to `most`."""
+    """The value of a field that must be a number from `least` to `most`."""
     value = entry.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         what = "is missing" if name not in entry else f"is {short(value)}"
@@ -105,12 +106,12 @@ def number_of(entry: dict[str, Any], name: str, least: float, most: float) -> fl
 
 
 def time_of(entry: dict[str, Any], ticks_per_s: float) -> float:
-    """`timestamp`, in seconds; it counts so many ticks a second."""
+    """`timestamp` in seconds; the trace has it in ticks."""
     return number_of(entry, "timestamp", 0, MOST_TIME_S * ticks_per_s) / ticks_per_s
 
 
 def num_tokens_of(entry: dict[str, Any], name: str) -> int:
-    """A field that must be a whole number of tokens, one at least."""
+    """The value of a field that must be a whole number of tokens, at least one."""
     value = number_of(entry, name, 1, MOST_TOKENS)
     if value != int(value):
         raise InvalidLine(f"{name} is {short(value)}; it must be a whole number")
@@ -127,5 +128,5 @@ def lane_and_tenant(entry: dict[str, Any]) -> tuple[str, str]:
 
 
 def is_text(value: str) -> bool:
-    """Whether a string has no half of a surrogate pair, which JSON lets through."""
+    """Whether a string is free of unpaired surrogates, which JSON allows."""
     return not any("\ud800" <= char <= "\udfff" for char in value)

@@ -10,7 +10,7 @@ FIRST_ID = 3  # token ids below are special
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request. `prompt` makes its tokens when they are needed: a long trace has more than fit in memory."""
+    """One request. `prompt` makes its tokens on demand, since those of a long trace do not fit in memory."""
 
     arrival_s: float  # since the first request of the trace
     prompt_tokens: int
@@ -18,11 +18,11 @@ class TraceRequest:
     prompt: Callable[[], list[int]]
     lane: str = "standard"
     tenant: str = ""
-    conversation: str = ""  # requests of one are turns of it; empty: it stands alone
+    conversation: str = ""  # id that all turns of a conversation share; empty: a single request
 
 
 def random_prompt(seed: int, count: int, vocab_size: int) -> list[int]:
-    """Tokens that no other seed's prompt begins with."""
+    """Random tokens that share no prefix with the prompts of other seeds."""
     draw = np.random.Generator(np.random.PCG64(seed))
     tokens: list[int] = draw.integers(FIRST_ID, vocab_size, count).tolist()
     return tokens

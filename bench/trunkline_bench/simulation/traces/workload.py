@@ -1,7 +1,7 @@
-"""Workloads: requests with their times, read from traces or made up.
+"""Workloads: requests with arrival times, read from traces or generated.
 
-Three formats, told apart by content: Mooncake's JSON lines (mooncake_trace.py), Azure's CSV (azure_trace.py), and JSON
-lines with text (text_trace.py). The JSON formats may name a `lane` and a `tenant` on each line.
+Three formats are recognised by content: Mooncake's JSON lines (mooncake_trace.py), Azure's CSV (azure_trace.py), and
+JSON lines with text (text_trace.py). Lines of the JSON formats may have a `lane` and a `tenant`.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,27 +24,26 @@ from trunkline_bench.simulation.traces.trace_lines import (
 from trunkline_bench.simulation.traces.trace_request import FIRST_ID, TraceRequest, random_prompt
 from trunkline_bench.simulation.traces import azure_trace, mooncake_trace, text_trace
 
-LEAST_SPAN_S = 1e-6  # of a workload's arrivals: what came within less came at once
+LEAST_SPAN_S = 1e-6  # of a workload's arrivals; avoids a division by zero if all came at once
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """How a file's lines become requests. `request_of` takes a line's number, its text and the size of the vocabulary,
-    and raises InvalidLine; `arrange` takes the requests in order of their times."""
+    """How lines become requests. `request_of` takes a line's number, its text and the vocabulary size, and raises
+    InvalidLine; `arrange` takes the requests in order of time."""
 
     request_of: Callable[[int, str, int], TraceRequest]
     arrange: Callable[[list[TraceRequest]], list[TraceRequest]] = list
-    header: int = 0  # number of the line with the columns' names; 0: there is none
+    header: int = 0  # number of the line with the column names; 0: none
 
 
 def read_trace(
     path: Path, *, vocab_size: int = 32_000, limit: int | None = None, skipped: SkippedLines | None = None
 ) -> list[TraceRequest]:
-    """A trace in order of arrival, whatever the order of its lines; at least one request and at most the first `limit`.
+    """The requests of a trace in order of arrival, at least one and at most the first `limit` of the file.
 
-    A line that is no request is refused with the whole trace, or where there is `skipped`, left out and counted there.
-    A request that is too long for a worker is none of these: the worker refuses it. Raises TraceError, of a line
-    InvalidLineError.
+    Raises TraceError if the trace cannot be read, and InvalidLineError if a line is not a request. With `skipped`, such
+    lines are left out and counted there. Requests that are too long for a worker are kept: the worker refuses them.
     """
     form = _format_of(path, skipped)
 
@@ -68,7 +67,8 @@ def read_trace(
 
 
 def _format_of(path: Path, skipped: SkippedLines | None) -> TraceFormat:
-    """What the first line shows that is not blank or, where lines may be `skipped`, the first one that shows anything.
+    """The format of the first line that is not blank, or if lines may be skipped, of the first valid line.
+
     Raises TraceError."""
     first: InvalidLineError | None = None
     for number, line in filled_lines(path):
@@ -84,7 +84,8 @@ def _format_of(path: Path, skipped: SkippedLines | None) -> TraceFormat:
 
 
 def _format_by(number: int, line: str) -> TraceFormat:
-    """What one line shows: the columns' names, or a whole request, since half of one may look like another format.
+    """The format of one line: column names, or a whole request, since a part of one may look like another format.
+
     Raises InvalidLine."""
     if azure_trace.is_header(line):
         return TraceFormat(azure_trace.request_of, header=number)
@@ -97,16 +98,16 @@ def _format_by(number: int, line: str) -> TraceFormat:
     return form
 
 
-# Made-up and changed workloads
+# Generated and changed workloads
 
 
 def at_once(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """The same requests, all there from the start."""
+    """The same requests, all arriving at the start."""
     return [replace(request, arrival_s=0.0) for request in requests]
 
 
 def at_rate(requests: list[TraceRequest], requests_per_s: float) -> list[TraceRequest]:
-    """The same requests in the same rhythm, faster or slower; the first one arrives at once."""
+    """The same requests with all gaps scaled to this rate; the first one arrives at time 0."""
     first_s = requests[0].arrival_s
     span_s = max(requests[-1].arrival_s - first_s, LEAST_SPAN_S)
     factor = len(requests) / requests_per_s / span_s
@@ -114,7 +115,7 @@ def at_rate(requests: list[TraceRequest], requests_per_s: float) -> list[TraceRe
 
 
 def window(requests: list[TraceRequest], start_s: float, end_s: float) -> list[TraceRequest]:
-    """Those that arrive in [start_s, end_s), counted from start_s."""
+    """The requests that arrive in [start_s, end_s), with times relative to start_s."""
     kept = [request for request in requests if start_s <= request.arrival_s < end_s]
     return [replace(request, arrival_s=request.arrival_s - start_s) for request in kept]
 
@@ -129,7 +130,7 @@ def poisson(
     tenant: str = "",
     vocab_size: int = 32_000,
 ) -> list[TraceRequest]:
-    """Requests that arrive independently of one another. lengths: draws (prompt tokens, output tokens)."""
+    """`count` requests with Poisson arrivals. lengths: draws (prompt tokens, output tokens)."""
     draw = np.random.Generator(np.random.PCG64(seed))
     arrivals = np.cumsum(draw.exponential(1 / requests_per_s, count)).tolist()
     requests: list[TraceRequest] = []
@@ -141,7 +142,7 @@ def poisson(
 
 
 def mixed_lengths(draw: np.random.Generator) -> tuple[int, int]:
-    """Chat, questions about documents, and long writing, in one workload: 70, 20 and 10 %."""
+    """Lengths of a mixed workload: 70 % chat, 20 % questions about documents, 10 % long outputs."""
     kind = draw.random()
     if kind < 0.7:
         return int(draw.integers(64, 513)), int(draw.integers(32, 257))

@@ -1,4 +1,4 @@
-"""Tenants that share one simulated worker: the real engine in virtual time, before clients that answer what it says."""
+"""Tenants that share one simulated worker: the real engine in virtual time, with clients that react to its answers."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -21,56 +21,56 @@ from trunkline_worker.engine.submission import Prompt
 from trunkline_worker.lanes.lanes import Lane, lane_number
 from trunkline_worker.scheduling.scheduler import Scheduler
 
-REFUSED_S = 0.1  # a client whose request was refused sends the next one after this time
+REFUSED_S = 0.1  # pause of a client after a refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A client that keeps `concurrency` requests under way, all of one shape."""
+    """A client that keeps `concurrency` requests of one shape in flight."""
 
     name: str
     concurrency: int
     prompt_tokens: int
     output_tokens: int
-    pause_s: float = 0.0  # between the end of one request and the next one
-    abort_after_s: float | None = None  # it takes each request back after this time
+    pause_s: float = 0.0  # between the end of a request and the next one
+    abort_after_s: float | None = None  # it aborts each request after this time
     starts_s: float = 0.0
-    ends_s: float = float("inf")  # it sends nothing from then on
+    ends_s: float = float("inf")  # it sends no requests after this time
     weight: float = 1.0
     lane: Lane = Lane.STANDARD
-    shares_prefix: bool = False  # all its prompts are the same but for the last token
+    shares_prefix: bool = False  # its prompts differ only in the last token
 
 
 @dataclass(slots=True)
 class Seen:
-    """What became of one tenant's requests. Times in seconds."""
+    """Outcomes of one tenant's requests."""
 
     ttft_s: list[float] = field(default_factory=list)
     finished: int = 0
     refused: int = 0
     aborted: int = 0
     output_tokens: int = 0
-    served_tokens: int = 0  # those, and prompts that were computed to their end
-    waiting_s: dict[int, float] = field(default_factory=dict)  # when those without a first token were sent, by handle
+    served_tokens: int = 0  # output tokens, and prompts that were computed completely
+    waiting_s: dict[int, float] = field(default_factory=dict)  # send times of requests without a first token, by handle
 
     def latest_s(self, now_s: float) -> list[float]:
-        """Times to the first token; of those that still wait, how long they have waited."""
+        """Times to first token; for requests without one, how long they have waited."""
         return [*self.ttft_s, *(now_s - sent_s for sent_s in self.waiting_s.values())]
 
 
 @dataclass(slots=True)
 class Observed:
-    """A whole run."""
+    """The result of a run."""
 
     tenants: dict[str, Seen]
     duration_s: float
-    computed_tokens: int  # of prompts and outputs, those that were computed again included
+    computed_tokens: int  # of prompts and outputs, including recomputed ones
     preemptions: int
     preempted_tokens: int
 
 
 class Neighbours:
-    """Drives an engine through the virtual time of its tenants."""
+    """Runs an engine and its tenants in virtual time."""
 
     def __init__(self, spec: WorkerSpec, tenants: list[Tenant]) -> None:
         self.clock = VirtualClock()
@@ -85,17 +85,17 @@ class Neighbours:
         limits = ModelLimits(spec.max_total_tokens, frozenset([END_TOKEN]))
         self.engine = Engine(self.scheduler, self._executor, limits, self.clock)
         self._tenants = {tenant.name: tenant for tenant in tenants}
-        self._of: dict[int, Tenant] = {}  # by handle, of those under way
+        self._of: dict[int, Tenant] = {}  # tenants of the requests in flight, by handle
         self._handles = itertools.count(1)
         self._order = itertools.count()
-        # (time, tie, what): a tenant that sends, or a handle that is taken back
+        # (time, tie-breaker, event): a tenant that sends a request, or a handle that is aborted
         self._events: list[tuple[float, int, Tenant | int]] = []
         for tenant in tenants:
             for _ in range(tenant.concurrency):
                 self._at(tenant.starts_s, tenant)
 
     def run(self, until_s: float) -> Observed:
-        """Lets everything happen before a time."""
+        """Runs all events before `until_s`. Raises RuntimeError if work is left but no event can follow."""
         clock, engine, events = self.clock, self.engine, self._events
         while clock.now_s < until_s:
             while events and events[0][0] <= clock.now_s:
@@ -110,7 +110,7 @@ class Neighbours:
                 if wakes_s is not None and wakes_s > clock.now_s:
                     times_s.append(wakes_s)
                 if min(times_s) == float("inf") and engine.has_work:
-                    raise RuntimeError(f"nothing will ever happen after {clock.now_s:.3f} s of virtual time")
+                    raise RuntimeError(f"the engine has work, but no event follows {clock.now_s:.3f} s of virtual time")
                 clock.advance_to(min(*times_s, until_s))
         counts = engine.stats().steps
         return Observed(
@@ -146,7 +146,7 @@ class Neighbours:
             tenant=what.name,
             tenant_weight=what.weight,
         )
-        # No two prompts share a block, unless the tenant's all do.
+        # Prompts share no blocks unless the tenant shares a prefix.
         begins, ends = (FIRST_TOKEN, handle) if what.shares_prefix else (handle + FIRST_TOKEN, FIRST_TOKEN)
         prompt = [begins] * (what.prompt_tokens - 1) + [ends]
         self.engine.submit(submit, Prompt(prompt))
@@ -177,7 +177,7 @@ class Neighbours:
                 self._ended(output.handle, tenant.pause_s)
 
     def _ended(self, handle: int, pause_s: float) -> None:
-        """The client sends its next request."""
+        """Schedules the client's next request."""
         tenant = self._of.pop(handle)
         self.seen[tenant.name].waiting_s.pop(handle, None)
         self._at(self.clock.now_s + pause_s, tenant)

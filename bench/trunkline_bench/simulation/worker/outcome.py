@@ -1,4 +1,4 @@
-"""What became of requests, as an engine's steps tell it."""
+"""Outcomes of requests, taken from an engine's steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from trunkline_bench.simulation.traces.trace_request import TraceRequest
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times in seconds from the run's start, where the request came from."""
+    """The outcome of one request. Times are seconds since the run's start, as the sender of the request sees them."""
 
     request: TraceRequest
     first_token_s: float | None = None
     done_s: float | None = None
     output_tokens: int = 0
-    cached_tokens: int = 0  # of its prompt
+    cached_tokens: int = 0  # of the prompt
     refused: str = ""  # the reason
     retry_delay_s: float = 0.0
 
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def record(step: EngineStep, at_s: float, outcomes: Sequence[Outcome]) -> None:
-    """Adds to outcomes, which are by handle, what a step has brought for them at a time."""
+    """Adds a step's outputs to the outcomes, which are indexed by handle. at_s: time at which they arrive."""
     for output in step.outputs:
         outcome = outcomes[output.handle]
         outcome.output_tokens += len(output.token_ids)

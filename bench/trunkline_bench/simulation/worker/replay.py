@@ -1,4 +1,4 @@
-"""A workload through one simulated worker, from its first arrival to its end."""
+"""Runs a workload through one simulated worker."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,13 +15,13 @@ from trunkline_worker.engine.submission import Prompt
 
 @dataclass(slots=True)
 class Replayed:
-    """A whole run."""
+    """The result of a run."""
 
     outcomes: list[Outcome]
     stats: GetStatsResponse
     series: StepSeries
     duration_s: float  # virtual time from the first arrival to the last event
-    admitted: list[tuple[float, int]] = field(default_factory=list)  # (time, index of the request), in order
+    admitted: list[tuple[float, int]] = field(default_factory=list)  # (time, index of the request), in order of time
 
 
 def replay(
@@ -31,12 +31,10 @@ def replay(
     tenant_weights: dict[str, float] | None = None,
     until_s: float = float("inf"),
 ) -> Replayed:
-    """Runs requests in order of arrival; stops when all are done, or at `until_s`.
+    """Runs requests in order of arrival until all are done, or until `until_s`.
 
-    Requests that ask for more than the worker can hold are refused, as the engine would: before their prompts are made,
-    which might not fit in memory.
-
-    Raises RuntimeError where requests are left and nothing will ever happen: see SimulatedWorker.advance.
+    Requests that exceed the worker's capacity are refused as the engine would, but before their prompts are made, which
+    might not fit in memory. Raises RuntimeError if the engine is stuck, as SimulatedWorker.advance does.
     """
     run = Replayed([Outcome(request) for request in requests], GetStatsResponse(), StepSeries(), 0.0)
 
@@ -47,7 +45,7 @@ def replay(
 
     worker = SimulatedWorker(spec, on_step)
     weights = tenant_weights or {}
-    last_s = 0.0  # of the arrivals
+    last_s = 0.0  # time of the last arrival
     for handle, request in enumerate(requests):
         last_s = min(request.arrival_s, until_s)
         if last_s == until_s:

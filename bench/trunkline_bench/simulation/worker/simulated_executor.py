@@ -1,4 +1,4 @@
-"""An executor in virtual time: it computes nothing, and takes as long as a cost model says."""
+"""An executor in virtual time: it computes nothing, and its steps take the time of a cost model."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 from trunkline_bench.simulation.costs.step_work import StepWork, work_of
 from trunkline_worker.step.plan import StepPlan, StepResult
 
-END_TOKEN = 2  # what ends a sequence that has as many tokens as the trace says
+END_TOKEN = 2  # ends a sequence that has reached the trace's output length
 FIRST_TOKEN = 3
 
 
 class StepCost(Protocol):
-    """How long steps take, in seconds."""
+    """A cost model: the time of steps in seconds."""
 
     def step_time_s(self, work: StepWork) -> float:
-        """One step."""
+        """The time of one step."""
 
     def run_times_s(self, work: StepWork, count: int) -> NDArray[np.float64]:
-        """`count` steps that only decode, each context growing by one each time; `work` is the first."""
+        """Times of `count` decode-only steps: `work` is the first, and every context grows by one token per step."""
 
 
 class VirtualClock:
-    """Time that passes only when somebody says so."""
+    """A clock that moves only when advance_to() is called."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -38,11 +38,11 @@ class VirtualClock:
 
 
 class SimulatedExecutor:
-    """Steps run one after the other on one device.
+    """Runs steps one after another on one simulated device.
 
-    output_lengths: how many tokens each sequence generates, by id; it ends with END_TOKEN then. The scheduler does not
-    know it, as it would not know it of a real model.
-    host_s: time the host needs for a step; hidden behind the device's unless run_ahead is 0.
+    output_lengths: number of tokens that each sequence generates, by id, the last one END_TOKEN. The scheduler does not
+    know it, as with a real model.
+    host_s: host time per step; overlaps with the device's time unless run_ahead is 0.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SimulatedExecutor:
         self._host_s = host_s
         self._left: dict[int, int] = {}  # tokens that a sequence will still generate, by id
         self._prefilling: set[int] = set()  # sequences that have sampled nothing since they started, by id
-        self._free_s = 0.0  # when the device has done all that was launched
+        self._free_s = 0.0  # when the device has finished all launched steps
         self._results: deque[tuple[StepResult, float]] = deque()
         self._costed: tuple[StepPlan, StepWork, float] | None = None  # the latest plan, its work and its time
 
@@ -96,7 +96,7 @@ class SimulatedExecutor:
 
     @property
     def next_done_s(self) -> float:
-        """When the oldest step that was not collected is done."""
+        """When the oldest step that has not been collected ends; infinity if there is none."""
         return self._results[0][1] if self._results else float("inf")
 
     def collect(self) -> StepResult:
@@ -126,7 +126,7 @@ class SimulatedExecutor:
         return count
 
     def _cost_of(self, plan: StepPlan) -> tuple[StepWork, float]:
-        """What it asks of the device, and how long it takes once."""
+        """The plan's work, and the device time of one repetition."""
         if self._costed is None or self._costed[0] is not plan:
             work = work_of(plan)
             self._costed = plan, work, self._cost.step_time_s(work)

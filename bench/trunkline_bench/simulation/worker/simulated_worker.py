@@ -1,5 +1,5 @@
-"""One simulated worker: the real engine loop, with its scheduler and blocks, before an executor that computes nothing,
-on a clock of its own. Whoever has it drives it up to a time."""
+"""One simulated worker: the real engine loop with its scheduler and blocks, an executor that computes nothing, and a
+clock of its own. The caller advances it to a time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -25,13 +25,13 @@ from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.scheduling.scheduler import Scheduler
 from trunkline_worker.scheduling.stats import EngineStats
 
-FINGERPRINT = "simulated"  # of the model whose blocks are hashed
+FINGERPRINT = "simulated"  # of the model, for block hashes
 NEVER_S = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What is simulated."""
+    """The configuration of a simulated worker."""
 
     cost: StepCost
     num_blocks: int
@@ -44,27 +44,27 @@ class WorkerSpec:
 
     @property
     def max_total_tokens(self) -> int:
-        """Of prompt and output together: the context, or the KV pool where that is smaller."""
+        """Largest sum of prompt and output: the context length, or the KV pool's capacity if that is smaller."""
         return min(self.context_length, self.num_blocks * self.block_size)
 
     def can_hold(self, request: TraceRequest) -> bool:
-        """Whether there is room for the prompt and one token more."""
+        """Whether the prompt and one output token fit."""
         return request.prompt_tokens < self.max_total_tokens
 
 
 class StatsOfAllTime(EngineStats):
-    """The engine's statistics forget what is a minute or two old; a run's are of the whole of it."""
+    """Statistics of the whole run: unlike the engine's, they do not expire after a minute or two."""
 
     def turn_windows(self, now_s: float) -> None:
         pass
 
 
 class SimulatedWorker:
-    """See the module.
+    """The real engine on a simulated device with a clock of its own.
 
-    on_step: hears of every EngineStep, and when; on_load: of load samples, at the times at which the worker's front
-    sends them: at most one every LOAD_INTERVAL_S, the newest there is. That the times are fixed, rather than counted
-    from the first change, lets an engine that repeats its plans tell what one that does not would tell.
+    on_step: called with the time and every EngineStep; on_load: called with the time and the newest load sample when
+    the worker's front would send it, at most once per LOAD_INTERVAL_S. These times are fixed rather than relative to
+    the first change, so that an engine that repeats plans sends the same samples as one that does not.
     load_phase_s: the first of these times
     """
 
@@ -78,7 +78,7 @@ class SimulatedWorker:
     ) -> None:
         self.stats = StatsOfAllTime(0.0)
         self.clock = VirtualClock()
-        self._output_lengths: dict[int, int] = {}  # of those that have not ended, by handle
+        self._output_lengths: dict[int, int] = {}  # of requests that have not ended, by handle
         self._executor = SimulatedExecutor(
             spec.cost, self.clock, self._output_lengths, run_ahead=spec.run_ahead, host_s=spec.host_s
         )
@@ -92,27 +92,27 @@ class SimulatedWorker:
         )
         self._on_step = on_step
         self._on_load = on_load
-        # On their way, with the times when they are there, and with their prompts.
+        # Submits in transit: (arrival time, submit, function that makes the prompt).
         self._submits: deque[tuple[float, Submit, Callable[[], Prompt]]] = deque()
-        self._next_s = NEVER_S  # when the engine has something to do again, unless a submit comes first
-        self._load: LoadSample | None = None  # not sent yet
+        self._next_s = NEVER_S  # the engine's next event, unless a submit arrives earlier
+        self._load: LoadSample | None = None  # to be sent
         self._load_at_s = NEVER_S if on_load is None else load_phase_s
-        self.due_s = NEVER_S  # when advance() has something to do again: asked at every event of the whole fleet
+        self.due_s = NEVER_S  # the next time at which advance() has work; read at every event of the fleet
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to happen here."""
+        """Whether requests are in transit or in the engine."""
         return bool(self._submits) or self.engine.has_work
 
     @property
     def busy_s(self) -> float:
-        """How long its device has computed so far."""
+        """Device time so far."""
         return self.stats.total.device_time_s
 
     def submit(self, at_s: float, submit: Submit, prompt: Callable[[], Prompt], output_tokens: int) -> None:
-        """Will be there at a time that is no earlier than any submit's before, nor than advance() has been told of.
+        """Adds a submit that arrives at `at_s`, which must not be before earlier submits or the last advance().
 
-        prompt: makes it, when it is there: those of a long trace do not fit in memory together
+        prompt: makes the prompt when the submit arrives, since all prompts of a long trace do not fit in memory
         """
         self._output_lengths[submit.handle] = output_tokens
         self._submits.append((at_s, submit, prompt))
@@ -120,17 +120,17 @@ class SimulatedWorker:
 
     @property
     def next_s(self) -> float:
-        """When something happens here next; it has not happened yet."""
+        """Time of the next event."""
         if not self._submits:
             return self._next_s
-        # What came while a step was collected is seen after it.
+        # A submit that arrived while a step was collected is seen after the step.
         return min(self._next_s, max(self._submits[0][0], self.clock.now_s))
 
     def advance(self, until_s: float) -> None:
-        """Lets everything happen that begins before a time. What has been begun is told of as it ends.
+        """Runs all events that begin before `until_s`. The results of a step are reported when it ends.
 
-        Nothing may be submitted later that would be there before `until_s`. Raises RuntimeError where requests are left
-        and nothing will ever happen: the engine has lost sight of them.
+        Later submits must not arrive before `until_s`. Raises RuntimeError if requests are left but no event can
+        follow, which is a bug of the engine.
         """
         while True:
             event_s = self.next_s
@@ -144,7 +144,7 @@ class SimulatedWorker:
                 self._run(until_s)
 
     def _run(self, until_s: float) -> None:
-        """From an event on to where nothing is to be done, or the time is over; then `_next_s` says when to go on."""
+        """Runs the engine until it has nothing to do or `until_s` has passed, and sets `_next_s`."""
         clock, engine, submits = self.clock, self.engine, self._submits
         while clock.now_s < until_s:
             if self._load is not None and self._load_at_s <= clock.now_s:
@@ -155,7 +155,7 @@ class SimulatedWorker:
             if not engine.has_work:
                 self._next_s = NEVER_S
                 return
-            # Repeated plans stop where somebody may want to know how it stands.
+            # Repeated plans stop at the next submit or load sample.
             known_s = min(until_s, submits[0][0]) if submits else until_s
             engine.next_arrival_s = min(known_s, self._next_load_s())
             step = engine.step()
@@ -175,7 +175,7 @@ class SimulatedWorker:
         self._next_s = clock.now_s
 
     def _next_load_s(self) -> float:
-        """When the next sample is sent, or would be if there were something to say."""
+        """The time of the next load sample, which is skipped if the load has not changed."""
         if self._load is None and self._load_at_s <= self.clock.now_s:
             periods = int((self.clock.now_s - self._load_at_s) / LOAD_INTERVAL_S) + 1
             self._load_at_s += periods * LOAD_INTERVAL_S
@@ -202,8 +202,8 @@ class SimulatedWorker:
 
 
 def submit_of(handle: int, request: TraceRequest, tenant_weight: float = 1.0) -> Submit:
-    """A request as the engine gets it, but for its prompt. max_tokens is left open: nobody knows how long an answer
-    will be."""
+    """A request as the engine receives it, without its prompt. max_tokens is not set, since the length of the answer
+    must not be known."""
     return Submit(
         handle=handle,
         sampling=SamplingParams(seed=0),

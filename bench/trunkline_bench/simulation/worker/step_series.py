@@ -1,4 +1,4 @@
-"""How a run went over time."""
+"""The state of an engine over the time of a run."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from trunkline_worker.scheduling.stats import StepCounts
 
 @dataclass(slots=True)
 class StepSeries:
-    """One entry for each of the engine's reports, of a step or of a run of them."""
+    """One entry per EngineStep, which is of one step or of a run of repeated steps."""
 
     time_s: list[float] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
@@ -16,7 +16,7 @@ class StepSeries:
     kv_cached: list[int] = field(default_factory=list)
     kv_free: list[int] = field(default_factory=list)
     waiting: list[tuple[int, ...]] = field(default_factory=list)  # by lane
-    prefill: list[int] = field(default_factory=list)  # tokens of the last step
+    prefill: list[int] = field(default_factory=list)  # tokens of the last step, as the next two
     decode: list[int] = field(default_factory=list)
     padding: list[int] = field(default_factory=list)
 
