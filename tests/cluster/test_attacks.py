@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.attacks.attack_result import MAX_KEPT_MIB, MAX_OWN_LAG_MS, MAX_P99_MS, MAX_RSS_MIB
+from trunkline_bench.attacks.attacked_cluster import AttackedCluster, attacked_cluster
 from trunkline_bench.attacks.catalogue import Section, cases
-from trunkline_bench.attacks.testbed import Testbed, testbed_of
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5
 from trunkline_bench.attacks.window import fixed
 
@@ -27,17 +27,17 @@ IDLE_MS = 25.0  # a request takes no longer on two cores that do nothing else: w
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def testbed() -> AsyncIterator[Testbed]:
+async def victims() -> AsyncIterator[AttackedCluster]:
     """Two workers, for every attack that leaves them as they are."""
-    async with testbed_of(Section.LIAR, DEMO_MODEL) as running:
+    async with attacked_cluster(Section.LIAR, DEMO_MODEL) as running:
         yield running
 
 
-async def nobody_notices(testbed: Testbed, attack: str, seconds: float = SECONDS) -> str:
+async def nobody_notices(victims: AttackedCluster, attack: str, seconds: float = SECONDS) -> str:
     """The attack meets a new router; returns what became of it. The innocent's requests, memory and the loop's lag stay
     within their bounds."""
-    case = next(case for case in cases() if case.section is testbed.section and case.attack == attack)
-    result = await testbed.run(case, fixed(seconds), alone_ms=MAX_P99_MS)
+    case = next(case for case in cases() if case.section is victims.section and case.attack == attack)
+    result = await victims.run(case, fixed(seconds), alone_ms=MAX_P99_MS)
     slower = BUSY * max(1.0, result.warm_ms / IDLE_MS)
     assert not result.record.errors
     assert not result.strange_statuses, result.outcomes
@@ -48,30 +48,32 @@ async def nobody_notices(testbed: Testbed, attack: str, seconds: float = SECONDS
     return result.outcomes
 
 
-def one_worker(testbed: Testbed, section: Section) -> Testbed:
-    return replace(testbed, section=section, workers=testbed.workers[:1])
+def one_worker(victims: AttackedCluster, section: Section) -> AttackedCluster:
+    return replace(victims, section=section, workers=victims.workers[:1])
 
 
-async def test_a_client_neither_stops_a_router_nor_fills_its_memory(testbed: Testbed) -> None:
-    attacked = one_worker(testbed, Section.CLIENT)
+async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: AttackedCluster) -> None:
+    attacked = one_worker(victims, Section.CLIENT)
     assert await nobody_notices(attacked, ALL_OF_1_TO_5, PREPARED_S) or await nobody_notices(
         attacked, ALL_OF_1_TO_5, PREPARED_ON_A_BUSY_MACHINE_S
     ), "the attacker did nothing"
 
 
 @pytest.mark.parametrize("attack", ["64 requests of 16 choices of 900 tokens", "600 chats of 1 MiB at once"])
-async def test_a_noisy_tenant_does_not_starve_another_one(testbed: Testbed, attack: str) -> None:
-    await nobody_notices(one_worker(testbed, Section.TENANT), attack, STARVED_S)
+async def test_a_noisy_tenant_does_not_starve_another_one(victims: AttackedCluster, attack: str) -> None:
+    await nobody_notices(one_worker(victims, Section.TENANT), attack, STARVED_S)
 
 
-async def test_a_worker_with_another_tokenizer_is_set_aside_and_costs_its_pool_nothing(testbed: Testbed) -> None:
-    assert "set aside" in await nobody_notices(testbed, "another tokenizer under the same weights")
+async def test_a_worker_with_another_tokenizer_is_set_aside_and_costs_its_pool_nothing(
+    victims: AttackedCluster,
+) -> None:
+    assert "set aside" in await nobody_notices(victims, "another tokenizer under the same weights")
 
 
-async def test_false_entries_in_redis_cost_no_request_anything(testbed: Testbed) -> None:
-    await nobody_notices(one_worker(testbed, Section.REDIS), "3,000 false leases")
+async def test_false_entries_in_redis_cost_no_request_anything(victims: AttackedCluster) -> None:
+    await nobody_notices(one_worker(victims, Section.REDIS), "3,000 false leases")
 
 
 async def test_what_a_client_sends_to_a_workers_own_port_does_not_stop_the_worker() -> None:
-    async with testbed_of(Section.PORT, DEMO_MODEL) as testbed:
-        await nobody_notices(testbed, "sessions with 8 MiB of empty submits")
+    async with attacked_cluster(Section.PORT, DEMO_MODEL) as victims:
+        await nobody_notices(victims, "sessions with 8 MiB of empty submits")

@@ -25,8 +25,8 @@ from trunkline_bench.attacks.attack_result import (
     TIMES_ALONE,
     AttackResult,
 )
+from trunkline_bench.attacks.attacked_cluster import AttackedCluster, attacked_cluster
 from trunkline_bench.attacks.catalogue import NONE, Case, Section, cases
-from trunkline_bench.attacks.testbed import Testbed, testbed_of
 from trunkline_bench.attacks.vectors.priority import NICE
 from trunkline_bench.attacks.window import ENOUGH, HOLD_S, MOST_S, Window
 from trunkline_bench.faults.fleet import FleetError
@@ -61,11 +61,11 @@ async def run(model: Path, wanted: Sequence[Case], seconds: float, say: Callable
         if waiting:
             say(f"\n## {section.value}\n\n{HEAD}")
         while waiting:
-            async with testbed_of(section, model) as testbed:
+            async with attacked_cluster(section, model) as cluster:
                 result = None
                 while waiting and (result is None or not result.failure):  # after a failure, new workers
                     case = waiting.popleft()
-                    result = await _result(testbed, case, case.window(seconds), alone_ms.get(case.asks, 0.0))
+                    result = await _result(cluster, case, case.window(seconds), alone_ms.get(case.asks, 0.0))
                     if case.attack == NONE:
                         alone_ms[case.asks] = result.record.p99_ms
                     say(result.markdown())
@@ -74,10 +74,10 @@ async def run(model: Path, wanted: Sequence[Case], seconds: float, say: Callable
     return missed
 
 
-async def _result(testbed: Testbed, case: Case, window: Window, alone_ms: float) -> AttackResult:
+async def _result(cluster: AttackedCluster, case: Case, window: Window, alone_ms: float) -> AttackResult:
     """The result of an attack, or a result with the reason why there is none."""
     try:
-        return await testbed.run(case, window, alone_ms)
+        return await cluster.run(case, window, alone_ms)
     except (FleetError, TrunklineError) as error:
         return AttackResult(case.name, case.bounds, failure=f"the cluster broke: {error}")
 

@@ -103,7 +103,7 @@ async def measure(address: str, seconds: float) -> tuple[float, Seen]:
         await stub.GetModel(GetModelRequest(), wait_for_ready=True, timeout=START_TIMEOUT_S)
         capacity = await closed_loop(stub, seconds / 2)
         gc.collect()
-        gc.disable()  # a pause of this process would count as the worker's
+        gc.disable()  # a garbage collection here would count as the worker's latency
         draw, seen = random.Random(1), Seen()
         session = Session(stub, seen)
         started_s, sent = time.perf_counter(), 0

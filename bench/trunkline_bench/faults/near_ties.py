@@ -21,7 +21,7 @@ class Parting:
     stream: int
     choice: int
     token_index: int
-    gap: float | None  # see gap_of
+    gap: float | None  # as from gap_of()
 
     @property
     def is_near_tie(self) -> bool:

@@ -164,7 +164,7 @@ def fullest_minute(answered: Sequence[tuple[float, int]], by_request: bool) -> i
 
 
 def busiest_second(answered: Sequence[tuple[float, int]]) -> int:
-    """The most requests that were sent within one second of the clock and answered."""
+    """The largest number of answered requests that were sent within one second of the clock."""
     return max(Counter(int(at_s) for at_s, _ in answered).values())
 
 

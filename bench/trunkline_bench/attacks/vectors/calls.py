@@ -126,7 +126,7 @@ SMALL_CALLS: Mapping[str, Call] = {
     ),
     "conversations of 4,096 messages": Call(GENERATE, _conversation, 4096, at_once=8),
 }
-_LONGER_THAN_IT_IS = b"\x0a\xff\xff\xff\xff\x0f"  # a string of four billion bytes, which do not follow
+_LONGER_THAN_IT_IS = b"\x0a\xff\xff\xff\xff\x0f"  # announces a string of four billion bytes that do not follow
 MALFORMED: Mapping[str, Call] = {
     "malformed messages, small": Call(GENERATE, lambda count: _LONGER_THAN_IT_IS * count, 100, at_once=4),
     "malformed messages, 1 MiB": Call(GENERATE, lambda count: _LONGER_THAN_IT_IS * count, MIB // 6),

@@ -139,7 +139,7 @@ def idle_connections(count: int, port: int, duration_s: float, outcomes: Counter
         while outcomes["connections"] < count and time.monotonic() < end_s:
             try:
                 connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            except OSError:  # no more are taken
+            except OSError:  # the server accepts no more
                 break
             connection.sendall(PREFACE + frame(SETTINGS, 0, 0))
             outcomes["connections"] += 1

@@ -74,7 +74,7 @@ class Paged:
         return keys, values
 
     def read_bytes(self) -> int:
-        """Of keys and values, each once."""
+        """Bytes of all keys and values, each read once."""
         return 2 * sum(self.context_lens) * self.kv.keys[0, 0].numel() * self.kv.keys.dtype.itemsize
 
 

@@ -37,7 +37,7 @@ SEARCH_STEPS = 5  # resolves a ratio of 1.11
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run."""
+    """The parameters of one run."""
 
     workload: str
     workers: int
@@ -106,7 +106,7 @@ def run_point(point: Point, traces: Path, folder: Path) -> dict[str, Any]:
 
 
 def _copies_per_worker(workload: Workload, spec: WorkerSpec, trace: list[TraceRequest], folder: Path) -> float:
-    """The same for every run: kept in a file."""
+    """One worker's capacity as copies of the trace; kept in a file, since it is the same for every run."""
     path = folder / f"capacity-{workload.name}.json"
     if path.exists():
         return float(json.loads(path.read_text())["copies_per_worker"])
@@ -123,7 +123,7 @@ def highest_load(
     between: tuple[float, float] = BETWEEN,
     steps: int = SEARCH_STEPS,
 ) -> float:
-    """The highest load at which the goal was met: the lower end of what bisection leaves; 0: at none."""
+    """The highest load that met the goal, by bisection; 0 if none did."""
     low, high = between
     best = 0.0
     for _ in range(steps):

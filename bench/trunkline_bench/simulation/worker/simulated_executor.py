@@ -133,7 +133,7 @@ class SimulatedExecutor:
         return self._costed[1:]
 
     def _launch_run(self, plan: StepPlan, work: StepWork, begin_s: float) -> None:
-        """Two results: all repetitions but the last, and the last one."""
+        """Adds two results: one for all repetitions but the last, and one for the last."""
         device_s: list[float] = self._cost.run_times_s(work, plan.repeats).tolist()
         done_s: list[float] = []
         for time_s in device_s:

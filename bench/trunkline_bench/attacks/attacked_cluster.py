@@ -28,7 +28,7 @@ FRESH_WORKERS = (Section.PORT, Section.KEYED_PORT)  # the workers are the victim
 
 
 @dataclass(frozen=True, slots=True)
-class Testbed:
+class AttackedCluster:
     """Workers for the attacks of a section; empty if each attack gets new ones."""
 
     section: Section
@@ -79,15 +79,15 @@ class Testbed:
 
 
 @asynccontextmanager
-async def testbed_of(section: Section, model: Path) -> AsyncIterator[Testbed]:
+async def attacked_cluster(section: Section, model: Path) -> AsyncIterator[AttackedCluster]:
     """Starts a section's workers; stops them at the end. Raises FleetError."""
     with tempfile.TemporaryDirectory(prefix="attacks-") as name:
         folder = Path(name)
         if section in FRESH_WORKERS:
-            yield Testbed(section, model, (), folder)
+            yield AttackedCluster(section, model, (), folder)
             return
         async with _workers(section, model, folder) as workers:
-            yield Testbed(section, model, workers, folder)
+            yield AttackedCluster(section, model, workers, folder)
 
 
 @asynccontextmanager
