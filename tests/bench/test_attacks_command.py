@@ -1,4 +1,4 @@
-"""The catalogue of attacks, and what is said of each: no attack is left out, and no bound is broken in silence."""
+"""The catalogue of attacks lists all of them, and every broken bound is reported."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ def result_of(measured: dict[str, float]) -> AttackResult:
     )
 
 
-def test_every_attack_there_is_stands_in_the_catalogue_and_every_one_of_the_catalogue_can_be_begun() -> None:
+def test_the_catalogue_lists_exactly_the_attacks_that_can_be_run() -> None:
     listed = {case.attack for case in cases()} - {NONE}
     assert listed == {*ATTACKS, *LIES, *REDIS_ATTACKS}
 
@@ -64,7 +64,7 @@ def test_the_attacks_of_a_section_can_be_run_by_its_name_alone(section: Section)
     assert all(case.section is section for case in wanted)
 
 
-def test_an_attack_by_name_brings_along_what_it_is_compared_with() -> None:
+def test_an_attack_selected_by_name_includes_its_baseline() -> None:
     assert [case.name for case in chosen("64 requests of 16 choices")] == [
         NONE,
         "64 requests of 16 choices of 900 tokens",
@@ -89,7 +89,7 @@ def test_a_failed_request_and_a_strange_status_are_misses_too() -> None:
     result.strange_statuses = ("UNKNOWN",)
     assert len(result.misses()) == 2
     assert result.markdown().count("\n") == 0
-    assert result.markdown().replace("\\|", "").count("|") == 14, "what an error says makes no further cells"
+    assert result.markdown().replace("\\|", "").count("|") == 14, "an error message adds no cells"
 
 
 @given(st.floats(0.1, 1e4))
@@ -99,7 +99,7 @@ def test_the_bound_beside_others_is_the_larger_one_of_four_times_and_200_ms_more
 
 
 @given(st.integers(1, 1 << 28), st.integers(0, 1 << 63), st.binary(max_size=300))
-def test_a_message_by_hand_is_read_as_what_was_meant(field: int, value: int, payload: bytes) -> None:
+def test_hand_encoded_messages_decode_to_the_intended_fields(field: int, value: int, payload: bytes) -> None:
     assert varint_bytes(value) == wire.number(1, value)[1:]
     assert wire.nested(field, payload).endswith(varint_bytes(len(payload)) + payload)
     request = GenerateRequest.FromString(wire.nested(3, wire.nested(1, b"".join(map(varint_bytes, payload)))))
@@ -108,7 +108,7 @@ def test_a_message_by_hand_is_read_as_what_was_meant(field: int, value: int, pay
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in MALFORMED])
-def test_what_is_called_is_a_message_of_the_method(name: str) -> None:
+def test_each_call_sends_a_message_of_its_method(name: str) -> None:
     messages: dict[str, Callable[[bytes], Message]] = {
         "Generate": GenerateRequest.FromString,
         "Tokenize": TokenizeRequest.FromString,
@@ -121,10 +121,10 @@ def test_what_is_called_is_a_message_of_the_method(name: str) -> None:
     assert not len(UnknownFieldSet(read))
     assert read.SerializeToString()
     if call.size > PARSED_SIZE:
-        assert len(call.message(2 * PARSED_SIZE)) > 1.5 * len(small), "a larger one is asked for in the same way"
+        assert len(call.message(2 * PARSED_SIZE)) > 1.5 * len(small), "size scales the message"
 
 
-async def test_a_step_that_holds_up_the_loop_is_seen_with_its_length_and_without_waits_for_a_core(
+async def test_a_blocked_loop_is_measured_without_the_time_spent_waiting_for_a_core(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "lag"
@@ -138,12 +138,10 @@ async def test_a_step_that_holds_up_the_loop_is_seen_with_its_length_and_without
     seen = lag_between(file, began_s, time.monotonic())
     assert seen.lag_ms >= seen.own_ms >= 70
     assert lag_between(file, began_s - 100.0, began_s - 99.0) == LoopLag()
-    assert lag_between(file, began_s, time.monotonic() + 60.0).own_ms > 50_000, (
-        "a loop that writes nothing stands still"
-    )
+    assert lag_between(file, began_s, time.monotonic() + 60.0).own_ms > 50_000, "a loop that writes nothing is blocked"
 
 
-def test_an_attack_that_there_is_not_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_unknown_attack_is_refused_in_one_line(tmp_path: Path) -> None:
     command = ("-m", "trunkline_bench.attacks.main", "--only=no such attack", f"--output={tmp_path}")
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -152,19 +150,19 @@ def test_an_attack_that_there_is_not_is_refused_in_one_line(tmp_path: Path) -> N
 
 
 def session_priority(pid: int) -> int:
-    """Of the session that the process leads, where the kernel groups processes by session."""
+    """The nice value of the session that the process leads, if the kernel groups processes by session."""
     autogroup = Path(f"/proc/{pid}/autogroup")
     return int(autogroup.read_text().split()[-1]) if autogroup.exists() else NICE
 
 
-async def test_an_attacker_has_a_lower_priority_than_its_victims_and_tells_what_it_did_when_it_is_ended() -> None:
+async def test_an_attacker_has_a_lower_priority_than_its_victims_and_reports_its_outcomes_when_ended() -> None:
     with socket.create_server(("127.0.0.1", 0)) as victim:
         victim.settimeout(60.0)
         attack = AttackProcess("5,000 idle connections", f"127.0.0.1:{victim.getsockname()[1]}", 60.0)
         try:
             await attack.begins()
             first, _ = await asyncio.to_thread(victim.accept)
-            second, _ = await asyncio.to_thread(victim.accept)  # the first one has been counted
+            second, _ = await asyncio.to_thread(victim.accept)  # the first connection has been counted
             with first, second:
                 assert os.getpriority(os.PRIO_PROCESS, attack.pid) == session_priority(attack.pid) == NICE
                 assert (await attack.end())["connections"] >= 1
@@ -173,9 +171,7 @@ async def test_an_attacker_has_a_lower_priority_than_its_victims_and_tells_what_
 
 
 @given(st.floats(0.0, 20.0), st.integers(0, 1000))
-def test_an_attack_lasts_until_enough_requests_have_ended_and_its_longest_time_at_most(
-    passed_s: float, requests: int
-) -> None:
+def test_an_attack_lasts_until_enough_requests_have_ended_or_its_longest_time(passed_s: float, requests: int) -> None:
     assert until_enough(3.0).is_over(passed_s, requests) == (
         passed_s >= MOST_S or (passed_s >= 3.0 and requests >= ENOUGH)
     )

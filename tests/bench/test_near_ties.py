@@ -1,4 +1,4 @@
-"""Where two runs of a stream part: what counts as a near tie, and what nothing excuses."""
+"""Divergence of two runs of a stream: which differences count as near ties, and which never do."""
 
 import math
 from collections import Counter
@@ -15,12 +15,12 @@ from trunkline_worker.step.sampling_key import choice_seed, position_key, race_n
 
 GREEDY = Order([3, 4, 5], {"temperature": 0.0, "seed": 1, "logprobs": 2})
 TOKENS = [10, 11, 12, 13]
-AT = 2  # where streams part here
+AT = 2  # where the streams diverge
 TEMPERATURE = 0.5
 
 
 def record(token_ids: list[int], *, second: tuple[int, float] = (99, -9.0), finish: str = "length") -> Record:
-    """A stream of tokens at -0.5 each; at AT the likeliest but one is `second`."""
+    """A stream of tokens at -0.5 each; at AT the second most likely token is `second`."""
     seconds = [second if at == AT else (98, -9.0) for at in range(len(token_ids))]
     return Record(
         token_ids={0: token_ids},
@@ -32,7 +32,7 @@ def record(token_ids: list[int], *, second: tuple[int, float] = (99, -9.0), fini
 
 
 def parted(order: Order, got: Record, expected: Record) -> list[Parting]:
-    """As the second of two streams, whose first does not part."""
+    """The divergences of two streams, of which the first one does not diverge."""
     return partings([GREEDY, order], [record(TOKENS), got], [record(TOKENS), expected])
 
 
@@ -40,24 +40,24 @@ def other_token(token: int) -> list[int]:
     return [*TOKENS[:AT], token, 77]
 
 
-def test_equal_streams_do_not_part() -> None:
+def test_equal_streams_do_not_diverge() -> None:
     assert parted(GREEDY, record(TOKENS), record(TOKENS, second=(50, -0.5))) == []
 
 
 @pytest.mark.parametrize(("lead", "near"), [(0.0, True), (0.125, True), (NEAR, True), (NEAR + 0.25, False)])
-def test_a_token_that_differs_is_a_near_tie_if_it_was_nearly_as_likely(lead: float, near: bool) -> None:
+def test_a_different_token_is_a_near_tie_if_it_was_nearly_as_likely(lead: float, near: bool) -> None:
     (parting,) = parted(GREEDY, record(other_token(50)), record(TOKENS, second=(50, -0.5 - lead)))
     assert parting == Parting(stream=1, choice=0, token_index=AT, gap=lead)
     assert parting.is_near_tie == near
 
 
-def test_a_token_that_was_not_among_the_likeliest_is_no_near_tie_however_near_they_were() -> None:
+def test_a_token_outside_the_top_ones_is_never_a_near_tie() -> None:
     (parting,) = parted(GREEDY, record(other_token(51)), record(TOKENS, second=(50, -0.5)))
     assert (parting.token_index, parting.gap, parting.is_near_tie) == (AT, None, False)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 1.0}])
-def test_a_tail_that_is_missing_or_too_long_is_no_near_tie(options: dict[str, Any]) -> None:
+def test_a_missing_or_extra_tail_is_not_a_near_tie(options: dict[str, Any]) -> None:
     order = replace(GREEDY, options=GREEDY.options | options)
     whole, short = record(TOKENS, second=(50, -0.5)), record(TOKENS[:AT])
     for got, expected in ((short, whole), (whole, short), (Record(), whole)):
@@ -71,10 +71,10 @@ def noise_of(order: Order, choice: int, *tokens: int) -> list[float]:
     return list(map(float, race_noise(np.array([key], np.uint64), np.array(tokens))))
 
 
-def test_of_a_drawn_token_it_is_the_score_with_its_noise_that_was_near() -> None:
+def test_the_gap_of_a_sampled_token_includes_the_noise_of_the_draw() -> None:
     order = replace(GREEDY, options=GREEDY.options | {"temperature": TEMPERATURE, "top_p": 1.0})
     mine, theirs = noise_of(order, 0, TOKENS[AT], 50)
-    # As likely as makes the scores equal, but for a tenth.
+    # A log-probability that makes the scores equal but for a tenth.
     level = -0.5 + (mine - theirs - 0.1) * TEMPERATURE
     (parting,) = parted(order, record(other_token(50)), record(TOKENS, second=(50, level)))
     assert parting.gap is not None
@@ -83,24 +83,24 @@ def test_of_a_drawn_token_it_is_the_score_with_its_noise_that_was_near() -> None
     assert not parting.is_near_tie
 
 
-def test_of_an_unlikely_token_that_was_drawn_its_own_run_tells_how_likely_it_was() -> None:
+def test_a_sampled_token_outside_the_top_ones_has_the_log_probability_of_its_own_run() -> None:
     order = replace(GREEDY, options=GREEDY.options | {"temperature": TEMPERATURE, "top_p": 1.0})
-    # One that is lucky enough to be drawn.
+    # A token whose noise is large enough to be drawn.
     (mine,) = noise_of(order, 0, TOKENS[AT])
     other, theirs = next((token, it) for token in range(51, 9999) if (it := noise_of(order, 0, token)[0]) > mine + 1)
     for lead, near in ((0.1, True), (3.0, False)):
         got = record(other_token(other))
         got.logprobs[0][AT] = (other, -0.5 + (mine - theirs - lead) * TEMPERATURE)
-        least = got.logprobs[0][AT][1] + 0.1  # of the likeliest
+        least = got.logprobs[0][AT][1] + 0.1  # of the top tokens
         (parting,) = parted(order, got, record(TOKENS, second=(50, least)))
         assert parting.gap is not None
         assert math.isclose(parting.gap, lead, abs_tol=1e-9)
         assert parting.is_near_tie == near
         (wrong,) = parted(order, got, record(TOKENS, second=(50, least - 0.1 - NEAR - 0.1)))
-        assert wrong.gap is None, "it should be among the likeliest"
+        assert wrong.gap is None, "it should be among the top tokens"
 
 
-def test_choices_part_each_by_itself() -> None:
+def test_choices_diverge_independently() -> None:
     order = replace(GREEDY, options=GREEDY.options | {"n": 2, "temperature": 1.0, "top_p": 1.0})
 
     def two(second: list[int]) -> Record:
@@ -122,10 +122,10 @@ def test_choices_part_each_by_itself() -> None:
         {"repetition_penalty": 1.1},
         {"temperature": 0.9, "top_p": 0.9},
         {"temperature": 0.9, "top_p": 1.0, "top_k": 50},
-        {"temperature": 0.9},  # and the model's own top_p
+        {"temperature": 0.9},  # with the model's default top_p
     ],
 )
-def test_streams_whose_log_probabilities_do_not_tell_are_left_out(option: dict[str, Any]) -> None:
+def test_streams_with_incomparable_log_probabilities_are_left_out(option: dict[str, Any]) -> None:
     order = replace(GREEDY, options=GREEDY.options | option)
     assert parted(order, record(other_token(50)), record(TOKENS)) == []
 
@@ -134,7 +134,7 @@ def test_whole_streams_contradict_nothing() -> None:
     assert contradictions([record(TOKENS), record(TOKENS[:1], finish="stop")]) == []
 
 
-def test_a_token_that_was_lost_or_repeated_on_the_way_is_a_contradiction() -> None:
+def test_a_lost_or_repeated_token_is_a_contradiction() -> None:
     lost, repeated = record(TOKENS), record(TOKENS)
     lost.token_ids[0] = TOKENS[:-1]
     repeated.token_ids[0] = [*TOKENS, TOKENS[-1]]
@@ -144,7 +144,7 @@ def test_a_token_that_was_lost_or_repeated_on_the_way_is_a_contradiction() -> No
     ]
 
 
-def test_an_offset_that_does_not_follow_and_an_end_that_nobody_told_are_contradictions() -> None:
+def test_a_gap_in_offsets_and_a_missing_finish_reason_are_contradictions() -> None:
     gap, endless = record(TOKENS), record(TOKENS)
     gap.seams = ["choice 0: token 3 after 2"]
     endless.finish = {}
@@ -152,7 +152,7 @@ def test_an_offset_that_does_not_follow_and_an_end_that_nobody_told_are_contradi
     assert contradictions([endless]) == ["stream 0: 4 tokens, 4 in its usage, ends {}"]
 
 
-def test_what_ended_with_an_error_is_counted_as_one_and_not_once_more() -> None:
+def test_a_failed_stream_is_not_also_a_contradiction() -> None:
     failed = record(TOKENS)
     failed.token_ids[0], failed.error = TOKENS[:1], "NoWorker"
     assert contradictions([failed]) == []
@@ -168,7 +168,7 @@ def test_what_ended_with_an_error_is_counted_as_one_and_not_once_more() -> None:
         ({"NoWorker": 3}, {"NoWorker": 1}, False),
     ],
 )
-def test_a_router_is_lost_to_its_own_streams_alone_if_they_and_only_they_see_unavailable(
+def test_a_router_loss_is_contained_if_only_its_own_streams_fail_with_unavailable(
     own: dict[str, int], others: dict[str, int], contained: bool
 ) -> None:
     loss = RouterLoss(own=4, others=5, own_errors=Counter(own), other_errors=Counter(others))

@@ -1,4 +1,4 @@
-"""What a report says of how its figures came about."""
+"""The head of a report."""
 
 from trunkline_bench.reports.markdown import listed
 from trunkline_bench.reports.provenance import facts, make_command

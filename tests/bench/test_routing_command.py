@@ -1,4 +1,4 @@
-"""`make bench-routing`: a decision timed as the policy's, and as a request pays it."""
+"""`make bench-routing`: times of a decision, by part and for a whole request."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ import pytest
 from trunkline_bench.router import routing
 
 
-def test_a_decision_is_timed_part_by_part_and_as_a_request_pays_it(
+def test_a_decision_is_timed_by_part_and_for_a_whole_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(routing, "DECISIONS", 30)

@@ -1,4 +1,4 @@
-"""The prediction of a step: waves, limits by memory and by arithmetic, and what the decoder launches."""
+"""The prediction of a step: waves, limits by memory and by arithmetic, and the launches of the decoder."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def test_programs_of_the_last_wave_take_as_long_as_one_alone() -> None:
     tail = replace(whole, programs=21, bytes=21e6)
     assert whole.waves == 2
     assert whole.seconds(DEVICE) == pytest.approx(20e-6)
-    # One program more would take 1 µs at the memory's speed; alone it takes 8.
+    # One more program would take 1 µs at the memory's speed, but takes 8 µs alone.
     assert tail.seconds(DEVICE) == pytest.approx(28e-6)
 
 
@@ -67,7 +67,7 @@ def test_a_launch_that_starts_early_costs_a_smaller_gap() -> None:
 
 def test_products_choose_the_tiles_that_take_least() -> None:
     gate_up = product("gate and up", 256, 24_576, 4096, 2, 2, H200)
-    # 192 tiles of 128 x 256 are one and a half waves; fewer, wider tiles or more, smaller ones are whole ones.
+    # 192 tiles of 128 x 256 are one and a half waves; larger or smaller tiles give whole waves.
     assert gate_up.waves > 0.9
     assert gate_up.waves % 1 > 0.9
     # Few tiles are split over the inner dimension, or most multiprocessors would idle.
@@ -128,7 +128,7 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
     layers, hidden, intermediate, packed, vocab = 28, 1024, 3072, 4096, 151_936
     layer = hidden * packed + 2048 * hidden + 3 * hidden * intermediate
     decode = 2 * 8 * (layers * layer + vocab * hidden)
-    # After the last layer's attention, the last token of each prompt alone.
+    # After the last layer's attention, only the last token of each prompt.
     after_attention = 2048 * hidden + 3 * hidden * intermediate
     prompt = 2 * (64 * layers * layer - 62 * after_attention) + 2 * 2 * vocab * hidden
     # The head writes float32 itself: no launch converts logits.
@@ -161,7 +161,7 @@ def test_a_persistent_product_takes_as_long_as_its_busiest_program() -> None:
 
 
 def test_products_that_should_be_faster_go_through_the_persistent_kernel() -> None:
-    """The gate's launch is saved in every case; elsewhere the library is as fast, unless it is slow within a tile."""
+    """The gate's launch is saved in every case; otherwise the library is as fast unless it is slow within a tile."""
     assert best_tiling(GATED, 64, 12_288, 4096, H200) is not None
     assert best_tiling(LINEAR, 256, 6144, 4096, H200) is None
     assert best_tiling(LINEAR, 256, 6144, 4096, replace(H200, product_share=0.5)) is not None

@@ -1,4 +1,4 @@
-"""Stages that end as stages on a device can end."""
+"""Stages that fail in the ways in which stages on a device can fail."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def is_killed(shapes: Shapes) -> Rows:
 
 
 def loses_the_device(shapes: Shapes) -> Rows:
-    """As torch reports a sticky error: by the launch that waits, or by whatever comes later."""
+    """As torch reports a sticky error: at the blocking launch, or at any later call."""
     yield {"what": "before the device was lost"}
     where = "at its launch" if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1" else "later"
     raise RuntimeError(f"CUDA error: an illegal memory access was encountered, noticed {where}")

@@ -1,4 +1,4 @@
-"""The stages of `make bench-gpu` run, tiny and interpreted; one that fails costs nothing but itself."""
+"""The stages of `make bench-gpu` run, tiny and interpreted; a failing stage does not affect the others."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def misbehaving(*names: str, limit_s: float = 60.0) -> list[Stage]:
     return [Stage(name, f"tests.bench.gpu.misbehaving_stages:{name}", 1, 1, limit_s) for name in names]
 
 
-# Eighteen processes one after the other, of which each imports torch and most start an engine or two.
+# Eighteen processes one after another; each imports torch, and most start an engine or two.
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_every_stage_runs(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     assert rows["--deterministic"]["of_plain"] > 0
     assert rows["generate, sdpa"]["output_tok_per_s"] > 0
     assert any(what.startswith("generate_batch") and "output_tok_per_s" in row for what, row in rows.items())
-    # What the engine's steps took is a profile that the simulator takes.
+    # The simulator accepts the fitted times of the engine's steps as a profile.
     FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
 
 
@@ -111,7 +111,7 @@ def test_the_first_stage_runs(tmp_path: Path) -> None:
     assert {"copy", "captured graph", "decode attention", "rms_norm", "tokens equal the CPU's"} <= set(whats)
 
 
-def test_what_ends_one_stage_costs_no_other_row(tmp_path: Path) -> None:
+def test_a_failing_stage_does_not_affect_the_rows_of_other_stages(tmp_path: Path) -> None:
     stages = misbehaving("works", "raises", "is_killed", "loses_the_device")
     hanging = misbehaving("hangs", limit_s=8.0)
     again = Stage("works again", "tests.bench.gpu.misbehaving_stages:works", 1, 1, 60.0)
@@ -134,10 +134,10 @@ def test_what_ends_one_stage_costs_no_other_row(tmp_path: Path) -> None:
     assert ended["raises"] == "ValueError: the kernels disagree"
     assert ended["is_killed"] == "ended by SIGSEGV"
     assert ended["hangs"] == "not done after its limit of 8 s"
-    assert "misbehaving_stages.py" in (tmp_path / "hangs.log").read_text(), "the stacks of what hung are in its log"
+    assert "misbehaving_stages.py" in (tmp_path / "hangs.log").read_text(), "its log has the stacks"
 
 
-def test_a_stage_that_loses_the_device_is_looked_at_again(tmp_path: Path) -> None:
+def test_a_stage_that_loses_the_device_is_run_again(tmp_path: Path) -> None:
     assert not run(misbehaving("loses_the_device"), tmp_path, tiny=DEMO_MODEL, seconds=600)
     (stage,) = stages_in(tmp_path).values()
     assert stage["ended"].endswith("noticed later")
@@ -170,21 +170,21 @@ def test_each_planned_call_fits_its_time() -> None:
     assert all(stage.estimate_s < stage.limit_s <= CALL_S for stage in STAGES)
 
 
-def test_the_documented_plan_is_the_one_that_runs() -> None:
+def test_the_documented_plan_matches_the_stages() -> None:
     text = (REPOSITORY / "docs" / "gpu-bench.md").read_text()
     rows = re.findall(r"^\| (\d) \| ([^|]+) \|[^|]*\| (\d+) \| (\d+) \|$", text, flags=re.MULTILINE)
     planned = [(str(s.call), s.name, f"{s.estimate_s:.0f}", f"{s.limit_s:.0f}") for s in STAGES]
     assert [tuple(cell.strip() for cell in row) for row in rows] == planned
 
 
-def test_every_stage_is_there() -> None:
+def test_every_stage_function_exists() -> None:
     for stage in STAGES:
         module, _, name = stage.function.partition(":")
         assert callable(getattr(import_module(module), name))
 
 
 def without(*packages: str) -> str:
-    """Python that finds none of these packages."""
+    """Python code that hides these packages."""
     return f"import sys; sys.modules.update(dict.fromkeys({packages}))"
 
 
@@ -193,7 +193,7 @@ NOT_ON_A_GPU_MACHINE = (
 )  # fmt: skip
 
 
-def test_no_more_is_needed_than_a_gpu_machine_has() -> None:
+def test_the_stages_need_only_the_packages_of_a_gpu_machine() -> None:
     modules = ", ".join(sorted({stage.function.partition(":")[0] for stage in STAGES}))
     done = subprocess.run(
         [sys.executable, "-c", f"{without(*NOT_ON_A_GPU_MACHINE)}; import {modules}"], capture_output=True, text=True

@@ -1,10 +1,10 @@
-"""A command of the simulator, called in this process."""
+"""Runs commands of the simulator in this process."""
 
 from collections.abc import Callable
 
 
 def status_of(main: Callable[[list[str]], int], *arguments: object) -> int:
-    """Its exit status."""
+    """The exit status of a command."""
     try:
         return main(list(map(str, arguments)))
     except SystemExit as exit:

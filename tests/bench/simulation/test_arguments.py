@@ -1,4 +1,4 @@
-"""Arguments of the simulator's commands: whatever stands behind a flag is taken, or refused in one line."""
+"""Arguments of the simulator's commands: every value is accepted, or refused in one line."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Every kind of batching runs in virtual time as it would step by step, and its pictures stay small."""
+"""Every kind of batching runs in virtual time as it would step by step, and its plots stay small."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_fast_forwarding_equals_stepping_whatever_the_batching(batching: Batchin
 
 
 def walk(draw: np.random.Generator, most: int) -> list[int]:
-    """Ups and downs between 1 and `most`, as of a queue or a pool."""
+    """A random walk between 1 and `most`, like the length of a queue."""
     steps = np.cumsum(draw.normal(0.0, most / 200, LONG_RUN_STEPS)) % (2 * most)
     return (1 + np.where(steps < most, steps, 2 * most - steps)).astype(int).tolist()  # type: ignore[no-any-return]
 

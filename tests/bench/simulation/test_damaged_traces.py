@@ -62,7 +62,7 @@ AZURE_WRONG = ["", "-1", "0", "1.5", "nan", "x", "9" * 23, '"', "2023-13-16 18:1
 
 
 def damaged(kind: str, line: bytes, draw: random.Random) -> bytes:
-    """The line with one thing wrong, as a line."""
+    """The line with one defect."""
     if draw.random() < 0.4:
         return draw.choice(JUNK)
     if draw.random() < 0.2:
@@ -91,7 +91,7 @@ def written(path: Path, kind: str, lines: list[bytes]) -> Path:
 
 
 def shown(requests: list[TraceRequest]) -> list[tuple[object, ...]]:
-    """All of the requests, their tokens too."""
+    """The fields of all requests, including tokens."""
     return [
         (r.arrival_s, r.prompt_tokens, r.output_tokens, r.prompt(), r.lane, r.tenant, r.conversation) for r in requests
     ]
@@ -100,16 +100,16 @@ def shown(requests: list[TraceRequest]) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("kind", MAKERS)
 @settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), share=st.sampled_from([0.1, 0.5, 0.9]), compressed=st.booleans())
-def test_what_is_left_of_a_damaged_trace_is_exactly_its_undamaged_lines(
+def test_skipping_damaged_lines_keeps_exactly_the_undamaged_ones(
     kind: str, tmp_path_factory: pytest.TempPathFactory, seed: int, share: float, compressed: bool
 ) -> None:
     draw = random.Random(seed)
     folder = tmp_path_factory.getbasetemp()
     whole = [MAKERS[kind](draw) for _ in range(draw.randint(1, 30))]
     bad = {index for index in range(len(whole)) if draw.random() < share}
-    bad -= {draw.randrange(len(whole))}  # one at least is left
+    bad -= {draw.randrange(len(whole))}  # at least one line is left
     suffix = ".gz" if compressed else ""
-    # A blank line keeps the place of a damaged one: an Azure prompt is made of its line's number.
+    # A blank line replaces each damaged one, since an Azure prompt depends on its line number.
     expected = written(folder / f"left{suffix}", kind, [b"" if i in bad else line for i, line in enumerate(whole)])
     lines = [damaged(kind, line, draw) if i in bad else line for i, line in enumerate(whole)]
     path = written(folder / f"damaged{suffix}", kind, lines)
@@ -129,8 +129,8 @@ def test_what_is_left_of_a_damaged_trace_is_exactly_its_undamaged_lines(
     assert shown(read_trace(path, limit=limit, skipped=SkippedLines())) == shown(read_trace(expected, limit=limit))
 
 
-def test_lines_may_stand_in_any_order(tmp_path: Path) -> None:
-    """Production traces are not sorted: a line that is earlier than the one before it is no damage."""
+def test_lines_may_be_in_any_order(tmp_path: Path) -> None:
+    """Production traces are not sorted: a line may be earlier than the one before."""
     lines = [json.dumps({"timestamp": t, "input": "abcd" * (t + 1), "output": ""}).encode() for t in (3, 1, 2, 0)]
     skipped = SkippedLines()
     requests = read_trace(written(tmp_path / "trace", "text", lines), skipped=skipped)
@@ -152,7 +152,7 @@ def test_lines_may_stand_in_any_order(tmp_path: Path) -> None:
         ("t.gz", gzip.compress(b'{"timestamp": 1, "input": "a", "output": ""}\n' * 99)[:-20], "cannot be read"),
     ],
 )
-def test_a_file_without_a_request_or_whose_rest_is_lost_is_refused_all_the_same(
+def test_a_file_without_requests_or_with_a_lost_rest_is_refused_even_with_skipping(
     tmp_path: Path, name: str, content: bytes, problem: str
 ) -> None:
     path = tmp_path / name
@@ -169,7 +169,7 @@ def test_a_file_without_a_request_or_whose_rest_is_lost_is_refused_all_the_same(
         (simulate_fleet, "simulate-fleet", ("--copies", 2, "--duration-s", 5, "--ramp-s", 0, "--workers", 1)),
     ],
 )
-def test_a_command_refuses_a_damaged_trace_or_says_below_its_table_what_it_skipped(
+def test_a_command_refuses_a_damaged_trace_or_reports_the_skipped_lines_below_its_table(
     module: ModuleType, prog: str, needed: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fine = [

@@ -1,4 +1,4 @@
-"""Tenants of any sizes and weights before one worker in virtual time: what docs/fairness.md promises them."""
+"""Tenants of any sizes and weights before one worker in virtual time: the promises of docs/fairness.md."""
 
 from dataclasses import dataclass, replace
 
@@ -11,20 +11,20 @@ from trunkline_bench.simulation.worker.neighbours import Neighbours, Observed, T
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.scheduling.lane_sharing import LaneSharing
 
-WARM_UP_S = 8.0  # longer than a worker needs to learn what its steps cost
+WARM_UP_S = 8.0  # longer than a worker needs to learn the cost of its steps
 WARM_UP = [
     Tenant("short", 4, 200, 30, pause_s=0.3, ends_s=WARM_UP_S - 2),
     Tenant("long", 1, 3000, 10, pause_s=0.2, ends_s=WARM_UP_S - 2),
     Tenant("very long", 1, 20_000, 1, ends_s=1.0),
 ]
-# Floods are there for so long before the innocent tenants come: those that come in the same step go in order.
+# Floods start this long before the innocent tenants, since requests that arrive in one step are served in order.
 FLOODED_BEFORE_S = 0.5
 FLOODED_S = 2.0
 PLACES = 12
-# Sequences that are preempted for each request that comes; the most of one newcomer is MAX_VICTIMS.
+# Preemptions per arriving request; one newcomer preempts at most MAX_VICTIMS sequences.
 PREEMPTIONS_OF_ARRIVAL = 1
 WEIGHTS = st.sampled_from([0.5, 1.0, 2.0])
-# Part of its fair share that an innocent tenant asks for at most: of a step's time, and of the KV pool.
+# Largest part of its fair share that an innocent tenant uses, of a step's time and of the KV pool.
 ASKED = 0.8
 
 
@@ -39,8 +39,8 @@ class Scene:
 
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
-    """Two to six tenants. Floods ask for more than there is, with requests of any size; each innocent tenant has so few
-    requests under way, and so small ones, that all of them are within its share."""
+    """Two to six tenants. Floods exceed the capacity, with requests of any size; each innocent tenant has so few and
+    small requests in flight that all of them are within its share."""
     spec = WORKERS[draw(st.sampled_from(sorted(WORKERS)))]
     num_floods = draw(st.integers(1, 3))
     num_innocents = draw(st.integers(1, 3))
@@ -63,7 +63,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         weight = weights[num_floods + n]
         share = ASKED * weight / sum(weights)
         count = draw(st.integers(1, 4))
-        # A step of 100 ms takes 800 tokens before both workers, and more.
+        # A step of 100 ms computes at least 800 tokens on both workers.
         prompt = draw(st.integers(1, int(800 * share / count)))
         output = draw(st.one_of(st.just(1), st.integers(1, 900)))
         pause_s = draw(st.sampled_from([0.02, 0.05, 0.3]))
@@ -79,7 +79,7 @@ def observe(spec: WorkerSpec, tenants: list[Tenant], run_s: float) -> Observed:
 
 
 def assert_first_tokens_in_time(scene: Scene) -> None:
-    """Of every request of the innocent tenants, not of most."""
+    """Checks every request of the innocent tenants, not only most."""
     together = observe(scene.spec, [*scene.floods, *scene.innocents], FLOODED_S)
     for innocent in scene.innocents:
         unloaded_s = max(observe(scene.spec, [innocent], 1.0).tenants[innocent.name].ttft_s)
@@ -89,8 +89,8 @@ def assert_first_tokens_in_time(scene: Scene) -> None:
 
 
 def assert_all_end(scene: Scene) -> None:
-    """The same tenants before a few places and a pool that holds one long sequence; none sends anything after a
-    second."""
+    """Runs the same tenants with few running slots and a pool that holds one long sequence. None of them sends requests
+    after the first second."""
     ends_s = WARM_UP_S + 1.0
     spec = replace(scene.spec, num_blocks=1500, limits=replace(scene.spec.limits, max_running_requests=PLACES))
     floods = [replace(tenant, concurrency=min(24, tenant.concurrency), ends_s=ends_s) for tenant in scene.floods]
@@ -131,8 +131,8 @@ def test_whatever_many_more_tenants_submit_ends(scene: Scene) -> None:
 
 @pytest.mark.parametrize("worker", sorted(WORKERS))
 def test_a_tenant_alone_is_scheduled_as_if_there_were_no_shares(worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes as many steps, for the same tokens, to the same end: sharing costs nothing where there is one tenant."""
-    spec = replace(WORKERS[worker], num_blocks=1500)  # so few that sequences are preempted for one another's growth
+    """A single tenant needs the same steps and tokens with and without sharing."""
+    spec = replace(WORKERS[worker], num_blocks=1500)  # so few that growing sequences preempt others
     flood = Tenant("flood", 40, 400, 500)
 
     def outcome() -> tuple[float, int, int, int, list[float]]:

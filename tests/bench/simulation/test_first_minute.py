@@ -1,4 +1,4 @@
-"""A worker that knows next to nothing of its device: its first large prompts do not hold up others."""
+"""The first large prompts of a worker that has hardly measured its device do not delay other tenants."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from trunkline_bench.simulation.noisy_neighbours import WORKERS, allowed_s
 from trunkline_bench.simulation.worker.neighbours import Neighbours, Tenant
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 
-# Until then the worker has seen the innocent tenant's requests of one token, and nothing else.
+# Until then the worker has only seen the innocent tenant's requests of one token.
 FLOODED_S = 3.0
 RUN_S = 1.5
 INNOCENT = Tenant("innocent", 1, 5, 1, pause_s=0.01)
@@ -18,7 +18,7 @@ FLOODS = {
     "requests of 32 tokens that decode": Tenant("flood", 256, 32, 64, starts_s=FLOODED_S),
     "one prompt of 12,000 tokens": Tenant("flood", 1, 12_000, 16, starts_s=FLOODED_S),
 }
-# 400 µs for a token: what the demo model takes on a core that others use too.
+# 400 µs per token, as for the demo model on a shared core.
 SLOW = FittedCost((0.003, 400e-6, 0.0, 0.0, 0.0, 0.0, 0.0), (0.003, 400e-6, 0.0, 0.0, 0.0, 0.0, 5e-9))
 DEVICES = {**WORKERS, "slow CPU": replace(WORKERS["CPU, small model"], cost=SLOW)}
 
@@ -37,7 +37,7 @@ def test_a_flood_that_is_the_first_real_work_of_a_worker_does_not_starve_another
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_worker_fills_its_steps_after_a_few_however_little_it_knew(device: str) -> None:
+def test_a_worker_without_measurements_fills_its_steps_after_a_few(device: str) -> None:
     spec = DEVICES[device]
     flood = Tenant("flood", 128, 1000, 16)
 

@@ -1,4 +1,4 @@
-"""A fitted cost survives being written and read, and a file that is none is told what is wrong with it."""
+"""A fitted cost can be written and read back, and an invalid file is an error that names the problem."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("cost", [COST, FittedCost(COST.decode, COST.mixed)], ids=["with a pool", "without"])
-def test_what_was_written_is_read_to_the_last_bit(cost: FittedCost) -> None:
+def test_a_written_cost_is_read_back_exactly(cost: FittedCost) -> None:
     assert FittedCost.from_json(cost.to_json()) == cost
 
 
@@ -72,7 +72,7 @@ def test_a_bad_field_is_named(change: dict[str, Any], problem: str) -> None:
         (json.dumps({"decode": GOOD["decode"]}), "mixed is missing"),
     ],
 )
-def test_text_that_is_no_fitted_cost_is_an_error_of_one_line(text: str, problem: str) -> None:
+def test_text_that_is_not_a_fitted_cost_is_an_error_of_one_line(text: str, problem: str) -> None:
     with pytest.raises(FittedCostError, match=r"^[^\n]*$") as caught:
         FittedCost.from_json(text)
     assert problem in str(caught.value)

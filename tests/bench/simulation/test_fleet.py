@@ -1,5 +1,5 @@
-"""The simulated fleet: every request ends once, what routers know agrees with what workers hold in the end, and the
-same numbers come out however the run is driven."""
+"""The simulated fleet: every request ends once, routers and workers agree in the end about cached blocks, and results
+do not depend on how the run is driven."""
 
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ SPEC = WorkerSpec(PROFILES["h200-8b"], 400, BLOCK, SchedulerLimits(max_step_toke
 
 
 def conversations(count: int, turns: int, *, gap_s: float = 0.4, seed: int = 0) -> list[TraceRequest]:
-    """Each turn's prompt is the one before and some more."""
+    """Conversations: each turn's prompt extends the one before."""
     draw = Random(seed)
     requests = []
     for number in range(count):
@@ -48,7 +48,7 @@ def same_token(token_id: int, count: int) -> list[int]:
 
 
 def figures(run: FleetRun) -> list[tuple[object, ...]]:
-    """What became of each request, with times to the nanosecond: runs of steps are summed in another order."""
+    """The outcome of each request. Times are rounded to nanoseconds: the order of sums differs."""
     return [
         (o.worker, o.output_tokens, o.cached_tokens, o.predicted_tokens, round(o.first_token_s or -1, 9),
          round(o.done_s or -1, 9))
@@ -118,13 +118,13 @@ def test_a_conversation_stays_where_its_prefix_is() -> None:
 
 
 def told_and_alone(fleet: Fleet, requests: list[TraceRequest]) -> tuple[Summary, Summary]:
-    """Routers that tell one another what they sent as often as they do in a small fleet, and ones that do not."""
+    """Summaries of two runs: routers that exchange credits as in a small fleet, and routers that do not."""
     told, alone = (summary(simulate(replace(fleet, credit_sync_s=sync_s), requests)) for sync_s in (LEAST_REST_S, None))
     return told, alone
 
 
-def test_routers_that_tell_one_another_what_they_sent_do_not_herd_in_a_burst() -> None:
-    # The first ones, half a second before, find out what steps may hold.
+def test_routers_that_exchange_credits_do_not_herd_in_a_burst() -> None:
+    # From the first requests, workers learn how many tokens fit into a step.
     sent_s = [0.02 * number for number in range(24)] + [1.0 + number * 2e-3 for number in range(120)]
     burst = [TraceRequest(at_s, 400, 4, partial(same_token, n + 3, 400)) for n, at_s in enumerate(sent_s)]
     told, alone = told_and_alone(Fleet(4, SPEC, "predicted-ttft", routers=6), burst)
@@ -132,11 +132,11 @@ def test_routers_that_tell_one_another_what_they_sent_do_not_herd_in_a_burst() -
     assert told.ttft_s[2] < 0.8 * alone.ttft_s[2]
 
 
-def test_under_lasting_load_first_tokens_come_sooner_where_routers_tell_one_another_what_they_sent() -> None:
+def test_under_lasting_load_first_tokens_come_sooner_if_routers_exchange_credits() -> None:
     draw, at_s = Random(0), 1.0
     requests = []
     for number in range(200):
-        at_s += draw.expovariate(44.0)  # per second: nearly all that the workers can do
+        at_s += draw.expovariate(44.0)  # per second, nearly the capacity of the workers
         length = draw.randrange(1000, 3000)
         requests.append(TraceRequest(at_s, length, 4, partial(same_token, number + 3, length)))
     fleet = Fleet(4, replace(SPEC, num_blocks=4000), "predicted-ttft", routers=6)
@@ -145,7 +145,7 @@ def test_under_lasting_load_first_tokens_come_sooner_where_routers_tell_one_anot
     assert told.ttft_s[2] < alone.ttft_s[2]
 
 
-def test_what_no_worker_can_hold_is_refused_without_its_prompt_being_made() -> None:
+def test_a_request_that_no_worker_can_hold_is_refused_before_its_prompt_is_made() -> None:
     def never() -> list[int]:
         raise MemoryError("the prompt of a refused request was made")
 
@@ -163,7 +163,7 @@ def test_a_full_queue_refuses_and_its_credit_comes_back() -> None:
     assert run.routers[0].credits() == {0: NO_CREDIT}
 
 
-def test_a_run_that_cannot_meet_its_goal_any_more_is_given_up() -> None:
+def test_a_run_that_can_no_longer_meet_its_goal_is_given_up() -> None:
     requests = [TraceRequest(n * 0.01, 2000, 5, partial(same_token, n + 3, 2000)) for n in range(800)]
     run = simulate(Fleet(1, SPEC, "round-robin"), requests, goal=TtftGoal(0.5))
     assert run.given_up
@@ -180,7 +180,7 @@ def test_only_what_arrives_after_the_ramp_counts() -> None:
     assert told.to_json()["requests"] == told.requests
 
 
-def test_the_ideal_counts_every_block_that_came_before_and_the_bounded_one_forgets() -> None:
+def test_the_ideal_cache_keeps_every_block_and_the_bounded_one_evicts() -> None:
     def chain(tokens: list[int]) -> list[int]:
         return keys_of(b"".join(prompt_hashes(root_hash(FINGERPRINT), tokens, BLOCK)))
 
@@ -192,7 +192,7 @@ def test_the_ideal_counts_every_block_that_came_before_and_the_bounded_one_forge
 
 
 def test_an_idle_worker_needs_for_a_prompt_what_the_simulated_engine_takes() -> None:
-    # The first ones find out what its steps may hold.
+    # From the first requests, the worker learns how many tokens fit into a step.
     prompts = [[number, *range(3, 1202)] for number in (3, 4, 5)]
     run = replay([TraceRequest(float(n), 1200, 1, prompt.copy) for n, prompt in enumerate(prompts)], SPEC)
     expected_s = idle_prefill_s(SPEC.cost, 1200, 0, SPEC.limits.max_step_tokens)

@@ -1,4 +1,4 @@
-"""`trunkline bench simulate-fleet`: a table and its files, or one line that names what makes no sense."""
+"""`trunkline bench simulate-fleet`: a table and its files, or an error of one line that names the invalid argument."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ command = partial(status_of, main.main)
         ("--copies 1 --output /dev/null/x", "--output /dev/null/x: "),
     ],
 )
-def test_an_argument_without_sense_is_one_line(
+def test_an_invalid_argument_is_an_error_of_one_line(
     trace: Path, capsys: pytest.CaptureFixture[str], arguments: str, problem: str
 ) -> None:
     assert command("--trace", trace, *arguments.split()) == 2
@@ -55,7 +55,7 @@ def test_an_argument_without_sense_is_one_line(
 
 
 @pytest.mark.parametrize("place", ["trace.jsonl", "trace.jsonl/below", "/proc/nothing"])
-def test_an_output_folder_that_cannot_be_is_noticed_before_the_runs(
+def test_an_output_folder_that_cannot_be_created_is_an_error_before_the_runs(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     monkeypatch.delattr(main, "simulate")
@@ -64,7 +64,7 @@ def test_an_output_folder_that_cannot_be_is_noticed_before_the_runs(
     assert capsys.readouterr().err.startswith(f"trunkline bench simulate-fleet: --output {folder}: ")
 
 
-def test_a_trace_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_trace_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--trace", "/nowhere", "--copies", 1) == 2
     assert capsys.readouterr().err == "trunkline bench simulate-fleet: /nowhere: No such file or directory\n"
 
@@ -84,7 +84,7 @@ def test_policies_stand_side_by_side_in_a_table_in_json_and_in_plots(
     assert (output / "over-time.png").stat().st_size > 10_000
 
 
-def test_the_command_line_knows_it(trace: Path) -> None:
+def test_the_trunkline_command_runs_it(trace: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "trunkline_cli.main", "bench", "simulate-fleet", "--trace", str(trace), "--copies", "0"],
         capture_output=True,

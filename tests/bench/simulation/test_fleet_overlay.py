@@ -1,4 +1,4 @@
-"""Overlaid copies of a trace: more of the same, with the gaps between turns as they were and prompts of their own."""
+"""Overlaid copies of a trace keep the gaps between turns and have prompts of their own."""
 
 from collections import defaultdict
 from functools import partial
@@ -44,7 +44,7 @@ def test_the_gaps_between_turns_stay() -> None:
     assert [request.arrival_s for request in laid] == sorted(request.arrival_s for request in laid)
 
 
-def test_no_two_copies_begin_alike_and_turns_of_one_do() -> None:
+def test_copies_share_no_prefix_but_turns_of_one_copy_do() -> None:
     laid = overlay(TRACE, 6, 150.0)
     begins = {name: {request.prompt()[0] for request in turns} for name, turns in by_conversation(laid).items()}
     assert all(len(of_one) == 1 for of_one in begins.values())
@@ -56,13 +56,13 @@ def test_no_two_copies_begin_alike_and_turns_of_one_do() -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 3, 8.5])
-def test_load_is_as_many_times_the_trace_as_asked(copies: float) -> None:
+def test_load_is_the_requested_multiple_of_the_trace(copies: float) -> None:
     laps = 20
     laid = overlay(TRACE, copies, laps * lap_of(TRACE))
     assert len(laid) == pytest.approx(copies * laps * len(TRACE), rel=0.04)
 
 
-def test_what_is_left_out_is_whole_conversations_and_more_load_has_all_of_less() -> None:
+def test_whole_conversations_are_left_out_and_a_higher_load_contains_a_lower_one() -> None:
     less, more = (by_conversation(overlay(TRACE, copies, 300.0)) for copies in (2.5, 2.8))
     whole = by_conversation(overlay(TRACE, 3, 300.0))
     assert set(less) < set(more) < set(whole)

@@ -1,4 +1,4 @@
-"""What a sweep's runs are said to show: goal by goal, and beside ours."""
+"""The report of a sweep: goals, and comparisons with our policy."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def run(policy: str, load: float, workload: str = "agent", **figures: Any) -> go
 
 
 def told(runs: list[goals.Run], goal: str) -> list[str]:
-    """(measured, verdict) of the one row whose goal begins so."""
+    """[measured, verdict] of the row whose goal begins with this text."""
     (found,) = [cells for name, cells in goals.rows(runs).items() if name.startswith(goal)]
     return found
 
@@ -71,7 +71,7 @@ def test_a_policy_that_beats_ours_at_one_load_is_a_miss_there() -> None:
     assert verdict == "**misses** at 50%; open at 100%"
 
 
-def test_that_no_policy_beats_ours_is_open_until_all_that_matter_were_run_there() -> None:
+def test_the_comparison_with_other_policies_is_open_until_all_required_ones_were_run() -> None:
     runs = [run(OURS, 0.8), *(run(policy, 0.8, ttft_s=[0.2, 0.4, 0.8]) for policy in BESIDE[:2])]
     measured, verdict = told(runs, "best other's TTFT p99")
     assert measured == "80%: 2.00 (round-robin, of 2; without sglang-cache-aware)"
@@ -82,9 +82,9 @@ def test_that_no_policy_beats_ours_is_open_until_all_that_matter_were_run_there(
     assert told([runs[0], runs[-1]], "best other's TTFT p99")[1] == "**misses** at 80%; open at 50%, 100%"
 
 
-def test_a_run_that_was_given_up_was_run_and_missed_the_goal() -> None:
+def test_a_run_that_was_given_up_counts_and_missed_the_goal() -> None:
     runs = [run(policy, 0.8) for policy in (OURS, *BESIDE[:2])]
-    # Of those that came to their first token: the others were not waited for.
+    # Over requests with a first token; the run did not wait for the others.
     runs.append(run(BESIDE[2], 0.8, given_up=True, is_search=True, meets_goal=False, ttft_s=[0.2, 0.2, 0.3]))
     measured, verdict = told(runs, "best other's TTFT p99")
     assert measured == "80%: 1.000 (round-robin, of 3)"
@@ -102,7 +102,7 @@ def test_a_policy_whose_median_is_lower_is_a_miss_at_the_median() -> None:
     assert told(runs, "best other's TTFT p99")[1] == "holds"
 
 
-def test_other_draws_of_the_same_point_stand_in_its_table_and_decide_no_goal(tmp_path: Path) -> None:
+def test_other_seeds_are_in_the_table_but_decide_no_goal(tmp_path: Path) -> None:
     runs = [run(OURS, 0.5), run(OURS, 0.5, seed=1, hit_rate=0.1, ttft_s=[9.0, 9.0, 9.0])]
     assert told(runs, "hits") == told(runs[:1], "hits")
     sweep_report.write(keep(tmp_path / "runs", runs), tmp_path / "out", "- date: then")
@@ -115,7 +115,7 @@ def test_mooncake_is_judged_by_delay() -> None:
     assert told(runs, "best other's delay p99")[0].startswith("80%: 3.00 (round-robin, of 1")
 
 
-def test_a_delay_that_is_none_is_nothing_to_compare_with() -> None:
+def test_a_delay_that_is_not_positive_is_not_compared() -> None:
     runs = [run(OURS, 0.8, "mooncake", delay_p99_s=-0.01), run(BASE, 0.8, "mooncake")]
     assert told(runs, "best other's delay p99")[0] == "-"
 
@@ -125,7 +125,7 @@ def test_uneven_work_is_a_miss_from_eighty_percent_load_on() -> None:
     assert told(runs, "CV") == ["80%: 0.010; 100%: 0.200", "**misses** at 100%"]
 
 
-def test_each_policy_stands_beside_ours_in_the_table_of_its_load(tmp_path: Path) -> None:
+def test_the_table_of_a_load_compares_each_policy_with_ours(tmp_path: Path) -> None:
     runs = [run(BASE, 0.5, ttft_s=[0.2, 2.0, 10.0]), run(OURS, 0.5)]
     sweep_report.write(keep(tmp_path / "runs", runs), tmp_path / "out", "- date: then")
     lines = (tmp_path / "out" / "fleet.md").read_text().splitlines()
@@ -137,7 +137,7 @@ def test_each_policy_stands_beside_ours_in_the_table_of_its_load(tmp_path: Path)
     assert (ours["of the ideal"], ours["of what fits"]) == ("96.8%", "96.8%")
 
 
-def test_the_report_can_be_written_again_from_what_it_left_under_the_facts_of_its_runs(tmp_path: Path) -> None:
+def test_the_report_can_be_rewritten_from_its_own_files_with_the_same_head(tmp_path: Path) -> None:
     runs = keep(tmp_path / "runs", [run(OURS, 0.5), run(BASE, 0.5)])
     (runs / "capacity-agent.json").write_text('{"copies_per_worker": 2.0, "requests_per_s": 3.0}\n')
     output = tmp_path / "out"
@@ -148,7 +148,7 @@ def test_the_report_can_be_written_again_from_what_it_left_under_the_facts_of_it
     assert {path.name: path.read_text() for path in output.iterdir()} == written
 
 
-def test_a_report_of_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_without_runs_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep.main(["--report-only", "--runs", str(tmp_path), "--output", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"bench-fleet: {tmp_path}: there are no figures of runs\n"
 

@@ -1,4 +1,4 @@
-"""A replay ends, or says why it cannot; what it tells of a run is of the whole of it, lane by lane."""
+"""A replay ends or raises an error, and its figures cover the whole run, by lane."""
 
 from dataclasses import replace
 
@@ -49,8 +49,8 @@ def test_a_run_in_which_everything_was_refused_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("until_s", [100.0, float("inf")])
-def test_an_engine_that_waits_for_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch, until_s: float) -> None:
-    monkeypatch.setattr(Engine, "wakes_s", lambda engine: None)  # so the batch is never closed
+def test_a_stuck_engine_is_an_error(monkeypatch: pytest.MonkeyPatch, until_s: float) -> None:
+    monkeypatch.setattr(Engine, "wakes_s", lambda engine: None)  # so that the batch is never closed
     with pytest.raises(RuntimeError, match=r"2 requests are left at 0\.250 s of virtual time"):
         replay([request(0.0), request(0.25)], replace(WORKER, limits=LIMITS), until_s=until_s)
 
@@ -61,11 +61,11 @@ def test_a_batch_that_waits_for_its_window_is_waited_for() -> None:
     assert 0.5 < run.duration_s < 0.6
 
 
-def test_a_replay_ends_at_the_time_it_was_given() -> None:
+def test_a_replay_ends_at_the_given_time() -> None:
     assert replay([request(0.0), request(50.0)], WORKER, until_s=10.0).duration_s == 10.0
 
 
-def test_times_between_tokens_are_of_the_whole_run_however_long_it_was() -> None:
+def test_times_between_tokens_cover_the_whole_run() -> None:
     run = replay([request(0.0, 20), *(request(600.0 * i, 1) for i in range(1, 4))], WORKER)
     itl_s = run.stats.lanes[1].itl_s
     assert itl_s.count == 19
@@ -96,7 +96,7 @@ def test_a_run_with_one_lane_has_one_row_with_everything() -> None:
 
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
-def test_prompts_computed_token_by_token_are_not_taken_for_decodes(run_ahead: int) -> None:
+def test_prompts_computed_token_by_token_do_not_count_as_decodes(run_ahead: int) -> None:
     worker = replace(WORKER, limits=SchedulerLimits(max_step_tokens=1), run_ahead=run_ahead)
     requests = [TraceRequest(10.0 * i, 80, 40, lambda: [3] * 80) for i in range(2)]
     fast, slow = (replay(requests, replace(worker, fast_forward=forward)) for forward in (True, False))

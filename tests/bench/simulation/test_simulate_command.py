@@ -1,4 +1,4 @@
-"""`trunkline bench simulate`: whatever makes no sense is one line that names the flag, before anything is run."""
+"""`trunkline bench simulate`: an invalid argument is an error of one line that names the flag, before any run."""
 
 import json
 import sys
@@ -79,7 +79,7 @@ def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_runs")
 @pytest.mark.parametrize("place", ["trace.jsonl", "trace.jsonl/below", "/proc/nothing"])
-def test_an_output_folder_that_cannot_be_is_noticed_before_the_runs(
+def test_an_output_folder_that_cannot_be_created_is_an_error_before_the_runs(
     trace: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     folder = trace.parent / place
@@ -90,7 +90,7 @@ def test_an_output_folder_that_cannot_be_is_noticed_before_the_runs(
 
 
 @pytest.mark.usefixtures("no_runs")
-def test_a_missing_matplotlib_is_noticed_before_the_runs(
+def test_a_missing_matplotlib_is_an_error_before_the_runs(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "trunkline_bench.simulation.plots", None)
@@ -99,7 +99,7 @@ def test_a_missing_matplotlib_is_noticed_before_the_runs(
     assert not (trace.parent / "out").exists()
 
 
-def test_a_picture_that_cannot_be_written_is_told_after_the_table(
+def test_a_plot_that_cannot_be_written_is_an_error_after_the_table(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = trace.parent / "out"

@@ -1,4 +1,4 @@
-"""The engine in virtual time: fast-forwarding changes nothing, and the cost models say what they should."""
+"""The engine in virtual time: fast-forwarding changes nothing, and the cost models are right."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ FITTED = FittedCost((0.002, 1e-5, 1e-6, 1e-6, 1e-8, 0.0, 0.0), (0.003, 2e-5, 1e-
 
 
 def workload(rate: float, seed: int = 0) -> list[TraceRequest]:
-    """All lanes, two tenants, some of it with common prefixes."""
+    """A workload with all lanes, two tenants and some common prefixes."""
     made = []
     for index, request in enumerate(poisson(60, rate, mixed_lengths, seed=seed)):
         lane = ("interactive", "standard", "batch")[index % 3]

@@ -1,4 +1,4 @@
-"""Trace formats: what they say, and what is said of lines that make no sense."""
+"""Trace formats, and errors for invalid lines."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def test_mooncake_ids_become_prefixes_that_are_equal_where_the_ids_are(tmp_path:
         {"timestamp": 3000, "input_length": 512, "output_length": 1, "hash_ids": [1]},
     ]
     requests = read_trace(write(tmp_path / "trace.jsonl", *lines))
-    assert [request.arrival_s for request in requests] == [0.0, 1.5, 3.0], "a bucket is spread until the next"
+    assert [request.arrival_s for request in requests] == [0.0, 1.5, 3.0], "spread until the next bucket"
     first, second, third = (request.prompt() for request in requests)
     assert [len(first), len(second), len(third)] == [700, 1024, 512]
     assert first[:512] == second[:512] == third
@@ -110,7 +110,7 @@ def test_a_bad_line_is_named_with_its_number_and_field(tmp_path: Path, change: d
         ),
     ],
 )
-def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str, problem: str) -> None:
+def test_an_invalid_file_is_named_in_the_error(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(TraceError, match=r"^[^\n]*$") as caught:
@@ -120,7 +120,7 @@ def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, text: str, problem:
         read_trace(tmp_path / "nowhere")
 
 
-def test_blank_lines_are_no_requests_and_the_limit_counts_requests(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped_and_the_limit_counts_requests(tmp_path: Path) -> None:
     line = json.dumps(MOONCAKE_LINE)
     texts = {
         "mooncake.jsonl": f"\n\n{line}\n \n\n{line}\n{line}\n",
@@ -133,7 +133,7 @@ def test_blank_lines_are_no_requests_and_the_limit_counts_requests(tmp_path: Pat
         assert [len(read_trace(path, limit=limit)) for limit in (None, 1, 2, 9)] == [3, 1, 2, 3], name
 
 
-def test_what_lies_behind_the_limit_is_not_looked_at(tmp_path: Path) -> None:
+def test_lines_after_the_limit_are_not_read(tmp_path: Path) -> None:
     assert len(read_trace(write(tmp_path / "trace.jsonl", MOONCAKE_LINE, MOONCAKE_LINE, "rubbish"), limit=2)) == 2
 
 

@@ -1,4 +1,4 @@
-"""The bench's HTTP client sees every event of an answer, however the network cuts it up, and the end of it."""
+"""The benchmark's HTTP client sees every event and the end of an answer, however the network splits it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ ANSWER = HEAD + chunked(*(b"data: %s\n\n" % event for event in (*EVENTS, b"[DONE
 
 @asynccontextmanager
 async def answering(pieces: list[bytes]) -> AsyncIterator[str]:
-    """To every request the same, one piece after the other."""
+    """A server that sends the same answer to every request, piece by piece."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1 << 16):
@@ -45,7 +45,7 @@ async def test_every_event_is_seen_and_the_connection_is_free_for_the_next_reque
             assert [event async for event in connection.events(b"{}")] == EVENTS
 
 
-async def test_an_answer_that_is_no_stream_is_an_error_that_says_what_it_was() -> None:
+async def test_an_answer_that_is_not_a_stream_is_an_error_with_the_answer() -> None:
     refusal = b'HTTP/1.1 503 Service Unavailable\r\ncontent-length: 12\r\n\r\n"no workers"'
     async with answering([refusal]) as address, open_connections(address) as connect:
         with pytest.raises(RefusedError, match=r"(?s)503.*no workers"):

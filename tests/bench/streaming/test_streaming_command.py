@@ -1,4 +1,4 @@
-"""The streaming bench's command: what it says of a gateway that is not there."""
+"""The streaming benchmark's command without a working gateway."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ def test_without_the_gateway_the_report_says_so_in_one_line() -> None:
     assert "\n" not in NO_SMG
 
 
-def test_a_command_that_is_not_there_ends_it_before_anything_is_measured(
+def test_a_missing_gateway_command_is_an_error_before_any_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["bench-streaming", "--smg", str(tmp_path / "smg")])
@@ -23,7 +23,7 @@ def test_a_command_that_is_not_there_ends_it_before_anything_is_measured(
     assert f"--smg: there is no {tmp_path / 'smg'}" in capsys.readouterr().err
 
 
-async def test_a_gateway_that_ends_as_it_starts_is_one_clear_line(tmp_path: Path) -> None:
+async def test_a_gateway_that_exits_at_its_start_is_an_error_of_one_line(tmp_path: Path) -> None:
     command = tmp_path / "smg"
     command.write_text("#!/bin/sh\nexit 3\n")
     command.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The source that a gateway is put before answers as vLLM's gRPC server does, as far as a gateway asks."""
+"""The source for gateways answers their calls as vLLM's gRPC server does."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ async def address() -> AsyncIterator[str]:
     await server.stop(0)
 
 
-async def test_it_says_what_a_gateway_asks_before_it_takes_a_worker(address: str) -> None:
+async def test_the_source_answers_what_a_gateway_asks_of_a_new_worker(address: str) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
         worker = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         assert (await worker.HealthCheck(vllm_engine_pb2.HealthCheckRequest())).healthy
@@ -46,7 +46,7 @@ async def test_a_subscription_to_cache_events_is_answered_though_there_are_none(
         events.cancel()
 
 
-async def test_a_stream_is_a_message_for_each_token_and_one_that_sums_them_up(address: str) -> None:
+async def test_a_stream_has_a_message_per_token_and_a_final_summary(address: str) -> None:
     request = vllm_engine_pb2.GenerateRequest(
         tokenized=vllm_engine_pb2.TokenizedInput(input_ids=[7, 8, 9]),
         sampling_params=vllm_engine_pb2.SamplingParams(max_tokens=4),
@@ -62,14 +62,14 @@ async def test_a_stream_is_a_message_for_each_token_and_one_that_sums_them_up(ad
     assert (complete.prompt_tokens, complete.completion_tokens, complete.finish_reason) == (3, 4, "length")
 
 
-async def test_its_reader_learns_how_old_each_token_is(address: str) -> None:
+async def test_a_reader_can_compute_the_age_of_each_token(address: str) -> None:
     load = Load(address, "vllm", streams=2, max_tokens=10, steps_per_s=STEPS_PER_S)
     seen = (await run(Hop(address, "vllm", os.getpid()), load)).seen
     assert (seen.tokens, seen.messages) == (20, 22)
     assert -1e3 * EARLY_S <= seen.age_p50_ms <= seen.age_p99_ms < 1e3 * len(LETTERS) / STEPS_PER_S
 
 
-def test_a_letter_tells_its_step_for_as_long_as_it_is_the_newest_of_its_kind() -> None:
+def test_a_letter_identifies_its_step_until_the_letter_is_used_again() -> None:
     for step in range(1000, 1000 + len(LETTERS)):
         letter = LETTERS[step % len(LETTERS)]
         for late_s in (-EARLY_S / 2, 0.001, 0.05, 2.5):
