@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trunkline_bench.simulation.traces import azure_trace, mooncake_trace, text_trace
 from trunkline_bench.simulation.traces.trace_lines import (
     InvalidLine,
     InvalidLineError,
@@ -22,7 +23,6 @@ from trunkline_bench.simulation.traces.trace_lines import (
     text_of,
 )
 from trunkline_bench.simulation.traces.trace_request import FIRST_ID, TraceRequest, random_prompt
-from trunkline_bench.simulation.traces import azure_trace, mooncake_trace, text_trace
 
 LEAST_SPAN_S = 1e-6  # of a workload's arrivals; avoids a division by zero if all came at once
 
