@@ -322,8 +322,8 @@ def main() -> None:
         + "- two router processes, one Redis, two workers without models, this client; "
         f"{arguments.users} requests of each tenant at once, prompts of {len(PROMPT)} tokens\n\n"
         "## Quotas, each tenant far above its own\n\n"
-        "Windows slide: the whole quota is available at the start, and again as usage leaves the window. Errors are of "
-        "the total usage, and of the 60 seconds with the highest usage.\n\n"
+        "Windows slide: the whole quota is available at the start, and again as usage leaves the window. Errors are "
+        "those of the total usage, and of the 60 seconds with the highest usage.\n\n"
         + table(
             quotas,
             (
