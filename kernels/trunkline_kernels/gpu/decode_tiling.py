@@ -11,9 +11,7 @@ MOST_HEAD_DIM = 256
 # long as reading one more tile: smaller pieces would gain nothing.
 SHORTEST_PIECE = 128
 MOST_PROGRAMS = 3  # per multiprocessor, limited by its registers
-OWN_SHARED = (
-    7 << 10
-)  # bytes of shared memory of a program besides tiles of keys and values; compiled programs need 6 KiB
+OWN_SHARED = 7 << 10  # bytes of shared memory per program for other data than keys and values; compiled ones need 6 KiB
 HOPPER_SHARED_MEMORY = 227 << 10  # bytes per program
 REGISTERS = 65_536  # of an NVIDIA multiprocessor
 MOST_REGISTERS = 255  # of a thread

@@ -111,6 +111,8 @@ class DeviceRows:
 
     @classmethod
     def allocate(cls, *, num_rows: int, max_tokens: int, max_blocks: int, device: torch.device) -> "DeviceRows":
+        """Allocates rows of zeros."""
+
         def table(width: int) -> Tensor:
             return torch.zeros(num_rows, width, dtype=torch.int32, device=device)
 

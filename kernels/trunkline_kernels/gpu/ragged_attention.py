@@ -334,6 +334,8 @@ class Pieces:
 
     @classmethod
     def allocate(cls, num_slots: int, num_heads: int, head_dim: int, cut: Tensor) -> "Pieces":
+        """Allocates room for `num_slots` pieces on the device of `cut`, [num_cut, 3] int32."""
+
         def room(width: int) -> Tensor:
             return torch.empty(num_slots, num_heads, width, dtype=torch.float32, device=cut.device)
 

@@ -105,6 +105,8 @@ class PrefixRoom:
     def allocate(
         cls, *, num_tiles: int, tile_seqs: int, num_heads: int, head_dim: int, device: torch.device
     ) -> "PrefixRoom":
+        """Allocates room for `num_tiles` tiles of up to `tile_seqs` sequences."""
+
         def room(width: int) -> Tensor:
             return torch.empty(num_tiles, tile_seqs, num_heads, width, dtype=torch.float32, device=device)
 

@@ -51,11 +51,13 @@ class TorchRunner:
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
+        """Runs the model over the plan's tokens, and keeps their hidden states for sample()."""
         self._step_rows = rows = self._rows.apply(plan)
         self._hidden, self._ends = self._forward(plan, rows)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan) -> StepResult:
+        """Samples from the states of forward(), and appends the tokens to their rows."""
         rows = self._step_rows
         ends = self._ends
         prompt_logprobs: dict[int, list[PositionLogprobs]] = {}

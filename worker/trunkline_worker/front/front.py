@@ -258,7 +258,7 @@ class Front:
         if choice.handle not in self._choices:
             return
         self._abort_in_engine(choice)
-        news = SequenceOutput(
+        output = SequenceOutput(
             handle=choice.caller_handle,
             error=refused.to_proto(),
             suspect=suspect,
@@ -266,7 +266,7 @@ class Front:
             begun=not self._waiting.holds(choice.handle),
         )
         try:
-            choice.deliver(news)
+            choice.deliver(output)
         except Exception as error:  # must not keep other callers from getting their errors
             self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
         self._end(choice, refused.reason)

@@ -20,7 +20,7 @@ from trunkline_worker.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
 from trunkline_worker.gpu.row_table import RowTable, TableRow
 from trunkline_worker.gpu.step_inputs import StepInputs, StepLayout, StepLayouts, StepShape
 from trunkline_worker.gpu.step_programs import StepPrograms, mixed_sizes
-from trunkline_worker.gpu.step_sampling import StepSamples, sample_step, told_logprobs
+from trunkline_worker.gpu.step_sampling import StepSamples, logprob_entries, sample_step
 from trunkline_worker.gpu.to_device import to_device
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import LoadedModel
@@ -206,8 +206,8 @@ def _result(
                 token_ids[index] = token_id
         at = 1 + 5 * bool(asking)
         if asking:
-            told = told_logprobs(tensors[1:at], asked)
-            logprobs = {sampling[i]: entry for i, entry in zip(asking, told, strict=True) if tokens[i] >= 0}
+            found = logprob_entries(tensors[1:at], asked)
+            logprobs = {sampling[i]: entry for i, entry in zip(asking, found, strict=True) if tokens[i] >= 0}
     else:
         at = 0
     prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
@@ -215,7 +215,7 @@ def _result(
         entries: list[PositionLogprobs] = []
         for part in range(at, at + size, 5):
             columns = tensors[part : part + 5]
-            entries += told_logprobs(columns, [wanted[index]] * len(columns[0]))
+            entries += logprob_entries(columns, [wanted[index]] * len(columns[0]))
         prompt_logprobs[index] = entries
         at += size
     seconds = arriving.seconds_since(start) if device_time_s is None else device_time_s

@@ -63,6 +63,7 @@ class StepLayout:
 
     @property
     def num_tokens(self) -> int:
+        """New tokens of all sequences, without padding."""
         return int(self.query_lens.sum())
 
     @property

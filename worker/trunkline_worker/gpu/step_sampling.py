@@ -89,7 +89,7 @@ def _bias(at: int, row: TableRow) -> list[NDArray[np.int32 | np.float32]]:
     return [np.full(len(ids), at, np.int32), np.array(ids, np.int32), np.array(bias, np.float32)]
 
 
-def told_logprobs(columns: list[Tensor], wanted: list[int]) -> list[PositionLogprobs]:
+def logprob_entries(columns: list[Tensor], wanted: list[int]) -> list[PositionLogprobs]:
     """Returns the entries of the columns of StepSamples.logprobs, on the host. wanted: number of top tokens of each"""
     found: list[PositionLogprobs] = []
     for count, token_id, logprob, rank, ids, values in zip(

@@ -44,6 +44,7 @@ class OutputStream:
 
     @property
     def finished(self) -> bool:
+        """Whether the output has ended: no later engine output may be taken."""
         return self.finish != FinishReason.FINISH_REASON_UNSPECIFIED
 
     def ledger_output(self) -> SequenceOutput | None:
@@ -151,7 +152,7 @@ class OutputStream:
         try:
             num_sent = len(encoded[:sent].decode())
         except UnicodeDecodeError:
-            raise invalid("resume.text_bytes_sent", f"{sent} lies inside a character") from None
+            raise invalid("resume.text_bytes_sent", f"{sent} is inside a character") from None
         self._unsent = text[num_sent:]
         self._num_ahead = max(0, num_sent - len(text))
         self._text_bytes = sent
