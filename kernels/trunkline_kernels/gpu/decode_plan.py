@@ -103,7 +103,7 @@ class DecodePlan:
         windows: Iterable[int | None] = (None,),
     ) -> "DecodePlan":
         """Allocates a plan for steps of up to `max_seqs` sequences. A range has a program for each KV head, so the
-        number of ranges is the tiling's number of programs divided by the number of KV heads.
+        number of ranges is the number of programs that the tiling allows on the device, divided by the KV heads.
 
         windows: of the layers
         """
