@@ -80,7 +80,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "cache": "lanes step",
         "queue": "cache lanes",
         "pace": "cache lanes queue",
-        "scheduling": "cache lanes pace queue step",
+        "batching": "cache lanes pace queue step",
+        "scheduling": "batching cache lanes pace queue step",
         "checkpoint": "",
         "model": "checkpoint",
         "execution": "model step",
@@ -130,7 +131,7 @@ ROOMS: dict[str, dict[str, str]] = {
 }
 EVERYWHERE = {"settings"}  # what a process was told at its start: any room may import it
 PURE_ROOMS = [
-    *("trunkline_worker." + room for room in ("lanes", "cache", "queue", "pace", "scheduling")),
+    *("trunkline_worker." + room for room in ("lanes", "cache", "queue", "pace", "batching", "scheduling")),
     *("trunkline_router." + room for room in ("routing", "quotas", "claims", "failover")),
 ]
 

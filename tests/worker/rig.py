@@ -11,9 +11,9 @@ from trunkline_worker.cache.sequence import Finish
 from trunkline_worker.cache.sequence import Sequence as EngineSequence
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.pace.limits import SchedulerLimits
-from trunkline_worker.scheduling.news import SequenceNews
 from trunkline_worker.scheduling.scheduler import Scheduler
 from trunkline_worker.scheduling.stats import EngineStats
+from trunkline_worker.scheduling.step_outputs import StepOutput
 from trunkline_worker.step.plan import Sampling, StepPlan, StepResult
 
 BLOCK_SIZE = 4
@@ -101,12 +101,12 @@ class Rig:
         self.executor.forward(plan)
         return plan, self.executor.sample(plan)
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceNews]:
+    def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
         self.now_s += 1.0
         step_news = self.scheduler.commit(plan, result, self.now_s)
         self.scheduler.check_integrity()
         plain = zip(step_news.handles, step_news.token_ids, strict=True)
-        news = [*step_news.special, *(SequenceNews(handle, [token_id]) for handle, token_id in plain)]
+        news = [*step_news.special, *(StepOutput(handle, [token_id]) for handle, token_id in plain)]
         for item in news:
             assert item.sequence_id not in self.finished, "news after the end"
             self.outputs[item.sequence_id] += item.token_ids
@@ -116,7 +116,7 @@ class Rig:
                 self.finished[item.sequence_id] = item.finish
         return news
 
-    def step(self) -> list[SequenceNews]:
+    def step(self) -> list[StepOutput]:
         """Plans a step, and commits the oldest one if more than `run_ahead` are under way then."""
         scheduled = self.schedule()
         if scheduled is not None:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tests.worker.rig import BLOCK_SIZE, Rig
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.pace.limits import AdmissionRule, Batching
-from trunkline_worker.scheduling.preemption import MAX_PREEMPTIONS_PER_STEP, cheapest_victim
+from trunkline_worker.scheduling.evictions import MAX_PREEMPTIONS_PER_STEP
+from trunkline_worker.scheduling.preemption import cheapest_victim
 
 INTERACTIVE, STANDARD, BATCH = Lane
 OPTIMISTIC = AdmissionRule.OPTIMISTIC
@@ -82,7 +83,7 @@ def test_a_guest_keeps_its_blocks_while_higher_lanes_want_them() -> None:
         if guest in rig.finished:
             break
     assert guest in rig.finished
-    assert rig.sequences[guest].generation <= 1 + 30 // rig.scheduler.limits.guest_tokens, (
+    assert rig.sequences[guest].generation <= 1 + 30 // rig.scheduler.limits.aged_tokens, (
         "preempted before it became a guest, if at all"
     )
 

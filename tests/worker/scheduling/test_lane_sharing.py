@@ -322,7 +322,7 @@ def test_another_tenants_queue_does_not_make_a_deadline_hopeless() -> None:
 
 
 def test_guests_of_a_lane_are_of_one_tenant_after_the_other() -> None:
-    rig = Rig(max_running=2, aging_s=10.0, guest_tokens=4)
+    rig = Rig(max_running=2, aging_s=10.0, aged_tokens=4)
     for n in range(20):
         rig.submit([n, 3], 12, tenant="flood", lane=BATCH)
     other = rig.submit([49, 48], 4, tenant="other", lane=BATCH)

@@ -11,7 +11,7 @@ from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.pace.experience import Experience, Size
 from trunkline_worker.pace.limits import AdmissionRule, Batching
 from trunkline_worker.pace.step_cost import STEPS_PER_FIT, StepLoad
-from trunkline_worker.scheduling.news import SequenceNews
+from trunkline_worker.scheduling.step_outputs import StepOutput
 from trunkline_worker.step.plan import StepPlan, StepResult
 
 INTERACTIVE, STANDARD, BATCH = Lane
@@ -32,7 +32,7 @@ def test_a_guest_that_reaches_its_promise_is_not_evicted_in_the_step_that_comput
     num_blocks: int, rule: AdmissionRule
 ) -> None:
     for prompt in range(5, 9):
-        rig = Rig(num_blocks=num_blocks, block_size=4, max_running=2, aging_s=10.0, admission=rule, guest_tokens=8)
+        rig = Rig(num_blocks=num_blocks, block_size=4, max_running=2, aging_s=10.0, admission=rule, aged_tokens=8)
         rig.submit([1] * prompt, 120, lane=INTERACTIVE)
         rig.submit([2] * 8, 20, lane=INTERACTIVE)
         rig.submit([3] * 8, 150, lane=BATCH)
@@ -131,7 +131,7 @@ def test_who_sends_anew_all_the_time_holds_nobody_up(lane: Lane, output: tuple[i
 class Paced(Rig):
     """Each step takes what it costs."""
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceNews]:
+    def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
         self.now_s += self.scheduler.cost.time_s(self.scheduler.loads[plan.step_id]) - 1.0
         return super().commit(plan, result)
 

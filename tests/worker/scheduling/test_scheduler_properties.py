@@ -35,7 +35,7 @@ class SchedulerLife(RuleBasedStateMachine):
         admission=st.sampled_from(AdmissionRule),
         interactive_reserve=st.sampled_from([0.0, 0.2, 0.5]),
         aging_s=st.sampled_from([3.0, 30.0]),
-        guest_tokens=st.sampled_from([3, 256]),
+        aged_tokens=st.sampled_from([3, 256]),
         long_prefill_threshold=st.sampled_from([0, 3]),
         batching=st.sampled_from([Batching.CONTINUOUS] * 3 + [Batching.STATIC, Batching.STATIC_UNPADDED]),
         batch_size=st.integers(1, 5),

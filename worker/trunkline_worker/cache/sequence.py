@@ -44,7 +44,7 @@ class Sequence:
     generation: int = 0  # grows with each preemption
     has_yielded: bool = False  # it was preempted for another tenant of its lane, and has not been let in again
     num_charged: int = 0  # leading tokens that count as its tenant's input: see fair_share.py
-    promised_len: int = 0  # up to this length it keeps its blocks, whoever else wants them: see guest.py
+    promised_len: int = 0  # up to this length it keeps its blocks, whoever else wants them: see aging.py
 
     # Identity of its blocks: see blocks.py
     packed: list[bytes] = field(default_factory=list)  # tokens of its full blocks, as far as they were asked for
@@ -84,7 +84,7 @@ class Sequence:
         return (self.account.lane, self.arrival)
 
     @property
-    def is_guest(self) -> bool:
+    def is_aged(self) -> bool:
         """Whether it is still within what it was promised."""
         return self.num_scheduled < self.promised_len
 

@@ -29,11 +29,11 @@ from trunkline_worker.engine.submission import Prompt, sequence_of
 from trunkline_worker.lanes.lanes import LANES, Lane, lane_of
 from trunkline_worker.lanes.queue_bounds import QueueBounds, queue_full
 from trunkline_worker.pace.deadlines import too_late
-from trunkline_worker.scheduling.news import SequenceNews, StepNews
 from trunkline_worker.scheduling.scheduler import Scheduler
 from trunkline_worker.scheduling.stats import StepCounts
+from trunkline_worker.scheduling.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.executor import Executor, RepeatingExecutor
-from trunkline_worker.step.plan import StepPlan
+from trunkline_worker.step.plan import StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,39 +111,28 @@ class Engine:
         self._last_handle = max(self._last_handle, submit.handle)
 
     def step(self) -> EngineStep | None:
-        """Plans and launches one step, and collects the oldest one if enough are under way. None when there is nothing
-        to tell; if then nothing is under way either, nothing will change before wakes_s()."""
+        """Schedules and launches one step, and collects and commits the oldest one if enough are in flight. Returns
+        None if there is nothing to report; if then no step is in flight either, nothing changes before wakes_s()."""
         started_s = self._clock_s()
         if self._in_flight and self._in_flight[0].repeats > 1:
-            # Time has passed: whatever has arrived by now comes before the next plan.
-            return self._tell(self._collect_repetitions())
+            # Time has passed: requests that have arrived by now are taken in before the next plan.
+            return self._report(self._commit_repetitions())
         if self._in_flight and started_s < self._plan_at_s and not self.executor.is_done():
-            return self._tell(None)
-        self._refuse_hopeless(started_s)
-        plan = self.scheduler.schedule(started_s)
+            return self._report(None)
+        plan = self._schedule(started_s)
         if plan is not None:
-            plan = self._repeated(plan)
-            if self.before_launch is not None:
-                self.before_launch([step.sequence_id for step in plan.steps])
-            if self._collected_s is not None and not self.executor.run_ahead:
-                self.scheduler.cost.waited(self._clock_s() - self._collected_s)
-            self.executor.launch(plan)
-            self._in_flight.append(plan)
-            self._host_s.append(self._clock_s() - started_s)
-            self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
-            if len(self._in_flight) == 1:
-                self._time_next_plan()
+            self._launch(plan, started_s)
         if not self._in_flight:
-            self._collected_s = None  # what comes before the next step is a rest
-            return self._tell(None)
+            self._collected_s = None  # the device is idle until the next step
+            return self._report(None)
         if plan is not None and len(self._in_flight) <= self.executor.run_ahead:
-            return self._tell(None)
+            return self._report(None)
         if self._in_flight[0].repeats > 1:  # just launched, by an executor that does not run ahead
-            earlier = self._collect_repetitions()
-            news = self._collect()
-            news.handles[:0], news.token_ids[:0] = earlier.handles, earlier.token_ids
-            return self._tell(news)
-        return self._tell(self._collect())
+            earlier = self._commit_repetitions()
+            outputs = self._commit(self._collect())
+            outputs.handles[:0], outputs.token_ids[:0] = earlier.handles, earlier.token_ids
+            return self._report(outputs)
+        return self._report(self._commit(self._collect()))
 
     def wakes_s(self) -> float | None:
         """When time alone gives step() something to do; None: never. What is under way may be done before."""
@@ -206,36 +195,37 @@ class Engine:
 
     # Steps
 
-    def _repeated(self, plan: StepPlan) -> StepPlan:
-        """The plan itself, or as many repetitions of it as change nothing but the number of steps."""
-        if self._repeating is None:
-            return plan
-        most = self.scheduler.repeats.most(plan)
-        if most <= 1:
-            return plan
-        wakes_s = self.scheduler.wakes_s()
-        until_s = self.next_arrival_s if wakes_s is None else min(self.next_arrival_s, wakes_s)
-        repeats = self._repeating.repeats(plan, most, until_s)
-        return self.scheduler.repeats.repeat(plan, repeats) if repeats > 1 else plan
+    def _schedule(self, now_s: float) -> StepPlan | None:
+        """The next plan; None if there is nothing to compute now. Requests that have become hopeless are refused."""
+        self._refuse_hopeless(now_s)
+        plan = self.scheduler.schedule(now_s)
+        return plan if plan is None or self._repeating is None else self._repeated(plan, self._repeating)
 
-    def _collect_repetitions(self) -> StepNews:
-        """Of a plan that repeats and is next to be collected, all but the last repetition."""
-        plan = self._in_flight[0]
+    def _launch(self, plan: StepPlan, started_s: float) -> None:
+        """Hands a plan to the executor. started_s: when scheduling it began"""
+        if self.before_launch is not None:
+            self.before_launch([step.sequence_id for step in plan.steps])
+        if self._collected_s is not None and not self.executor.run_ahead:
+            self.scheduler.cost.waited(self._clock_s() - self._collected_s)
+        self.executor.launch(plan)
+        self._in_flight.append(plan)
+        self._host_s.append(self._clock_s() - started_s)
+        self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
+        if len(self._in_flight) == 1:
+            self._time_next_plan()
+
+    def _collect(self) -> StepResult:
+        """The result of the oldest step; waits for it."""
         result = self.executor.collect()
-        news = self.scheduler.repeats.commit(plan, result, result.repeated_done_s[-1])
-        self._in_flight[0] = self.scheduler.next_in_flight
-        self._time_next_plan()
-        for device_time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
-            num_steps = len(plan.steps)
-            self.scheduler.stats.step(StepCounts(0, num_steps, 0, num_steps, self._host_s[0], device_time_s), done_s)
-        return news
+        self._collected_s = self._clock_s()
+        return result
 
-    def _collect(self) -> StepNews:
-        """The oldest step's news."""
+    def _commit(self, result: StepResult) -> StepOutputs:
+        """Takes in the result that was just collected."""
         plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
-        result = self.executor.collect()
-        self._collected_s = started_s = self._clock_s()
-        news = self.scheduler.commit(plan, result, started_s)
+        assert self._collected_s is not None
+        started_s = self._collected_s
+        outputs = self.scheduler.commit(plan, result, started_s)
         if self._in_flight:
             self._time_next_plan()
         if not self.has_work:
@@ -251,7 +241,31 @@ class Engine:
             result.device_time_s,
         )
         self.scheduler.stats.step(counts, now_s)
-        return news
+        return outputs
+
+    # Plans that repeat (simulation)
+
+    def _repeated(self, plan: StepPlan, repeating: RepeatingExecutor) -> StepPlan:
+        """The plan, made to stand for as many equal steps as possible."""
+        most = self.scheduler.repeats.most(plan)
+        if most <= 1:
+            return plan
+        wakes_s = self.scheduler.wakes_s()
+        until_s = self.next_arrival_s if wakes_s is None else min(self.next_arrival_s, wakes_s)
+        repeats = repeating.repeats(plan, most, until_s)
+        return self.scheduler.repeats.repeat(plan, repeats) if repeats > 1 else plan
+
+    def _commit_repetitions(self) -> StepOutputs:
+        """Collects and commits all but the last repetition of the oldest plan."""
+        plan = self._in_flight[0]
+        result = self.executor.collect()
+        outputs = self.scheduler.repeats.commit(plan, result, result.repeated_done_s[-1])
+        self._in_flight[0] = self.scheduler.next_in_flight
+        self._time_next_plan()
+        for device_time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
+            num_steps = len(plan.steps)
+            self.scheduler.stats.step(StepCounts(0, num_steps, 0, num_steps, self._host_s[0], device_time_s), done_s)
+        return outputs
 
     def _time_next_plan(self) -> None:
         """A step has just begun, the only one that is under way."""
@@ -261,10 +275,10 @@ class Engine:
         lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s
         self._plan_at_s = now_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
 
-    def _tell(self, news: StepNews | None) -> EngineStep | None:
-        """What the front hears after a step."""
+    def _report(self, step_outputs: StepOutputs | None) -> EngineStep | None:
+        """The message to the front after a step; None if there is nothing to report."""
         admitted = self.scheduler.take_admitted()
-        if not (news is not None or self._outputs or self._load_changed or admitted):
+        if not (step_outputs is not None or self._outputs or self._load_changed or admitted):
             return None
         outputs, self._outputs = self._outputs, []
         self._load_changed = False
@@ -272,19 +286,19 @@ class Engine:
         changes = self.scheduler.blocks.tree.take_changes()
         if changes:
             step.cache_events.extend(cache_events(changes))
-        if news is not None:
-            step.token_handles.extend(news.handles)
-            step.token_ids.extend(news.token_ids)
-            step.outputs.extend(map(self._output, news.special))
+        if step_outputs is not None:
+            step.token_handles.extend(step_outputs.handles)
+            step.token_ids.extend(step_outputs.token_ids)
+            step.outputs.extend(map(self._message_of, step_outputs.special))
         return step
 
-    def _output(self, news: SequenceNews) -> EngineOutput:
-        """A sequence's news as a message. An exception that its values raise ends that sequence only."""
+    def _message_of(self, output: StepOutput) -> EngineOutput:
+        """A sequence's output as a message. An exception that its values raise ends that sequence only."""
         try:
-            return sequence_output(news)
+            return sequence_output(output)
         except Exception as error:
-            self.scheduler.abort(news.sequence_id, self._clock_s())
-            return broken_off(news.sequence_id, error)
+            self.scheduler.abort(output.sequence_id, self._clock_s())
+            return broken_off(output.sequence_id, error)
 
     # Admission to the queue
 

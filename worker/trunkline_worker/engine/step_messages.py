@@ -9,7 +9,7 @@ from trunkline.v1.generation_pb2 import FinishReason, PromptReport, TokenLogprob
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, CacheTier
 from trunkline_worker.cache.prefix_tree import CacheChange, Removed, Stored
 from trunkline_worker.cache.sequence import Finish
-from trunkline_worker.scheduling.news import SequenceNews
+from trunkline_worker.scheduling.step_outputs import StepOutput
 from trunkline_worker.step.logprob_bytes import prompt_logprobs_bytes
 from trunkline_worker.step.plan import PositionLogprobs, RowError
 
@@ -55,7 +55,7 @@ def broken_off(handle: int, error: Exception) -> EngineOutput:
     return EngineOutput(handle=handle, error=refused.to_proto(), trace=found.trace)
 
 
-def sequence_output(news: SequenceNews) -> EngineOutput:
+def sequence_output(news: StepOutput) -> EngineOutput:
     """What a step brought for one sequence."""
     output = EngineOutput(handle=news.sequence_id, token_ids=news.token_ids, stop_token_id=news.stop_token_id)
     if news.logprobs:

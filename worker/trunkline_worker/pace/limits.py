@@ -36,7 +36,7 @@ class SchedulerLimits:
     batch_size: int = 64
     batch_window_s: float = 0.1
     admission: AdmissionRule = AdmissionRule.PREDICTED
-    guest_tokens: int = 256  # tokens that a guest may get on before others' wants count again: see admission.py
+    aged_tokens: int = 256  # by which an aged sequence advances before others may take its blocks: see aging.py
 
     @property
     def reserved_step_tokens(self) -> int:

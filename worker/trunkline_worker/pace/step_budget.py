@@ -72,13 +72,13 @@ class StepBudget:
         num_left = len(sequence.token_ids) - cached
         return self.room(sequence.lane) > 0 and self._longest_chunk(sequence, cached, num_left) > 0
 
-    def guest_tokens(self, guest: Sequence, divisor: int) -> int:
-        """The most that a guest has of the step's time, as tokens: one part in so many, and no less than a prompt gets
+    def aged_tokens(self, aged: Sequence, divisor: int) -> int:
+        """The most that an aged sequence has of the step's time, as tokens: one part in so many, and no less than a prompt gets
         on by in any step."""
         if self._time_left_s is None:
-            return guest.num_unscheduled
-        time_s, is_scored = self._time_left_s / divisor, guest.wants_prompt_logprobs
-        return max(LEAST_CHUNK, self._cost.longest_chunk(time_s, guest.num_scheduled, is_scored=is_scored))
+            return aged.num_unscheduled
+        time_s, is_scored = self._time_left_s / divisor, aged.wants_prompt_logprobs
+        return max(LEAST_CHUNK, self._cost.longest_chunk(time_s, aged.num_scheduled, is_scored=is_scored))
 
     def _longest_chunk(self, sequence: Sequence, num_before: int, num_left: int) -> int:
         """Most tokens of a sequence, after `num_before` and out of `num_left`, for which the step has time."""

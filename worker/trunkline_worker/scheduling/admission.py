@@ -36,23 +36,23 @@ class Admission:
         # the next step may show that there is time.
         self.is_cautious = False
 
-    def fits(self, sequence: Sequence, running: list[Sequence], *, hurries: bool) -> bool:
-        """Whether it may join now. match() must just have been called.  hurries: its lane has waited for long enough"""
+    def fits(self, sequence: Sequence, running: list[Sequence], *, is_overdue: bool) -> bool:
+        """Whether it may join now. match() must just have been called.  is_overdue: its lane has waited for long enough"""
         return (
             self.has_slot(sequence, running)
-            and self.has_time(sequence, running, hurries=hurries)
+            and self.has_time(sequence, running, is_overdue=is_overdue)
             and self.has_blocks(sequence, running)
         )
 
     def scarce_resource(
-        self, sequence: Sequence, running: list[Sequence], gone: list[Sequence], *, hurries: bool
+        self, sequence: Sequence, running: list[Sequence], gone: list[Sequence], *, is_overdue: bool
     ) -> int:
         """What a sequence lacks, as an index of shares.Demand, when some of those that run are gone; it must not fit
         then."""
         left = [other for other in running if other not in gone]
         if not self.has_slot(sequence, left):
             return 0
-        return 1 if self.has_time(sequence, left, hurries=hurries) else 2
+        return 1 if self.has_time(sequence, left, is_overdue=is_overdue) else 2
 
     def is_stretched(self, lane: Lane, running: list[Sequence]) -> bool:
         """Whether steps take longer than a lane has them take, because of those that decode."""
@@ -117,13 +117,13 @@ class Admission:
         foreseen: list[float] = (np.array(own) + np.minimum(mean, most) / self._blocks.block_size).tolist()
         return foreseen
 
-    def has_time(self, sequence: Sequence, running: list[Sequence], *, hurries: bool) -> bool:
+    def has_time(self, sequence: Sequence, running: list[Sequence], *, is_overdue: bool) -> bool:
         """Whether a step stays under its target time with one more sequence that decodes. The lower lanes leave half
         of what others may add for prompts: an interactive one is then computed in few steps, however much bulk work
         runs. A target that not even one alone can meet does not shut the others out.
 
         A sequence that ends with its first token decodes in no step. One that streams already is not kept from going
-        on, unless it was preempted for another tenant. One that hurries may stretch the time, unless a higher lane
+        on, unless it was preempted for another tenant. One that is_overdue may stretch the time, unless a higher lane
         runs; bulk work waits for as long as it takes. What the standard lane has stretched is not held against the
         interactive one: nothing is preempted for it, only to come back.
         """
@@ -146,7 +146,7 @@ class Admission:
         if added_s <= most_s:
             return True
         self.is_cautious |= fitted_s <= most_s
-        if not hurries or lane is Lane.BATCH or any(other.lane < lane for other in running):
+        if not is_overdue or lane is Lane.BATCH or any(other.lane < lane for other in running):
             return False
         return alone_s + added_s <= STRETCHED_TARGETS * max(target_s, alone_s)
 
@@ -187,7 +187,7 @@ class Admission:
         sequence: Sequence,
         running: list[Sequence],
         *,
-        hurries: bool,
+        is_overdue: bool,
         retiring_blocks: int = 0,
         growth_blocks: int = 0,
     ) -> bool:
@@ -198,7 +198,7 @@ class Admission:
         given_up = retiring_blocks + sum(victim.num_own_blocks for victim in victims)
         return (
             self.has_slot(sequence, left)
-            and self.has_time(sequence, left, hurries=hurries)
+            and self.has_time(sequence, left, is_overdue=is_overdue)
             and self.has_room_now(sequence, left, given_up - growth_blocks)
             and self._has_room_later(sequence, left, given_up)
         )

@@ -1,59 +1,81 @@
-"""Plans that repeat: where nothing but time would change what is scheduled, one plan stands for many steps.
+"""Plans that stand for many equal steps: simulations use them where only the passing of time would change the plan.
 
-What a repetition brings is exactly what a step of its own would have; only the host does less for it.
+A repetition has exactly the effect of a step of its own; only the host does less for it. Workers that serve never
+repeat a plan.
 """
 
-from trunkline_worker.lanes.lanes import LANES
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.pace.limits import Batching, SchedulerLimits
 from trunkline_worker.pace.step_cost import StepLoad
-from trunkline_worker.scheduling.guest import GuestTurn
-from trunkline_worker.scheduling.news import StepNews
+from trunkline_worker.queue.waiting import Waiting
+from trunkline_worker.scheduling.admission import Admission
+from trunkline_worker.scheduling.aging import Aging
 from trunkline_worker.scheduling.running_set import RunningSet
+from trunkline_worker.scheduling.sequence_table import SequenceTable
+from trunkline_worker.scheduling.step_outputs import StepOutputs
+from trunkline_worker.scheduling.steps_in_flight import StepsInFlight
 from trunkline_worker.step.plan import SequenceStep, StepPlan, StepResult
 
 
 class Repeats:
-    """most(plan) asks, repeat() does, and commit() takes in what came of it."""
+    """most(plan) asks, repeat() does, and commit() takes in the results."""
 
-    def __init__(self, running_set: RunningSet, guest_turn: GuestTurn) -> None:
-        self._set = running_set
-        self._guest_turn = guest_turn
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        running: RunningSet,
+        waiting: Waiting,
+        blocks: KVBlocks,
+        admission: Admission,
+        aging: Aging,
+        table: SequenceTable,
+        in_flight: StepsInFlight,
+    ) -> None:
+        self._limits = limits
+        self._running = running
+        self._waiting = waiting
+        self._blocks = blocks
+        self._admission = admission
+        self._aging = aging
+        self._table = table
+        self._in_flight = in_flight
 
     def most(self, plan: StepPlan) -> int:
-        """How many times over the plan just scheduled would be scheduled again, if nothing arrives, nothing ends before
-        its max_tokens and no time of wakes_s() comes; 1 if it would not."""
-        running_set, running, blocks = self._set, self._set.running, self._set.blocks
-        nobody_joins = (
-            not len(running_set.waiting)
-            or running_set.is_blocked
+        """How many times in a row the plan just scheduled would be scheduled, if no request arrives, no sequence ends
+        before its max_tokens and no time of wakes_s() comes; at least 1."""
+        running, blocks = self._running.members, self._blocks
+        none_joins = (
+            not len(self._waiting)
+            or self._running.is_blocked
             or (
-                len(running) >= running_set.limits.max_running_requests
-                and not any(lane.is_contended for lane in running_set.waiting.lanes)
+                len(running) >= self._limits.max_running_requests
+                and not any(lane.is_contended for lane in self._waiting.lanes)
             )
         )
-        everybody_decodes = not plan.starts and len(plan.steps) == len(running) and plan.num_decodes == len(plan.steps)
-        if not (everybody_decodes and nobody_joins) or running_set.is_retiring or not running_set.gate.is_open_always:
+        all_decode = not plan.starts and len(plan.steps) == len(running) and plan.num_decodes == len(plan.steps)
+        is_continuous = self._limits.batching is Batching.CONTINUOUS
+        if not (all_decode and none_joins and is_continuous) or self._running.is_retiring:
             return 1
-        # Sequences that a plan before this one brings to their end would leave in between.
+        # Sequences that end with an earlier plan would leave in between.
         most = 1 + min([s.last_to_compute - s.num_scheduled for s in running])
-        guest_steps = self._guest_turn.steps_left()
-        if guest_steps is not None:
-            most = min(most, guest_steps)
+        aged_steps = self._aging.steps_left()
+        if aged_steps is not None:
+            most = min(most, aged_steps)
         if most <= 1:
             return 1
         size = blocks.block_size
-        spare = max(0, blocks.num_available - running_set.admission.most_reserved(running))
+        spare = max(0, blocks.num_available - self._admission.most_reserved(running))
         held = sum([len(s.block_table) for s in running])
         while most > 1 and sum([-(-(s.num_scheduled + most - 1) // size) for s in running]) - held > spare:
             most //= 2
         return max(1, most)
 
     def repeat(self, plan: StepPlan, repeats: int) -> StepPlan:
-        """Makes the plan just scheduled count `repeats` times, at most what most() said."""
-        running_set, blocks = self._set, self._set.blocks
-        assert running_set.in_flight[-1] is plan, "only the latest plan can be repeated"
+        """Makes the plan just scheduled count `repeats` times, at most as often as most() returned."""
+        blocks, sequences = self._blocks, self._table.by_id
         steps, more = [], repeats - 1
         for step in plan.steps:
-            sequence = running_set.sequences[step.sequence_id]
+            sequence = sequences[step.sequence_id]
             sequence.num_scheduled += more
             sequence.num_pending += more
             missing = blocks.num_missing(sequence, sequence.num_scheduled)
@@ -61,63 +83,44 @@ class Repeats:
                 step = step._replace(new_blocks=[*step.new_blocks, *blocks.grow(sequence, missing)])
             steps.append(step)
         repeated = StepPlan(plan.step_id, steps, [], plan.ended, repeats=repeats)
-        running_set.in_flight[-1] = repeated
+        self._in_flight.replace_latest(plan, repeated)
         return repeated
 
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepNews:
-        """Takes in the first repetitions of a plan, as many as the result has, all but the last at most.
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepOutputs:
+        """Takes in the first repetitions of a plan, as many as the result has; the last one is left as a plan of its
+        own. No sequence ends in them: see most().
 
-        now_s: when the last of these was done. Nothing ends in them: see most().
+        now_s: when the last of these repetitions was done
         """
-        running_set, stats = self._set, self._set.stats
-        assert plan is running_set.in_flight[0], "commit in order"
+        table, sequences = self._table, self._table.by_id
         times_s = result.repeated_times_s
         assert len(times_s) < plan.repeats, "the last repetition is committed as a step of its own"
         rest = StepPlan(plan.step_id, [], repeats=plan.repeats - len(times_s))
-        running_set.in_flight[0] = rest
-        load = running_set.loads[plan.step_id]
-        for j, time_s in enumerate(times_s):
-            kv_tokens = load.decode_kv_tokens + j * len(plan.steps)
-            running_set.cost.observe(StepLoad(load.num_tokens, kv_tokens, 0.0, load.num_sequences), time_s)
-        running_set.running_kv_tokens += len(times_s) * len(plan.steps)
-        running_set.loads[plan.step_id] = StepLoad(
-            load.num_tokens, load.decode_kv_tokens + len(times_s) * len(plan.steps), 0.0, load.num_sequences
-        )
-        news = StepNews()
-        last_commit_s = running_set.last_commit_s
-        first_s, count, block_size = result.repeated_done_s[0], len(times_s), running_set.blocks.block_size
-        regular = [0 for _ in LANES]
+        num_tokens = len(times_s) * len(plan.steps)
+        load = self._in_flight.loads[plan.step_id]
+        left = StepLoad(load.num_tokens, load.decode_kv_tokens + num_tokens, 0.0, load.num_sequences)
+        self._in_flight.replace_oldest(plan, rest, left)
+        self._running.kv_tokens += num_tokens
+        loads = [
+            StepLoad(load.num_tokens, load.decode_kv_tokens + j * len(plan.steps), 0.0, load.num_sequences)
+            for j in range(len(times_s))
+        ]
+        outputs = StepOutputs()
+        count, block_size = len(times_s), self._blocks.block_size
+        table.count_repetitions(plan, loads, result, now_s)
         for index, step in enumerate(plan.steps):
-            sequence = running_set.sequences[step.sequence_id]
-            lane = stats.lanes[sequence.lane]
-            if sequence.last_token_s == last_commit_s:
-                regular[sequence.lane] += 1
-            elif sequence.last_token_s is not None:
-                lane.itl.add(first_s - sequence.last_token_s)
-            sequence.last_token_s = now_s
+            sequence = sequences[step.sequence_id]
             sequence.token_ids += result.repeated_token_ids[index]
-            news.handles += [step.sequence_id] * count
-            news.token_ids += result.repeated_token_ids[index]
+            outputs.handles += [step.sequence_id] * count
+            outputs.token_ids += result.repeated_token_ids[index]
             sequence.num_pending -= count
             computed = sequence.num_computed + count
             if computed // block_size > sequence.num_published:
-                running_set.publish(sequence, computed)
+                self._running.publish(sequence, computed)
             else:
                 sequence.num_computed = computed
             sequence.account.output_tokens += count
-            lane.output_tokens += count
             rest.steps.append(
                 SequenceStep(step.sequence_id, step.generation, step.num_computed + count, 1, (), samples=True)
             )
-        before_s = last_commit_s
-        everyone = [0 for _ in LANES]
-        for sequence in running_set.running:
-            everyone[sequence.account.lane] += 1
-        for done_s in result.repeated_done_s:
-            for counts, number in zip(stats.lanes, regular, strict=True):
-                if number:
-                    counts.itl.add(done_s - before_s, number)
-            before_s = done_s
-            regular = everyone
-        running_set.last_commit_s = now_s
-        return news
+        return outputs

@@ -1,133 +1,240 @@
-"""Decides, step by step, which tokens of which sequences are computed. Pure: time comes in as a number, and nothing
-here knows of a device or a socket.
+"""Decides, step by step, which tokens of which sequences are computed. Pure: time is an argument, and nothing here
+depends on a device or a socket.
 
-A step is filled in this order, under one token budget: sequences with one token to go, by rank; then, lane by lane,
-chunks of prompts that have been begun, and waiting sequences. Chunks are cut so that the step stays under the time
-that is set for it (step_cost.py). Who waits, and who of them is next: waiting.py and fair_share.py. Whether it fits:
-admission.py.
+A step is filled in this order, under one token budget: sequences with one token to compute, by rank; then, lane by
+lane, chunks of prompts that have been begun, and waiting sequences. Chunks are cut so that the step stays under its
+target time (step_cost.py). waiting.py and fair_share.py give the order of waiting sequences; admission.py decides
+whether one fits; the batching policy (batching/policy.py) decides when sequences may join at all.
 
-When the pool runs dry a sequence of lower rank is preempted: its blocks go (they stay reusable until taken) and it
-computes again later. Nothing is admitted in a step that preempted for growth. The highest rank always gets on, and a
-sequence never outgrows an empty pool, because max_tokens is bounded by it at submission.
+When the pool runs dry a sequence of lower rank is preempted: its blocks are released (they stay reusable until taken)
+and it computes again later. No sequence is admitted in a step that preempted for growth. The highest rank always
+advances, and a sequence never outgrows an empty pool, because max_tokens is bounded by the pool at submission.
 """
 
 from enum import Enum
 
+from trunkline_worker.batching.policy import batching_policy
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.fair_share import Account
 from trunkline_worker.lanes.lanes import LANES, Lane
+from trunkline_worker.pace.deadlines import Deadlines
 from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.pace.step_budget import StepBudget
+from trunkline_worker.pace.step_cost import StepCost, StepLoad
 from trunkline_worker.queue.begun_prompts import BegunPrompts
-from trunkline_worker.scheduling.guest import GuestTurn
+from trunkline_worker.queue.drain_rate import DrainRate
+from trunkline_worker.queue.overdue import Overdue
+from trunkline_worker.queue.waiting import Waiting
+from trunkline_worker.scheduling.admission import Admission
+from trunkline_worker.scheduling.aging import Aging
+from trunkline_worker.scheduling.evictions import Evictions
+from trunkline_worker.scheduling.lane_sharing import LaneSharing
 from trunkline_worker.scheduling.preemption import Preemption
 from trunkline_worker.scheduling.repeats import Repeats
 from trunkline_worker.scheduling.running_set import RunningSet
+from trunkline_worker.scheduling.sequence_table import SequenceTable
 from trunkline_worker.scheduling.stats import EngineStats
-from trunkline_worker.step.plan import SequenceStep, StepPlan
+from trunkline_worker.scheduling.step_outputs import StepOutputs
+from trunkline_worker.scheduling.steps_in_flight import StepsInFlight
+from trunkline_worker.step.plan import SequenceStep, StepPlan, StepResult
 
-# Waiting sequences looked at in one step past the first that cannot start because another one is just computing
-# its prefix: bounds the cost of a step when very many wait for one prefix.
+# Waiting sequences that are looked at in one step after the first that cannot start because a running sequence is
+# computing its prefix. Bounds the cost of a step when very many wait for one prefix.
 MAX_DEFERRED = 64
-# Of one tenant: then the next one's are looked at. So one tenant's sequences that wait for a prefix hide no others.
-MAX_DEFERRED_OF_TENANT = 16
-NOBODY: frozenset[Account] = frozenset()
-# What a guest gets of each step before all others, as a divisor of the step's tokens.
-GUEST_SHARE = 8
+EMPTY: frozenset[Account] = frozenset()
+# What an aged sequence gets of each step before all others, as a divisor of the step's tokens.
+AGED_SHARE = 8
 
 
 class Stopped(Enum):
-    """Why no more of a lane was admitted."""
+    """Why no more sequences of a lane were admitted."""
 
-    NOBODY_WAITS = 0
-    STEP_FULL = 1  # the step is full, or they wait for a prefix
-    BY_FORECAST = 2  # the next one fits now, but its lane would outgrow the pool
-    BY_ROOM_NOW = 3  # the next one does not fit, so nobody of a lower lane takes what it waits for
+    QUEUE_EMPTY = 0
+    STEP_FULL = 1  # the step is full, or the waiting sequences wait for a prefix
+    BY_FORECAST = 2  # the next sequence fits now, but its lane would outgrow the pool
+    BY_ROOM_NOW = 3  # the next sequence does not fit: lower lanes must not use the blocks it is waiting for
 
 
-class Scheduler(RunningSet):
+class Scheduler:
     """schedule() → plan → (executor) → commit(plan, result)."""
 
     def __init__(self, limits: SchedulerLimits, blocks: KVBlocks, stats: EngineStats) -> None:
-        super().__init__(limits, blocks, stats)
-        self.prompt_backlog = [0 for _ in LANES]  # tokens of running sequences' prompts that no step was given yet
-        self._guest_turn = GuestTurn(self)
-        self._preemption = Preemption(self)
-        self.repeats = Repeats(self, self._guest_turn)
-        self._deferred_members: set[int] = set()  # of a batch being formed: ids
+        self.limits = limits
+        self.blocks = blocks
+        self.stats = stats
+        self.waiting = waiting = Waiting(blocks.block_size)
+        self.cost = cost = StepCost()
+        self.admission = admission = Admission(limits, blocks, cost)
+        self.deadlines = Deadlines(waiting, blocks, cost)
+        self.drain_rate = DrainRate()
+        self.prompt_backlog = [0 for _ in LANES]  # tokens of running prompts that no step was given yet, by lane
+        self._batching = batching = batching_policy(limits, waiting)
+        self._in_flight = in_flight = StepsInFlight()
+        self._running = running = RunningSet(blocks, waiting, batching, in_flight, self.drain_rate, stats)
+        self._table = SequenceTable(
+            running, waiting, blocks, in_flight, self.deadlines, cost, admission.output_lengths, stats
+        )
+        self._overdue = Overdue(waiting, limits.itl_target_s)
+        self._evictions = evictions = Evictions(running, waiting, stats)
+        self._sharing = LaneSharing(limits, running, waiting, blocks, cost, admission, self._overdue, evictions)
+        self._preemption = Preemption(running, waiting, blocks, admission, self._overdue, evictions, self._sharing)
+        self._aging = Aging(limits, running, waiting, admission)
+        self.repeats = Repeats(limits, running, waiting, blocks, admission, self._aging, self._table, in_flight)
         self._planned_s = float("-inf")  # when a step was planned last
-        self._looked_s = float("-inf")  # when those who wait were looked at last
+        self._looked_s = float("-inf")  # when waiting sequences were looked at last
+
+    # Sequences
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Running sequences, by rank. Read only."""
+        return self._running.members
+
+    @property
+    def sequences(self) -> dict[int, Sequence]:
+        """Running and waiting sequences, by id. Read only."""
+        return self._table.by_id
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence runs or waits."""
+        return bool(self._table.by_id)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Puts a sequence into the queue. Its id must be new, its sampling bounded by the pool."""
+        self._table.submit(sequence)
+
+    def abort(self, sequence_id: int, now_s: float) -> bool:
+        """Drops a sequence, running or waiting; its blocks are free at the next step boundary. Returns False if it has
+        ended already."""
+        return self._table.abort(sequence_id, now_s)
+
+    def finish(self, sequence_id: int, now_s: float) -> bool:
+        """Ends a sequence for a reason that the engine cannot see, a stop string. Returns False if it has ended
+        already."""
+        return self._table.finish(sequence_id, now_s)
+
+    def refuse_hopeless(self, now_s: float) -> list[Sequence]:
+        """Removes and returns waiting sequences that cannot meet their deadlines any more."""
+        refused = []
+        while (sequence := self.deadlines.hopeless(now_s)) is not None:
+            self._table.expire(sequence)
+            refused.append(sequence)
+        return refused
+
+    def take_admitted(self) -> list[int]:
+        """Ids of the sequences admitted for the first time since the last call."""
+        return self._running.take_admitted()
+
+    # Steps
+
+    @property
+    def step_id(self) -> int:
+        """Of the latest plan."""
+        return self._in_flight.latest_id
+
+    @property
+    def loads(self) -> dict[int, StepLoad]:
+        """What the plans in flight cost in terms of the cost model, by step_id."""
+        return self._in_flight.loads
+
+    @property
+    def next_in_flight(self) -> StepPlan:
+        """The oldest plan that is not committed, or the rest of it that is not."""
+        return self._in_flight.oldest
+
+    @property
+    def running_kv_tokens(self) -> int:
+        """Context lengths of the running sequences, summed, as of the latest plan."""
+        return self._running.kv_tokens
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether no waiting sequence fits, and nothing has changed since that was found out."""
+        return self._running.is_blocked
+
+    def expected_s(self, plan: StepPlan) -> float:
+        """How long a plan in flight should take on the device; 0 while that is not known."""
+        return self.cost.time_s(self.loads[plan.step_id]) if self.cost.is_known else 0.0
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepOutputs:
+        """Takes in the result of the oldest plan. Entries of sequences that have ended or were preempted are dropped.
+
+        now_s: when the step was done
+        """
+        return self._table.commit(plan, result, now_s)
 
     def wakes_s(self) -> float | None:
-        """When time alone changes what schedule() would do; None: never."""
+        """When the passing of time alone changes what schedule() would do; None: it does not."""
         if not len(self.waiting):
             return None
-        times_s = [self.deadlines.next_s(), self.hurries_from_s(self._planned_s), self._changes_s()]
-        if self.gate.is_open_always:
-            times_s.append(self._guest_turn.next_s())
-        elif not self.running:
-            times_s.append(self.gate.opens_s(self.waiting))
+        times_s = [self.deadlines.next_s(), self._overdue.next_s(self._planned_s), self._changes_s()]
+        if self._batching.admits_while_running:
+            times_s.append(self._aging.next_s())
+        if not self.running:
+            times_s.append(self._batching.opens_s())
         return min([time_s for time_s in times_s if time_s is not None], default=None)
 
     def _changes_s(self) -> float | None:
-        """When tenants' shares are looked at again."""
-        return self._preemption.sharing.changes_s(self._looked_s) if self.gate.is_open_always else None
+        """When tenants' shares are computed again."""
+        return self._sharing.changes_s(self._looked_s) if self._batching.admits_while_running else None
 
     def schedule(self, now_s: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute now."""
-        self._guest_turn.end_if_over()
-        if len(self.waiting):
-            for time_s in (self.hurries_from_s(self._planned_s), self._changes_s()):
+        """The next step; None if there is nothing to compute now."""
+        running, waiting = self._running, self.waiting
+        self._aging.end_if_over()
+        if len(waiting):
+            for time_s in (self._overdue.next_s(self._planned_s), self._changes_s()):
                 if time_s is not None and now_s >= time_s:
-                    self.something_changed()
-        if not self.is_blocked:
+                    running.note_change()
+        if not running.is_blocked:
             self._looked_s = now_s
         self._planned_s = now_s
-        self.gate.open(self.waiting, busy=bool(self.running or self._retiring), now_s=now_s)
+        self._batching.begin_step(busy=bool(running.members or running.is_retiring), now_s=now_s)
         budget = StepBudget(self.limits, self.cost)
         steps: list[SequenceStep] = []
-        self._preemption.begin_step(now_s)
+        self._begin_preemption(now_s)
         preemptions_before = self.stats.preemptions
         chunks = self._schedule_decodes(steps, budget)
         may_admit = self.stats.preemptions == preemptions_before
         budget.decodes_are_in()
         self._schedule_prompts(steps, chunks, budget, now_s, may_admit=may_admit)
-        self.drain_rate.step_over(self.waiting.count, now_s)
-        if not steps and self.gate.holds_decodes_until_prompts_are_done:
-            # The batch is complete after all. Who waits for a prefix that a member computes would wait for ever.
-            if any(sequence.num_unscheduled == 1 for sequence in self.running):
-                self.gate.close()
+        self.drain_rate.step_over(waiting.count, now_s)
+        if not steps and self._batching.releases_decodes(running.members):
             self._schedule_decodes(steps, budget)
         if not steps:
             return None
-        padding = None
-        if not self.gate.is_open_always:
-            contexts = [step.num_computed + 1 for step in steps if step.num_new == 1]
-            padding = self.gate.padding(budget.tokens_left, contexts)
-        self.step_id += 1
-        ended, self._ended = self._ended, []
-        starts, self.starts = list(self.starts.values()), {}
-        plan = StepPlan(self.step_id, steps, starts, ended, padding)
-        self.in_flight.append(plan)
-        self.loads[plan.step_id] = budget.load(plan.num_padding)
+        padding = self._batching.padding(budget.tokens_left, steps)
+        plan = StepPlan(self.step_id + 1, steps, running.take_starts(), running.take_ended(), padding)
+        self._in_flight.add(plan, budget.load(plan.num_padding))
         return plan
+
+    def _begin_preemption(self, now_s: float) -> None:
+        """Makes room for waiting sequences before anything else of the step is settled."""
+        sharing = self._sharing
+        self._evictions.begin_step()
+        sharing.begin_step(now_s)
+        if not self._batching.admits_while_running:
+            return
+        for lane in sharing.contended():
+            sharing.end_stretching(lane)
+        if not self._running.is_blocked and len(self.waiting):
+            self._preemption.make_room(now_s)
 
     def _schedule_decodes(self, steps: list[SequenceStep], budget: StepBudget) -> list[Sequence]:
         """Gives every sequence that is one token behind its token; returns those that are further behind."""
         chunks: list[Sequence] = []
         step_id, block_size = self.step_id + 1, self.blocks.block_size
         tokens_left, lower_left, kv_tokens = budget.tokens_left, budget.lower_left, 0
-        order = self.running.copy()
-        if self.blocks.num_available < 2 * len(order) and self._preemption.sharing.contended():
-            order = self._preemption.sharing.order(order)
-        guest = self._guest_turn.current()
-        if guest is not None:
-            order.remove(guest)
-            order.insert(0, guest)
-        hold = self.gate.holds_decodes_until_prompts_are_done and (
-            self.gate.is_forming or any(sequence.num_unscheduled > 1 for sequence in order)
-        )
+        order = self._running.members.copy()
+        if self.blocks.num_available < 2 * len(order) and self._sharing.contended():
+            order = self._sharing.order(order)
+        aged = self._aging.current()
+        if aged is not None:
+            order.remove(aged)
+            order.insert(0, aged)
+        hold = self._batching.holds_decodes(order)
         for sequence in order:
             start, pending = sequence.num_scheduled, sequence.num_pending
             behind = len(sequence.token_ids) + pending - start
@@ -164,47 +271,51 @@ class Scheduler(RunningSet):
         *,
         may_admit: bool,
     ) -> None:
-        """Fills the rest of the step: the guest's share, then lane by lane what has been begun and what waits."""
+        """Fills the rest of the step: the aged sequence's share, then lane by lane begun prompts and waiting
+        sequences."""
+        running, waiting, aging = self._running, self.waiting, self._aging
+        admits_while_running = self._batching.admits_while_running
         threshold = self.limits.long_prefill_threshold
-        most = threshold if threshold and len(chunks) + len(self.waiting) > 1 else self.limits.max_step_tokens
-        guest = self._guest_turn.find(chunks, now_s)
-        guest_waits = self.is_guest_blocked
-        if guest is not None:
-            share = max(1, self.limits.max_step_tokens // GUEST_SHARE)
-            if may_admit and guest in self.waiting:
-                guest_waits = not self._guest_turn.let_in(guest, now_s)
-            if guest.block_table:
-                self._chunk(guest, min(most, share, budget.guest_tokens(guest, GUEST_SHARE)), steps, budget)
-                chunks = [sequence for sequence in chunks if sequence is not guest]
-        if guest_waits:
-            # Nobody overtakes it; the interactive lane is held up only if it alone is in the guest's way.
-            may_admit = may_admit and any(sequence.lane is not Lane.INTERACTIVE for sequence in self.running)
-        may_admit = may_admit and not self.is_blocked and len(self.waiting) > 0
-        # Whether everybody who waits was found not to fit, and nothing is on its way that could change that.
-        blocked = may_admit and not guest_waits and self.gate.is_open_always
+        most = threshold if threshold and len(chunks) + len(waiting) > 1 else self.limits.max_step_tokens
+        aged = aging.find(chunks, now_s) if admits_while_running else None
+        aged_waits = aging.is_blocked
+        if aged is not None:
+            share = max(1, self.limits.max_step_tokens // AGED_SHARE)
+            if may_admit and aged in waiting:
+                aged_waits = not aging.admit(aged, now_s)
+            if aged.block_table:
+                self._chunk(aged, min(most, share, budget.aged_tokens(aged, AGED_SHARE)), steps, budget)
+                chunks = [sequence for sequence in chunks if sequence is not aged]
+        if aged_waits:
+            # No sequence overtakes it; the interactive lane is held up only if it alone is in the aged one's way.
+            may_admit = may_admit and any(sequence.lane is not Lane.INTERACTIVE for sequence in running.members)
+        may_admit = may_admit and not running.is_blocked and len(waiting) > 0
+        # Whether no waiting sequence was found to fit, and nothing under way could change that.
+        blocked = may_admit and not aged_waits and admits_while_running
         self.admission.is_cautious = False
         for lane in LANES:
-            self.waiting.lanes[lane].begun = NOBODY
+            waiting.lanes[lane].begun = EMPTY
             if not (chunks or may_admit):
                 continue
             begun = BegunPrompts([s for s in chunks if s.account.lane is lane and s.block_table])
             stopped = self._fill(lane, begun, most, steps, budget, now_s, may_admit=may_admit)
             if may_admit:
                 blocked &= stopped is not Stopped.STEP_FULL
-                may_admit = stopped is not Stopped.BY_ROOM_NOW and not guest_waits
-        coming = self._retiring or self._preemption.has_happened or self.admission.is_cautious
-        if blocked and len(self.waiting) and not coming:
-            self.is_blocked = True
-        self._count_backlog(budget, has_prompts=bool(chunks or self.starts))
+                may_admit = stopped is not Stopped.BY_ROOM_NOW and not aged_waits
+        may_change = running.is_retiring or self._evictions.has_any or self.admission.is_cautious
+        if blocked and len(waiting) and not may_change:
+            running.note_blocked()
+        self._count_backlog(budget, has_prompts=bool(chunks or running.has_starts))
 
     def _count_backlog(self, budget: StepBudget, *, has_prompts: bool) -> None:
-        """What the step leaves to be done for prompts, for load samples."""
-        self.running_kv_tokens, self.prompt_backlog = budget.decode_kv_tokens, [0 for _ in LANES]
+        """Counts the prompt tokens that the step leaves to be computed, for load samples."""
+        kv_tokens, self.prompt_backlog = budget.decode_kv_tokens, [0 for _ in LANES]
         if has_prompts:
-            self.running_kv_tokens = sum(len(sequence.token_ids) for sequence in self.running)
+            kv_tokens = sum(len(sequence.token_ids) for sequence in self.running)
             for sequence in self.running:
                 behind = len(sequence.token_ids) - sequence.num_scheduled  # negative where a step runs ahead of a token
                 self.prompt_backlog[sequence.account.lane] += max(0, behind)
+        self._running.kv_tokens = kv_tokens
 
     def _chunk(self, sequence: Sequence, most: int, steps: list[SequenceStep], budget: StepBudget) -> None:
         num_new = budget.take_chunk(sequence, most)
@@ -219,7 +330,7 @@ class Scheduler(RunningSet):
         account = sequence.account
         if samples and account.running == 1 and self.waiting.lanes[account.lane].num_active > 1:
             budget.hasten()
-        # It counts as it is computed, not all at once: nobody pays for the rest of a long prompt that is just begun.
+        # Tokens are charged as they are computed: a tenant does not pay for the rest of a prompt that is just begun.
         again = min(num_new, max(0, sequence.num_charged - start))
         sequence.account.recomputed_tokens += again
         sequence.account.input_tokens += num_new - again
@@ -236,15 +347,16 @@ class Scheduler(RunningSet):
         *,
         may_admit: bool,
     ) -> Stopped:
-        """Fills a step with a lane's prompts: those that have been begun and, where it may admit, those of sequences
-        that wait; the tenant with the least service first, and what it has begun before what waits."""
+        """Fills a step with a lane's prompts: those that have been begun and, where it may admit, those of waiting
+        sequences. The tenant with the least service goes first, and its begun prompts before its waiting ones."""
         deferred, unfinished = 0, set()
-        stopped, hurries = Stopped.NOBODY_WAITS, self.hurries(lane, now_s)
-        makes_room_in = self._preemption.sharing.makes_room_in
+        stopped, lane_is_overdue = Stopped.QUEUE_EMPTY, self._overdue.is_overdue(lane, now_s)
+        batching, sharing, running = self._batching, self._sharing, self._running
+        makes_room_in = sharing.makes_room_in
         if makes_room_in is not None and lane >= makes_room_in:
             may_admit, stopped = False, Stopped.BY_ROOM_NOW
         while True:
-            sequence = self._next(lane) if may_admit else None
+            sequence = batching.next(lane) if may_admit else None
             if (prompt := begun.first()) is not None and (sequence is None or _goes_on_before(prompt, sequence)):
                 self._chunk(prompt, most, steps, budget)
                 begun.remove(prompt)
@@ -256,66 +368,39 @@ class Scheduler(RunningSet):
             if not budget.room(lane) or deferred == MAX_DEFERRED:
                 may_admit, stopped = False, Stopped.STEP_FULL
                 continue
-            if self.waits_for_prefix(sequence):
-                self._defer(sequence, deferred)
+            if running.computes_next_of(sequence):
+                batching.defer(sequence)
                 deferred += 1
                 continue
             if not budget.can_begin(sequence):
                 may_admit, stopped = False, Stopped.STEP_FULL
                 continue
-            may_hurry = hurries and self._preemption.sharing.may_stretch(sequence)
-            if not self.admission.fits(sequence, self.running, hurries=may_hurry):
+            is_overdue = lane_is_overdue and sharing.may_stretch(sequence)
+            if not self.admission.fits(sequence, running.members, is_overdue=is_overdue):
                 # Where the pool has room for it now, but not for what all of its lane will need, lower lanes may use
-                # what is free: they give it back when it is wanted.
-                foreseen = self.admission.has_room_now(sequence, self.running) and self.gate.is_open_always
-                may_admit, stopped = False, Stopped.BY_FORECAST if foreseen else Stopped.BY_ROOM_NOW
-                self.gate.close()
+                # the free blocks: they give them back when they are needed.
+                has_room = self.admission.has_room_now(sequence, running.members)
+                may_admit, stopped = False, Stopped.BY_FORECAST if has_room else Stopped.BY_ROOM_NOW
+                batching.close()
                 continue
-            self.join(sequence, now_s)
-            self._preemption.sharing.joined(lane)
+            running.join(sequence, now_s)
+            sharing.joined(lane)
             self._chunk(sequence, most, steps, budget)
             if sequence.num_scheduled < len(sequence.token_ids):
                 unfinished.add(sequence.account)
-        self._restore()
+        batching.restore()
         self.waiting.lanes[lane].begun = unfinished
         return Stopped.STEP_FULL if deferred else stopped
 
-    def _next(self, lane: Lane) -> Sequence | None:
-        """Who is to be admitted next, apart from those deferred."""
-        if self.gate.is_open_always:
-            return self.waiting.next(lane)
-        members = self.gate.expected(lane, self.waiting)
-        return next((s for s in members if s.sequence_id not in self._deferred_members), None)
-
-    def _defer(self, sequence: Sequence, num_deferred: int) -> None:
-        """Passes over one that waits for a prefix; past every so many, over all of its tenant."""
-        if self.gate.is_open_always:
-            if (num_deferred + 1) % MAX_DEFERRED_OF_TENANT:
-                self.waiting.defer(sequence)
-            else:
-                self.waiting.pass_over(sequence.lane)
-        else:
-            self._deferred_members.add(sequence.sequence_id)
-
-    def _restore(self) -> None:
-        self.waiting.restore()
-        self._deferred_members.clear()
-
-    def refuse_hopeless(self, now_s: float) -> list[Sequence]:
-        """Takes out what waits and cannot meet its deadline any more."""
-        refused = []
-        while (sequence := self.deadlines.hopeless(now_s)) is not None:
-            self._remove(sequence)
-            self.stats.expired(sequence)
-            refused.append(sequence)
-        return refused
-
     def check_integrity(self) -> None:
-        super().check_integrity()
-        self._guest_turn.check_integrity()
+        """Asserts that blocks, queues and counters agree. Cheap enough for every step of a test."""
+        self._running.check_integrity()
+        self._table.check_integrity()
+        self.waiting.check_integrity()
+        self._aging.check_integrity()
 
 
 def _goes_on_before(begun: Sequence, waiting: Sequence) -> bool:
-    """Whether a begun prompt goes before a sequence that waits: where both are of one tenant, or its own was served
+    """Whether a begun prompt goes before a waiting sequence: it is of the same tenant, or of one that was served
     less."""
     return begun.account is waiting.account or begun.account.virtual_tokens < waiting.account.virtual_tokens

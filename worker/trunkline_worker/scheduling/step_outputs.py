@@ -1,4 +1,4 @@
-"""What the scheduler has to tell about sequences after a step."""
+"""What a step produced, as the scheduler hands it to the engine."""
 
 from dataclasses import dataclass, field
 
@@ -8,8 +8,8 @@ from trunkline_worker.step.plan import PositionLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class PromptNews:
-    """What is known of a prompt once its first output token is there."""
+class PromptOutput:
+    """What is known of a prompt when its first output token is sampled."""
 
     num_tokens: int
     cached_tokens: int
@@ -17,7 +17,7 @@ class PromptNews:
 
 
 @dataclass(slots=True)
-class SequenceNews:
+class StepOutput:
     """What a step produced for one sequence."""
 
     sequence_id: int
@@ -25,15 +25,15 @@ class SequenceNews:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     stop_token_id: int | None = None
-    prompt: PromptNews | None = None  # with the first output token
+    prompt: PromptOutput | None = None  # with the first output token
     error: RequestRefused | None = None
-    trace: str = ""  # of the bug that caused `error`, where one did: for the log
+    trace: str = ""  # for the log: traceback of the bug that caused `error`, if one did
 
 
 @dataclass(slots=True)
-class StepNews:
-    """What a step produced. Most sequences have one more token and nothing else to tell: they are in two columns."""
+class StepOutputs:
+    """What a step produced for all sequences. Most have one more token and nothing else: they are in two columns."""
 
     handles: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    special: list[SequenceNews] = field(default_factory=list)
+    special: list[StepOutput] = field(default_factory=list)

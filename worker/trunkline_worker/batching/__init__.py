@@ -1,0 +1,1 @@
+"""How sequences come together in batches: continuous batching, and the batches it is measured against. Pure."""
