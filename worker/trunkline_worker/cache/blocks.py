@@ -1,4 +1,4 @@
-"""The KV pool: who holds which physical block, and which blocks still carry a reusable prefix.
+"""The KV pool: which sequences hold which physical block, and which blocks still carry a reusable prefix.
 
 A block is in one of three states:
     free    no holder, no identity             at the front of the free list
@@ -85,10 +85,10 @@ class KVBlocks:
     # Matching
 
     def match(self, sequence: Sequence) -> int:
-        """How many leading blocks of a sequence are cached; they are not yet held.
+        """Looks up how many leading blocks of a sequence are cached; they are not held yet.
 
-        They cover at most all known tokens but one: the last one must be computed to have something to sample from.
-        What was found the last time is kept: a chain is intact as long as its last node is.
+        They cover at most all known tokens but the last, which must be computed to sample the next one. The result of
+        the last lookup is reused: a chain is intact as long as its last node is.
         """
         if not sequence.may_use_cache:
             return 0
@@ -104,23 +104,23 @@ class KVBlocks:
         return len(found)
 
     def digest(self, sequence: Sequence, index: int) -> bytes:
-        """The hash of a sequence's full block; computed once."""
+        """The hash of one of a sequence's full blocks; computed once."""
         if index >= len(sequence.digests):
             self._identify(sequence)
         return sequence.digests[index]
 
     def _identify(self, sequence: Sequence) -> None:
-        """Packs and hashes the blocks that have become full since the last time, all at once."""
+        """Packs and hashes the blocks that have become full since the last call."""
         digests, size = sequence.digests, self.block_size
         full = len(sequence.token_ids) // size * size
         blocks = packed_blocks(sequence.token_ids[len(digests) * size : full], size)
         sequence.packed += blocks
         digests += self.tree.digests(digests[-1] if digests else sequence.root.digest, blocks)
 
-    # Taking and giving back
+    # Taking and freeing
 
     def num_fresh(self, sequence: Sequence) -> int:
-        """Blocks that admitting a sequence takes for what is not cached; match() must just have been called."""
+        """Blocks that admitting a sequence takes for its uncached tokens. match() must just have been called."""
         return self.blocks_for(len(sequence.token_ids)) - len(sequence.found)
 
     def can_admit(self, sequence: Sequence, reserve: int) -> bool:
@@ -131,7 +131,7 @@ class KVBlocks:
         return room >= len(sequence.found) or room >= self.num_revived(sequence)
 
     def num_revived(self, sequence: Sequence) -> int:
-        """Matched blocks that nobody holds now."""
+        """Matched blocks that no sequence holds now."""
         holders = self._holders
         return [holders[node.copies[0]] for node in sequence.found].count(0)
 
@@ -157,13 +157,13 @@ class KVBlocks:
         return count + reserve <= self._free.size
 
     def grow(self, sequence: Sequence, count: int) -> list[int]:
-        """Extends a block table by `count` blocks; returns them."""
+        """Extends a block table by `count` blocks, and returns them."""
         new = [self._take() for _ in range(count)]
         sequence.block_table += new
         return new
 
     def publish(self, sequence: Sequence) -> None:
-        """Gives an identity to the blocks that have been filled by computing, so that others can share them."""
+        """Gives an identity to the blocks that have been computed in full, so that others can share them."""
         while (sequence.num_published + 1) * self.block_size <= sequence.num_computed:
             index = sequence.num_published
             sequence.num_published += 1
@@ -176,7 +176,7 @@ class KVBlocks:
             self._node[block] = node
 
     def detach(self, sequence: Sequence) -> list[int]:
-        """Takes a sequence's block table away; its blocks stay held until free() gets it."""
+        """Removes and returns a sequence's block table. Its blocks stay held until free() is called with it."""
         table = sequence.block_table
         sequence.block_table = []
         sequence.num_published = sequence.num_matched = 0
@@ -185,7 +185,7 @@ class KVBlocks:
         return table
 
     def free(self, table: list[int]) -> None:
-        """Gives a detached block table back, tail first."""
+        """Releases a detached block table, tail first."""
         holders, nodes, push_back = self._holders, self._node, self._free.push_back
         for block in reversed(table):
             holders[block] -= 1
@@ -198,7 +198,7 @@ class KVBlocks:
                 self.num_cached += 1
 
     def num_freed_by(self, table: list[int]) -> int:
-        """Blocks that become available when a table is freed: nobody else holds them."""
+        """Blocks that become available when a table is freed: no other sequence holds them."""
         holders = self._holders
         return [holders[block] for block in table].count(1)
 
@@ -225,7 +225,7 @@ class KVBlocks:
     def check_integrity(self, tables: Iterable[list[int]]) -> None:
         """Asserts the partition into states, that reference counts equal holders, and prefix closure. O(blocks).
 
-        tables: all block tables, and those that are detached but not yet freed
+        tables: all block tables, including those that are detached but not yet freed
         """
         held = Counter(block for table in tables for block in table)
         listed = list(self._free)

@@ -1,13 +1,13 @@
-"""The most KV blocks that a running set will need at once, as far as output lengths can be foretold.
+"""The most KV blocks that a running set will need at once, by the forecast of output lengths.
 
-All sequences grow by a token per step, and one gives its blocks back when it ends; the peak therefore lies at one of
-the ends. Source of the idea: LightLLM's past-future scheduler (Gong et al., ASPLOS 2025).
+All sequences grow by a token per step, and a sequence frees its blocks when it ends; the peak therefore lies at the end
+of one of them. Source of the idea: LightLLM's past-future scheduler (Gong et al., ASPLOS 2025).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Standard deviations of the sum of the lengths that are kept in hand. With 1.5 about one forecast in fifteen is short.
+# Margin, in standard deviations of the sum of the lengths. With 1.5 about one forecast in fifteen is too low.
 SAFETY_DEVIATIONS = 1.5
 
 
@@ -19,10 +19,10 @@ def peak_blocks(
     shared: int,
     block_size: int,
 ) -> float:
-    """Blocks live at the worst moment, if nothing else is admitted.
+    """The most live blocks at any moment, if no other sequence is admitted.
 
-    own: blocks that a sequence alone holds; remaining: tokens that it will still add; variance: of those;
-    shared: live blocks that no single sequence gives back by ending. All arrays [num_sequences].
+    own: blocks that only this sequence holds; remaining: tokens that it will still add; variance: of `remaining`;
+    shared: live blocks that no single sequence frees by ending. All arrays [num_sequences].
     """
     if not len(own):
         return float(shared)
@@ -31,6 +31,6 @@ def peak_blocks(
     alive = np.arange(len(own), 0, -1)  # at the end of the k-th one, it and all that end later hold their blocks
     held = np.cumsum(own[::-1])[::-1]
     spread = np.sqrt(np.cumsum(variance[::-1])[::-1])
-    # Half a block each: a sequence's last block is half full on average.
+    # Half a block is added for each: a sequence's last block is half full on average.
     needed = held + alive * (remaining / block_size + 0.5) + SAFETY_DEVIATIONS * spread / block_size
     return shared + float(needed.max())

@@ -2,7 +2,7 @@
 
 A node is one full block of tokens after its parent. Its digest is found by hash, but a hit is taken only when the
 parent is the same node and the tokens are equal, so a colliding hash costs a miss and never a wrong answer.
-A node owns its physical copies; `stored` and `removed` are recorded when the first copy comes and the last one goes.
+A node owns its physical copies; `Stored` and `Removed` are recorded when it gets its first copy and loses its last.
 
 Ownership:
     PrefixTree.nodes   holds a node exactly while it has copies
@@ -53,7 +53,7 @@ CacheChange = Stored | Removed
 
 
 class PrefixTree:
-    """Nodes by digest. One node per digest: of two colliding chains the second is simply not cached."""
+    """Nodes by digest. There is one node per digest: of two colliding chains the second is not cached."""
 
     def __init__(self, fingerprint: str, block_size: int, hash_block: BlockHash = packed_hash) -> None:
         self.block_size = block_size
@@ -64,7 +64,7 @@ class PrefixTree:
         self._roots: WeakValueDictionary[bytes, Node] = WeakValueDictionary()
 
     def root(self, salt: bytes) -> Node:
-        """The root of all chains under a salt; equal only for verbatim equal salts."""
+        """The root of all chains under a salt. Different salts have different roots."""
         node = self._roots.get(salt)
         if node is None:
             node = Node(None, b"", root_hash(self._fingerprint, salt=salt), depth=-1)
@@ -84,8 +84,7 @@ class PrefixTree:
         return digests
 
     def follow(self, parent: Node, blocks: Sequence[bytes], digests: Sequence[bytes]) -> list[Node]:
-        """The nodes of these blocks one after the other, as far as there are any, verified; the first is after
-        `parent`."""
+        """The nodes of the longest cached prefix of these blocks, verified; the first block follows `parent`."""
         nodes, found = self.nodes, []
         for packed, digest in zip(blocks, digests, strict=True):
             node = nodes.get(digest)
@@ -96,7 +95,7 @@ class PrefixTree:
         return found
 
     def add_copy(self, parent: Node, packed: bytes, digest: bytes, block: int) -> Node | None:
-        """Records that `block` holds this KV. None where the digest belongs to other tokens: it stays anonymous."""
+        """Records that `block` holds this KV. Returns None if the digest belongs to other tokens: the block gets no node."""
         node = self.nodes.get(digest)
         if node is None:
             node = Node(parent, packed, digest, parent.depth + 1)
@@ -108,13 +107,13 @@ class PrefixTree:
         return node
 
     def remove_copy(self, node: Node, block: int) -> None:
-        """Forgets one physical copy; the node goes with its last one."""
+        """Forgets one physical copy. A node is removed with its last copy."""
         node.copies.remove(block)
         if not node.copies:
             del self.nodes[node.digest]
             self.changes.append(Removed(node.digest))
 
     def take_changes(self) -> list[CacheChange]:
-        """What changed since the last call, in order."""
+        """The changes since the last call, in order."""
         changes, self.changes = self.changes, []
         return changes

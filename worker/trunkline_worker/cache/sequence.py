@@ -19,9 +19,9 @@ class Finish(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Two counters catch up with the tokens; there is no prefill or decode phase.
+    """Two counters advance towards the number of tokens; there is no prefill or decode phase.
 
-    num_computed <= num_scheduled <= len(token_ids) + num_pending: what is between the first two is in flight.
+    num_computed <= num_scheduled <= len(token_ids) + num_pending; the tokens between the first two are in flight.
     """
 
     sequence_id: int
@@ -29,44 +29,44 @@ class Sequence:
     prompt_len: int
     sampling: Sampling
     root: Node  # of the prefix tree: the fingerprint and the salt
-    arrival: int  # order of submission; older ones have precedence
+    arrival: int  # order of submission; older sequences have precedence
     account: Account  # of its tenant in its lane
     arrival_s: float = 0.0
-    deadline_s: float | None = None  # when it is of no use any more, on the clock of arrival_s
+    deadline_s: float | None = None  # for its first token, on the clock of arrival_s
 
     num_computed: int = 0  # tokens whose KV is in the block table
-    num_scheduled: int = 0  # these, and those that a step in flight computes
+    num_scheduled: int = 0  # num_computed and the tokens that steps in flight compute
     num_pending: int = 0  # tokens that steps in flight sample
-    last_step: int = 0  # the latest step that computes any of it
+    last_step: int = 0  # the latest step that computes any of its tokens
     block_table: list[int] = field(default_factory=list)
     num_matched: int = 0  # leading blocks that were found in the cache at admission
     num_reused: int = 0  # tokens in them
     generation: int = 0  # grows with each preemption
-    has_yielded: bool = False  # it was preempted for another tenant of its lane, and has not been let in again
+    has_yielded: bool = False  # it was preempted for another tenant of its lane, and has not been admitted again
     num_charged: int = 0  # leading tokens that count as its tenant's input: see fair_share.py
-    promised_len: int = 0  # up to this length it keeps its blocks, whoever else wants them: see aging.py
+    promised_len: int = 0  # up to this length it keeps its blocks, whichever sequence wants them: see aging.py
 
     # Identity of its blocks: see blocks.py
-    packed: list[bytes] = field(default_factory=list)  # tokens of its full blocks, as far as they were asked for
+    packed: list[bytes] = field(default_factory=list)  # tokens of its full blocks, as far as they were needed
     digests: list[bytes] = field(default_factory=list)  # of the same blocks
     num_published: int = 0  # leading blocks that carry an identity (or lost it to a collision)
     chain: Node | None = None  # node of the last published block
-    found: list[Node] = field(default_factory=list)  # the longest cached prefix when it was last looked for
+    found: list[Node] = field(default_factory=list)  # the longest cached prefix at its last lookup
     num_known_cached: int = 0  # while it waits: tokens in them, as its lane counts them
-    num_announced: int = 0  # leading blocks that others were told would be computed: see shared_prefixes.py
-    is_watched: bool = False  # while it waits, for its deadline
+    num_announced: int = 0  # leading blocks announced as being computed: see shared_prefixes.py
+    is_watched: bool = False  # while it waits: whether Waiting.by_deadline has it
 
     cached_tokens: int | None = None  # found in the cache at the first admission
-    reported: bool = False  # what is known of the prompt has been handed out
+    reported: bool = False  # its PromptOutput has been returned
     prompt_logprobs: list[PositionLogprobs] | None = None  # of prompt positions 1.. as far as computed
 
-    # When things happened, on the clock of arrival_s: see stats.py
+    # Times of its events, on the clock of arrival_s: see stats.py
     admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
 
-    # Derived once: they are asked for in every step.
-    last_to_compute: int = 0  # tokens that are computed in all: the last one of the output is sampled, never computed
+    # Derived once: they are needed in every step.
+    last_to_compute: int = 0  # tokens that are computed in total: the last output token is sampled, never computed
     end_token_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -79,13 +79,13 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Precedence where two sequences want one block. It never changes, so of two sequences only ever one can
-        evict the other."""
+        """Precedence when two sequences want one block, lowest first. It never changes, so of two sequences only one
+        can ever evict the other."""
         return (self.account.lane, self.arrival)
 
     @property
     def is_aged(self) -> bool:
-        """Whether it is still within what it was promised."""
+        """Whether it has not reached the length up to which it keeps its blocks."""
         return self.num_scheduled < self.promised_len
 
     @property
@@ -98,12 +98,12 @@ class Sequence:
 
     @property
     def will_decode(self) -> bool:
-        """Whether it takes part in more steps once all its known tokens are computed."""
+        """Whether it takes part in further steps once all its known tokens are computed."""
         return len(self.token_ids) < self.last_to_compute
 
     @property
     def num_own_blocks(self) -> int:
-        """Blocks that it brought into use: an upper bound of what its end gives back."""
+        """Blocks that it brought into use: an upper bound of the blocks that its end frees."""
         return len(self.block_table) - self.num_matched
 
     @property

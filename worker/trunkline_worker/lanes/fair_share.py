@@ -1,9 +1,9 @@
 """Fairness between the tenants of a lane: the virtual token counter (Sheng et al., OSDI 2024).
 
-Each tenant has a counter of what it was given, in cost units divided by its weight; the tenant with the smallest one
-goes next. A tenant that comes back after a pause is lifted to the smallest counter of those that have prompts to
-compute, and makes up for what all were given meanwhile: no tenant saves up service by staying away, or by sending its
-requests under many names. It is work-conserving: the counters decide who goes first, never whether anybody goes.
+Each tenant has a counter of the service it was given, in cost units divided by its weight; the tenant with the smallest
+counter goes next. A tenant that returns after a pause is lifted to the smallest counter of the tenants that have prompts
+to compute, so no tenant saves up service by staying away or by sending its requests under many names. The rule is
+work-conserving: the counters decide which tenant goes first, never whether one does.
 
 Sums are kept as whole tokens, so the order in which they are counted cannot change a decision.
 """
@@ -13,23 +13,23 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from trunkline_worker.lanes.lanes import Lane
 
-# Cost units of a token. An output token takes a pass of its own, which reads weights and KV; a token found in the
-# prefix cache takes memory and next to no compute.
+# Cost units of a token. An output token takes a forward pass of its own, which reads weights and KV; a token found in
+# the prefix cache takes memory and almost no compute.
 INPUT_COST = 1.0
 OUTPUT_COST = 2.0
 CACHED_COST = 0.1
-# Counters of tenants that have nothing here. Beyond it those that went longest ago are forgotten: an unlimited number
-# of names must not be an unlimited amount of memory.
+# Idle accounts beyond this number are forgotten, the oldest first: an unlimited number of names must not take an
+# unlimited amount of memory.
 MAX_IDLE_ACCOUNTS = 4096
-# A tenant that comes back starts level with the least served one. At the same counter it goes before one that has been
-# served since that one came, which otherwise had its prompts go on for one step more; but not before it for ever, while
-# new tenants keep coming.
+# A tenant that returns starts level with the least served one. At the same counter it goes before a tenant that has been
+# served since, whose prompts would otherwise continue for one step more; but only this many times, so that a stream of
+# new tenants does not starve that tenant.
 NEWCOMERS_FIRST = 16
-MOST_VOID = 64  # entries of the order that stand for nothing before they are swept out
+MOST_VOID = 64  # void entries of the order before they are swept out
 
 
 class Account:
-    """What one tenant has been given in one lane."""
+    """The service that one tenant has been given in one lane."""
 
     __slots__ = (
         "cached_tokens", "given_before", "given_when_back", "input_tokens", "is_listed", "lane", "left_at", "lift",
@@ -40,41 +40,43 @@ class Account:
         self.lane = lane
         self.tenant = tenant
         self.weight = weight
-        self.lift = 0.0  # where its counter was set to when it last came back, less what it had been given by then
-        self.given_before = 0.0  # cost units under an earlier weight: they are in `lift`
-        self.input_tokens = 0  # as they are computed
+        self.lift = 0.0  # what its counter was set to when it last returned, less what it had been given by then
+        self.given_before = 0.0  # cost units under earlier weights: they are part of `lift`
+        self.input_tokens = 0  # counted when they are computed
         self.recomputed_tokens = 0  # of sequences that were preempted
         self.cached_tokens = 0
         self.output_tokens = 0
         self.running = 0  # sequences in the running set
         self.waiting = 0  # sequences that wait for their first admission
-        self.waiting_tokens = 0  # theirs
-        self.returning = 0  # sequences that were preempted, and wait
+        self.waiting_tokens = 0  # of those sequences
+        self.returning = 0  # preempted sequences that wait
         self.is_listed = False  # whether it has an entry in the order of its lane
-        self.left_at = 0.0  # virtual time when it last had something here
-        self.given_when_back = 0.0  # `given` when it came back
+        self.left_at = 0.0  # virtual time when it last became idle
+        self.given_when_back = 0.0  # `given` when it last returned
 
     @property
     def virtual_tokens(self) -> float:
+        """The counter: the tenant with the smallest one goes next."""
         return self.lift + (self.given - self.given_before) / self.weight
 
     @property
     def given(self) -> float:
-        """Cost units, in all. What is computed again counts: it takes others' time, too."""
+        """Cost units in total. Recomputed tokens count, because they take time as well."""
         input_tokens = self.input_tokens + self.recomputed_tokens
         return INPUT_COST * input_tokens + CACHED_COST * self.cached_tokens + OUTPUT_COST * self.output_tokens
 
     @property
     def num_queued(self) -> int:
-        """Sequences that wait, for whatever reason."""
+        """Waiting sequences, new and preempted."""
         return self.waiting + self.returning
 
     @property
     def is_idle(self) -> bool:
+        """Whether the tenant has no sequences in this lane."""
         return not (self.running or self.waiting or self.returning)
 
     def set_weight(self, weight: float) -> None:
-        """What it was given so far keeps the weight of its time."""
+        """Changes the weight; service given so far keeps the weight it was given at."""
         if weight == self.weight:
             return
         self.lift = self.virtual_tokens
@@ -83,21 +85,21 @@ class Account:
 
 
 class Accounts:
-    """All accounts of one lane, and the order of those with something waiting."""
+    """All accounts of one lane, and the order of those with waiting sequences."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self._accounts: dict[str, Account] = {}
-        # (counter when pushed, tie, account) of each account with waiting sequences, and of some without; once.
+        # (counter when pushed, tie, account): one entry for each account with waiting sequences, and for some without.
         # Counters only grow, so the smallest entry that is up to date is the smallest of all.
         self._order: list[tuple[float, float, Account]] = []
         self._aside: list[tuple[float, float, Account]] = []
         self._pushes = 0
         self._last_left = 0.0  # counter of the last account whose queue ran empty
-        self._num_waiting = 0  # accounts with something waiting, and the sum of their weights
+        self._num_waiting = 0  # accounts with waiting sequences, and the sum of their weights
         self._waiting_weight = 0.0
-        self.begun: Set[Account] = frozenset()  # with a prompt that was not computed to its end in the last step
-        self.num_active = 0  # accounts with something that waits or runs, and the sum of their weights
+        self.begun: Set[Account] = frozenset()  # those with a prompt that the last step did not compute to its end
+        self.num_active = 0  # accounts with waiting or running sequences, and the sum of their weights
         self._active_weight = 0.0
         self._virtual_time = 0.0  # see _advance()
 
@@ -105,7 +107,7 @@ class Accounts:
         return iter(self._accounts.values())
 
     def account(self, tenant: str, weight: float) -> Account:
-        """A tenant's account, with its weight as of now."""
+        """A tenant's account, created if needed, with its weight updated."""
         account = self._accounts.get(tenant)
         if account is None:
             if len(self._accounts) >= MAX_IDLE_ACCOUNTS:
@@ -121,48 +123,48 @@ class Accounts:
         return account
 
     def find(self, tenant: str) -> Account | None:
-        """A tenant's account, if it has one."""
+        """A tenant's account; None if it has none."""
         return self._accounts.get(tenant)
 
     @property
     def is_contended(self) -> bool:
-        """Whether more than one tenant has something here."""
+        """Whether more than one tenant has sequences in this lane."""
         return self.num_active > 1
 
     @property
     def fair_share(self) -> float:
-        """What each tenant may have of a resource, over its weight, if all that are here take what is theirs."""
+        """The part of a resource, over its weight, that each tenant has if all active tenants take their shares."""
         return 1.0 / self._active_weight
 
     def start(self, account: Account) -> None:
-        """One more sequence of it runs."""
+        """One more sequence of the account runs."""
         self._becomes_active(account)
         account.running += 1
 
     def stop(self, account: Account) -> None:
-        """One sequence of it no longer runs."""
+        """One sequence of the account no longer runs."""
         account.running -= 1
         self._may_be_idle(account)
 
     def join(self, account: Account, num_tokens: int) -> None:
-        """One more sequence of it waits for the first time, of so many tokens."""
+        """One more sequence of the account, of `num_tokens`, waits for its first admission."""
         self._queues_up(account)
         account.waiting += 1
         account.waiting_tokens += num_tokens
 
     def leave(self, account: Account, num_tokens: int) -> None:
-        """One sequence that waited for the first time does so no longer."""
+        """One sequence that waited for its first admission no longer waits."""
         account.waiting -= 1
         account.waiting_tokens -= num_tokens
         self._may_have_left(account)
 
     def join_again(self, account: Account) -> None:
-        """One more sequence of it was preempted, and waits."""
+        """One more sequence of the account was preempted, and waits."""
         self._queues_up(account)
         account.returning += 1
 
     def leave_again(self, account: Account) -> None:
-        """One sequence that was preempted waits no longer."""
+        """One preempted sequence no longer waits."""
         account.returning -= 1
         self._may_have_left(account)
 
@@ -182,7 +184,7 @@ class Accounts:
         if not account.num_queued:
             self._last_left = account.virtual_tokens
             self._num_waiting -= 1
-            # From nothing to nothing: rounding errors do not add up.
+            # Set to 0 when no account waits, so that rounding errors do not add up.
             self._waiting_weight = self._waiting_weight - account.weight if self._num_waiting else 0.0
             if len(self._order) > 2 * self._num_waiting + MOST_VOID:
                 self._sweep()
@@ -192,7 +194,7 @@ class Accounts:
         if account.is_idle:
             self.num_active += 1
             self._active_weight += account.weight
-            # What it had not been given when it left is still owed to it, but not what others were given since.
+            # Service it lacked when it became idle is still due to it, but not what others were given since.
             behind = self._virtual_time - account.virtual_tokens
             account.lift += max(0.0, min(behind, self._virtual_time - account.left_at))
             account.given_when_back = account.given
@@ -204,19 +206,19 @@ class Accounts:
             self._active_weight = self._active_weight - account.weight if self.num_active else 0.0
 
     def _advance(self, account: Account) -> None:
-        """Counts what an account that leaves was given into virtual time: what an account that always had something
-        here would have been given by now, over its weight (generalised processor sharing: Parekh and Gallager, 1993).
+        """Advances virtual time when an account becomes idle. Virtual time is what an account that was never idle would
+        have been given by now, over its weight (generalised processor sharing: Parekh and Gallager, 1993).
 
-        It counts when an account leaves, so virtual time is never ahead. Accounts that are not known start from it.
-        Otherwise requests that come one by one under many names would go before another tenant's for ever: each of
-        them would start level with the least served one.
+        Service is counted only when an account becomes idle, so virtual time is never ahead. New accounts start from
+        it. Otherwise requests sent one by one under many names would always go before another tenant's: each of the
+        names would start level with the least served tenant.
         """
         self._virtual_time += (account.given - account.given_when_back) / self._active_weight
         account.given_when_back = account.given
         account.left_at = self._virtual_time
 
     def next(self) -> Account | None:
-        """The account to be served next, apart from those set aside."""
+        """The account to serve next, apart from those set aside; None if there is none."""
         while self._order:
             counter, _, account = self._order[0]
             if not account.num_queued:
@@ -224,7 +226,7 @@ class Accounts:
                 account.is_listed = False
             elif account.virtual_tokens > counter:
                 self._pushes += 1
-                # Half a place: no two entries are equal, and accounts are never compared.
+                # The half keeps all entries different, so accounts are never compared.
                 tie = self._pushes + NEWCOMERS_FIRST + 0.5
                 heapreplace(self._order, (account.virtual_tokens, tie, account))
             else:
@@ -232,17 +234,17 @@ class Accounts:
         return None
 
     def set_aside(self) -> None:
-        """The one to be served next is not looked at before restore()."""
+        """Passes over the account that next() has just returned, until restore()."""
         self._aside.append(heappop(self._order))
 
     def restore(self) -> None:
-        """All count again."""
+        """Puts all accounts that were set aside back."""
         for entry in self._aside:
             heappush(self._order, entry)
         self._aside.clear()
 
     def _sweep(self) -> None:
-        """Drops the entries of accounts that have nothing waiting."""
+        """Drops the entries of accounts without waiting sequences."""
         for _, _, account in self._order:
             account.is_listed = account.num_queued > 0
         self._order = [entry for entry in self._order if entry[2].is_listed]
@@ -254,14 +256,16 @@ class Accounts:
         account.is_listed = True
 
     def waiting_weight(self) -> float:
-        """Sum of the weights of the accounts with something waiting, but for rounding."""
+        """Sum of the weights of the accounts with waiting sequences, up to rounding."""
         return self._waiting_weight
 
     def check_integrity(self) -> None:
-        """Asserts that the sums are right, and that each account that waits is listed once."""
+        """Asserts that the sums are right, and that each account with waiting sequences is listed once."""
         active = [account.weight for account in self._accounts.values() if not account.is_idle]
-        assert len(active) == self.num_active, "accounts with something here miscounted"
-        assert abs(sum(active) - self._active_weight) <= 1e-6 * (1 + sum(active)), "weights that are here miscounted"
+        assert len(active) == self.num_active, "active accounts miscounted"
+        assert abs(sum(active) - self._active_weight) <= 1e-6 * (1 + sum(active)), (
+            "weights of active accounts miscounted"
+        )
         waiting = [account.weight for account in self._accounts.values() if account.num_queued]
         assert len(waiting) == self._num_waiting, "accounts that wait miscounted"
         assert abs(sum(waiting) - self._waiting_weight) <= 1e-6 * (1 + sum(waiting)), "weights that wait miscounted"
@@ -269,11 +273,11 @@ class Accounts:
         listed = [id(account) for _, _, account in self._order]
         assert len(listed) == len(set(listed)), "an account is listed twice"
         waits = {id(account) for account in self._accounts.values() if account.num_queued}
-        assert waits <= set(listed), "an account waits, and nobody will ever serve it"
-        assert len(listed) <= 2 * len(waits) + MOST_VOID + 1, "entries that stand for nothing pile up"
+        assert waits <= set(listed), "an account waits that will never be served"
+        assert len(listed) <= 2 * len(waits) + MOST_VOID + 1, "void entries pile up"
 
     def _floor(self) -> float:
-        """Where a newcomer starts: level with the least served of those that have prompts to compute."""
+        """The counter at which a newcomer starts: that of the least served account with prompts to compute."""
         account = self.next()
         begun = [one.virtual_tokens for one in self.begun if one.running]
         if account is None:
@@ -281,7 +285,7 @@ class Accounts:
         return min([account.virtual_tokens, *begun])
 
     def _forget_idle(self) -> None:
-        """Drops the idle half that came first."""
+        """Drops the half of the idle accounts that is oldest."""
         idle = [tenant for tenant, account in self._accounts.items() if account.is_idle]
         for tenant in idle[: max(1, len(idle) // 2)]:
             del self._accounts[tenant]

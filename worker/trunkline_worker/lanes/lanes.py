@@ -6,12 +6,12 @@ from enum import IntEnum
 class Lane(IntEnum):
     """Lower numbers go first."""
 
-    INTERACTIVE = 0  # somebody waits for every token
+    INTERACTIVE = 0  # a person waits for every token
     STANDARD = 1  # calls of programs
-    BATCH = 2  # bulk work without hurry
+    BATCH = 2  # bulk work that is not urgent
 
 
-LANES = tuple(Lane)  # gone through in every step: going through the enumeration itself takes ten times as long
+LANES = tuple(Lane)  # iterated over in every step: iterating over the enumeration itself takes ten times as long
 
 
 def lane_of(number: int) -> Lane:

@@ -1,8 +1,8 @@
-"""Who is refused because too much waits already.
+"""Which requests are refused because too many wait already.
 
-A lane is full when it and the lanes above it have as many waiting as the bounds allow; what waits in lower lanes does
-not count. In a full lane a tenant with less than its fair share of the bound is still let in, so one tenant's flood
-does not shut the others out, of this lane or of a lower one: what waits is at most twice the bound, by lane.
+A lane is full when it and the lanes above it have as many waiting requests as the bounds allow; requests in lower lanes
+do not count. In a full lane a tenant with less than its fair share of the bound may still queue, so one tenant's flood
+does not shut others out of this lane or a lower one. At most twice the bound waits, by lane.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trunkline_worker.lanes.lanes import Lane
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Of choices, and of their known tokens."""
+    """Bounds of the number of waiting choices, and of their known tokens."""
 
     max_requests: int
     max_tokens: int
@@ -29,18 +29,18 @@ class QueueBounds:
         tokens_of_tenant: int,
         share: float,
     ) -> bool:
-        """Whether one more may wait.
+        """Whether one more choice of `num_tokens` may wait.
 
-        waiting, waiting_tokens: by lane; of_tenant, tokens_of_tenant: what of its tenant waits in its lane and above
-        share: the tenant's part of the weights of all that wait there, itself included, in (0, 1]
+        waiting, waiting_tokens: by lane; of_tenant, tokens_of_tenant: of its tenant, in its lane and those above it;
+        share: the tenant's part, in (0, 1], of the weights of all tenants that wait there, itself included
         """
         ahead, tokens_ahead = sum(waiting[: lane + 1]), sum(waiting_tokens[: lane + 1])
-        # Something may always wait alone: a prompt longer than the bound is not refused for ever.
+        # One choice may always wait alone: otherwise a prompt longer than the bound would always be refused.
         fits = ahead < self.max_requests and (tokens_ahead + num_tokens <= self.max_tokens or not ahead)
         if fits:
             return True
         within_twice = ahead < 2 * self.max_requests and tokens_ahead + num_tokens <= 2 * self.max_tokens
-        # A tenant that has nothing here may have one in any case.
+        # A tenant with no waiting choice may always have one.
         within_share = not of_tenant or (
             of_tenant < int(self.max_requests * share) and tokens_of_tenant + num_tokens <= self.max_tokens * share
         )
@@ -48,7 +48,7 @@ class QueueBounds:
 
 
 def queue_full(lane: Lane, waiting: list[int], retry_delay_ms: int) -> RequestRefused:
-    """What a refused caller is told."""
+    """The error for a refused request."""
     return RequestRefused(
         CODE_RESOURCE_EXHAUSTED,
         OVERLOADED,

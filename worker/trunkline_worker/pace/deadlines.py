@@ -1,4 +1,4 @@
-"""Requests that cannot meet their deadlines any more: refused as soon as that is known, while another worker may."""
+"""Requests that cannot meet their deadlines any more: refused at once, because another worker may still be in time."""
 
 from trunkline.status import (
     CODE_DEADLINE_EXCEEDED,
@@ -14,43 +14,43 @@ from trunkline_worker.queue.waiting import Waiting
 
 
 class Deadlines:
-    """Judges by the first token: how long the output will be is the client's business."""
+    """Judges by the first token: how long the output will be is up to the client."""
 
     def __init__(self, waiting: Waiting, blocks: KVBlocks, cost: StepCost) -> None:
-        self._heap = waiting.by_deadline  # by the latest start, as it was when last looked at
+        self._heap = waiting.by_deadline  # by latest start, as of when it was last computed
         self._blocks = blocks
         self._cost = cost
 
     def out_of_reach(self, sequence: Sequence, wait_s: float, now_s: float) -> bool:
-        """Whether a sequence that will wait so long cannot have its first token in time."""
+        """Whether a sequence that will wait for `wait_s` cannot have its first token in time."""
         start_by_s = self.start_by_s(sequence)
         if start_by_s is None or now_s + wait_s <= start_by_s:
             return False
-        # What is cached need not be computed; it is only looked for where it matters.
+        # The cached prefix need not be computed; it is looked up only where it matters.
         self._blocks.match(sequence)
         start_by_s = self.start_by_s(sequence)
         return start_by_s is not None and now_s + wait_s > start_by_s
 
     def hopeless(self, now_s: float) -> Sequence | None:
-        """A waiting sequence that would be too late even if it were started now."""
+        """A waiting sequence that would be too late even if it started now; None if there is none."""
         while (entry := self._heap.first_entry()) is not None and entry[0] < now_s:
             sequence = entry[3]
             if self.out_of_reach(sequence, 0.0, now_s):
                 return sequence
             start_by_s = self.start_by_s(sequence)
-            assert start_by_s is not None, "only those with a deadline are watched"
+            assert start_by_s is not None, "only sequences with a deadline are watched"
             self._heap.replace_first(max(start_by_s, now_s))
             if start_by_s <= now_s:
                 break
         return None
 
     def next_s(self) -> float | None:
-        """When the next one becomes hopeless."""
+        """When hopeless() may next find a sequence; None: no waiting sequence has a deadline."""
         entry = self._heap.first_entry()
         return None if entry is None else entry[0]
 
     def start_by_s(self, sequence: Sequence) -> float | None:
-        """The latest time to start it: what of it is not known to be cached is computed in one piece."""
+        """The latest time to start a sequence whose uncached tokens are computed in one piece; None: no deadline."""
         if sequence.deadline_s is None:
             return None
         if not self._cost.is_known:
@@ -62,7 +62,7 @@ class Deadlines:
 
 
 def too_late(retry_delay_s: float | None) -> RequestRefused:
-    """What such a request is told.  None: not even an idle worker would be in time, so coming back does not help"""
+    """The error for a late request.  retry_delay_s: None: not even an idle worker would be in time"""
     if retry_delay_s is None:
         return RequestRefused(
             CODE_DEADLINE_EXCEEDED,

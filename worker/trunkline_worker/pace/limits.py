@@ -1,11 +1,11 @@
-"""What bounds the scheduler."""
+"""The limits of the scheduler."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Batching(Enum):
-    """How sequences come together. All but the first are there to be measured against."""
+    """How sequences come together in batches. All but the first are baselines for measurements."""
 
     CONTINUOUS = "continuous"
     STATIC = "static"  # a fixed batch runs to its end, padded to its longest prompt and its longest output
@@ -14,15 +14,15 @@ class Batching(Enum):
 
 
 class AdmissionRule(Enum):
-    """When a sequence may join the running set, as far as KV is concerned."""
+    """When the KV pool allows a sequence to join the running set."""
 
-    PREDICTED = "predicted"  # when the foreseeable peak of the running set and of it fits
-    OPTIMISTIC = "optimistic"  # when what it has fits now
+    PREDICTED = "predicted"  # when the forecast peak of the running set with it fits
+    OPTIMISTIC = "optimistic"  # when its known tokens fit now
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """See EngineSettings for the ranges, and for what each is for."""
+    """See EngineSettings for ranges and meanings."""
 
     max_step_tokens: int = 2048
     max_running_requests: int = 256

@@ -1,4 +1,4 @@
-"""What is left of a step's budgets while it is being filled: tokens, those of the lower lanes among them, and time."""
+"""What is left of a step's budgets while it is being filled: tokens, tokens for the lower lanes, and time."""
 
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.lanes import Lane
@@ -12,10 +12,10 @@ from trunkline_worker.pace.step_cost import (
     longest_chunk,
 )
 
-# A prompt gets on by at least this many tokens in a step, or by all it lacks, however slow the device is: work that is
-# never done would stall everything behind it. One prompt only: the first in order.
+# The first prompt in order advances by at least this many tokens in a step, or by all that are left, however slow the
+# device is: a prompt that never advanced would stall everything behind it.
 LEAST_CHUNK = 16
-# Of the time that is left for prompts, in a step that brings a tenant the only thing it waits for.
+# Of the time that is left for prompts, in a step that samples the first token of a tenant's only running sequence.
 HASTENED_SHARE = 0.25
 
 
@@ -32,12 +32,12 @@ class StepBudget:
         self.num_prefill = 0
         self._pairs = 0.0
         self._num_chunks = self._num_scored = 0
-        self._most_prefill = self._most_pairs = float("inf")  # that are known not to take too long
+        self._most_prefill = self._most_pairs = float("inf")  # known not to take too long
         self._time_left_s: float | None = None
         self._has_urgent = self._is_hastened = False
 
     def decodes_are_in(self) -> None:
-        """The rest of the step's time is for chunks."""
+        """Called once all decodes are counted: the rest of the step's time is for chunks."""
         if not self._limits.itl_target_s:
             return
         target_s = self._cost.within_s(self._limits.itl_target_s)
@@ -49,7 +49,7 @@ class StepBudget:
         self._most_prefill, self._most_pairs = room
 
     def room(self, lane: Lane) -> int:
-        """Tokens that a lane may still have."""
+        """Tokens that a lane may still take."""
         if (
             self._time_left_s is not None
             and self.num_prefill
@@ -59,29 +59,29 @@ class StepBudget:
         return min(self.tokens_left, self.lower_left) if lane else self.tokens_left
 
     def hasten(self) -> None:
-        """Prompts that are still to come share a quarter of the time that is left: a tenant that has nothing else here
+        """Gives the rest of the prompts a quarter of the time that is left: a tenant with no other running sequence
         gets a first token from this step, and has waited for the step before it."""
         if self._time_left_s is not None and not self._is_hastened:
             self._is_hastened = True
             self._time_left_s *= HASTENED_SHARE
 
     def can_begin(self, sequence: Sequence) -> bool:
-        """Whether a sequence that waits gets at least one token in this step. One that got none would hold a place and
-        blocks for nothing, and go before others that were served less."""
+        """Whether a waiting sequence would get at least one token in this step. Otherwise it would hold a place and
+        blocks without computing, and go before sequences of tenants that were served less."""
         cached = sequence.num_known_cached
         num_left = len(sequence.token_ids) - cached
         return self.room(sequence.lane) > 0 and self._longest_chunk(sequence, cached, num_left) > 0
 
     def aged_tokens(self, aged: Sequence, divisor: int) -> int:
-        """The most that an aged sequence has of the step's time, as tokens: one part in so many, and no less than a prompt gets
-        on by in any step."""
+        """The most tokens that an aged sequence takes of a step: those that fit into the time left over `divisor`, and
+        at least LEAST_CHUNK."""
         if self._time_left_s is None:
             return aged.num_unscheduled
         time_s, is_scored = self._time_left_s / divisor, aged.wants_prompt_logprobs
         return max(LEAST_CHUNK, self._cost.longest_chunk(time_s, aged.num_scheduled, is_scored=is_scored))
 
     def _longest_chunk(self, sequence: Sequence, num_before: int, num_left: int) -> int:
-        """Most tokens of a sequence, after `num_before` and out of `num_left`, for which the step has time."""
+        """The most tokens of a sequence, after `num_before` and out of `num_left`, for which the step has time."""
         if self._time_left_s is None:
             return num_left
         is_scored = sequence.wants_prompt_logprobs
@@ -93,7 +93,7 @@ class StepBudget:
         return longest
 
     def take_chunk(self, sequence: Sequence, most: int) -> int:
-        """Tokens of a sequence that are computed in this step: 0 if there is no room."""
+        """Takes the next tokens of a sequence into the step; returns how many, 0 if there is no room."""
         left = sequence.num_unscheduled
         longest = self._longest_chunk(sequence, sequence.num_scheduled, left)
         num_new = min(most, left, self.room(sequence.lane), longest)
@@ -108,8 +108,8 @@ class StepBudget:
             self.lower_left -= num_new
         self.num_prefill += num_new
         self._num_chunks += 1
-        # Where steps have a target time, one with an interactive prompt is not filled up with others' prompts: somebody
-        # waits for it.
+        # Where steps have a target time, one with an interactive prompt is not filled up with prompts of other lanes: a
+        # person waits for it.
         self._has_urgent |= sequence.lane is Lane.INTERACTIVE
         self._pairs += chunk_pairs(num_new, sequence.num_scheduled)
         return num_new

@@ -1,18 +1,17 @@
-"""What a step costs, learned from the steps themselves, and how long a prompt's chunk may be to stay under a time.
+"""What a step costs, learned from past steps, and how long a prompt's chunk may be to stay under a time.
 
-time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks + d * prompt tokens whose
-log-probabilities are asked for. The coefficients are fitted to the latest steps by least squares of the relative error,
-none of them negative. Each has to earn its place:
-the steps must be told clearly better with it than without. Where they do not tell what a token costs, because they were
-all alike, it is a fixed share of a step.
+time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks + d * prompt tokens with
+requested log-probabilities. The coefficients are fitted to the latest steps by least squares of the relative error;
+none is negative. A coefficient is kept only if the fit is clearly better with it than without. If the steps were all
+alike, so that they do not show what a token costs, a token is a fixed share of a step.
 
-A cost that is too low corrects itself, since prompts come and their steps are learned from; one that is too high sends
-prompts elsewhere, and nothing is learned any more. So to routers what is not known is cheap. A step must not be filled
-by that: how much it may hold beyond what steps have told is bounded by experience.py.
+A cost that is too low corrects itself, because prompts arrive and their steps are learned from; one that is too high
+sends prompts to other workers, and nothing is learned any more. So routers take what is not known to be cheap. Steps
+must not be filled on that assumption: experience.py bounds how far a step may exceed what past steps have shown.
 
-Steps that are filled up to a target time would miss it half of the time. So they are filled to what nine of ten steps
-keep, by how the latest ones differed from the fit. On a device of its own that is a few percent less; beside other
-processes on the same cores it may be a third.
+Steps that were filled up to the target time would miss it half of the time. They are filled so that nine of ten meet
+it, by how the latest steps differed from the fit. On a device of its own a worker loses a few percent that way; beside
+other processes on the same cores it may lose a third.
 """
 
 from collections import deque
@@ -25,30 +24,29 @@ from trunkline_worker.pace.experience import Experience, Size
 
 KEPT_STEPS = 96  # of each kind: with chunks, and without
 STEPS_PER_FIT = 32
-# Where one choice alone takes a step nearly to its target time, or past it, others may still add this share of that;
-# and prompts this share of what the decodes take.
+# If one sequence alone takes nearly the target time, or more, others may still add this share of its time, and prompts
+# this share of the time of the decodes.
 LEAST_ADDED_SHARE = 0.25
-# Steps that only decode are many and alike: of these one is learned from in so many, or in so much time. What is kept
-# is then of the last ten seconds at most, and of steps that take longer than that of the last 96.
+# Steps that only decode are many and alike: one is learned from in this many, or in this much time. The kept steps
+# then span at most the last ten seconds, or the last 96 steps if steps take longer.
 DECODE_SAMPLE_EVERY = 8
 DECODE_SAMPLE_EVERY_S = 0.1
-# A worker's first steps are slow for being first, by any factor. Three of them and many small ones that were all alike
-# once told of prompts fifty times too dear, and no more came.
-FIRST_STEPS = 4  # that are not learned from
-TOKENS_AS_FIXED = 512.0  # what so many tokens add is taken to be the fixed time, until steps tell
+# A worker's first steps are slower than later ones, by any factor, so they are not learned from. A fit to three of them
+# and many small, equal steps once made prompts seem fifty times too expensive, and no more arrived.
+FIRST_STEPS = 4
+TOKENS_AS_FIXED = 512.0  # tokens that add as much as the fixed time, until steps show what they add
 # A pair takes 4·width·layers operations, a token 24·width²·layers and more: even a small model's pairs are cheaper than
-# this share of a token. Without this bound a few short chunks, whose pairs and tokens grow alike, could put their time
-# on pairs, and a long prompt at hundreds of times what it takes.
+# this share of a token. Without this bound a few short chunks, whose pairs and tokens grow alike, could attribute their
+# time to pairs, and predict hundreds of times the real time of a long prompt.
 MOST_PAIR_SHARE = 1 / 64
-CLEARLY = 10.0  # a coefficient takes away so many times the variance: some three standard deviations
-LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # beyond it, steps tell of something else than of their load
-WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one was an accident
-LEAST_STEP_SHARE = 0.5  # of an interval, however much the engine has to do in between
-LEAST_ERROR = 0.01  # of a step's time: what is smaller is no step's fault
+CLEARLY = 10.0  # a kept coefficient reduces the squared error by this many variances: about three deviations
+LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # steps that are later than that depend on more than their load
+WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one is an outlier
+LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps
+LEAST_ERROR = 0.01  # of a step's time: smaller errors are noise
 
-# What a fit is a sum of, none of it negative, in the columns: a step; a step with tokens at what is taken for granted;
-# a token; a KV token; a token whose pairs cost the most they can; a scored token. In the rows: fixed, token, KV
-# token, pair, scored token.
+# A fit is a sum of non-negative parts. Columns: a step; a step with tokens at their assumed cost; a token; a KV token; a
+# token whose pairs cost the most they can; a scored token. Rows: fixed, token, KV token, pair, scored token.
 STEP, STEP_AS_ASSUMED, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN = range(6)
 PARTS = np.array(
     [
@@ -76,7 +74,7 @@ class StepLoad(NamedTuple):
 
 
 class StepCost:
-    """The model and the steps that it was fitted to."""
+    """The cost model and the steps it was fitted to."""
 
     def __init__(self) -> None:
         self._decodes: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
@@ -87,16 +85,17 @@ class StepCost:
         self._steps_since_sample = 0
         self._since_sample_s = 0.0
         self.num_fits = 0
-        self.between_s = 0.0  # no step is computed, of late, between two that follow each other
-        self.late_times = 1.0  # nine of ten steps with prompts take no longer than so many times their fitted time
+        self.between_s = 0.0  # recent mean time between two steps that follow each other
+        self.late_times = 1.0  # nine of ten steps with prompts take at most this many times their fitted time
         self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = 0.0
 
     @property
     def is_known(self) -> bool:
+        """Whether a fit has been made."""
         return self._seen >= STEPS_PER_FIT
 
     def observe(self, load: StepLoad, time_s: float) -> None:
-        """A step took this long on the device."""
+        """Learns from a step that took this long on the device; 0: the executor does not measure times."""
         self.experience.observe(load.size, time_s)
         self._observed += 1
         if time_s <= 0:
@@ -117,17 +116,17 @@ class StepCost:
             self._fit()
 
     def waited(self, time_s: float) -> None:
-        """So long no step was computed between two that followed each other at once: the engine took in requests, told
-        of what had been computed, and planned."""
+        """Learns from the time between two steps that followed each other at once, in which the engine took in
+        requests, reported what had been computed, and planned."""
         self.between_s += WAIT_WEIGHT * (min(max(time_s, 0.0), MOST_WAIT_S) - self.between_s)
 
     def within_s(self, interval_s: float) -> float:
-        """What a step with prompts is planned to take at most, where steps are to follow each other by an interval.
-        Nine of ten keep it, as far as is known."""
+        """The most seconds that a step with prompts is planned to take if steps follow each other at an interval. Nine
+        of ten steps are expected to meet the interval."""
         return max(interval_s - self.between_s, LEAST_STEP_SHARE * interval_s) / self.late_times
 
     def time_s(self, load: StepLoad) -> float:
-        """What a step should take."""
+        """The seconds that a step should take."""
         return (
             self.fixed_s
             + self.token_s * load.num_tokens
@@ -137,16 +136,16 @@ class StepCost:
         )
 
     def cautious_s(self, num_decodes: int, kv_tokens: int) -> float:
-        """What a step of decodes takes at most, as far as is known."""
+        """The most seconds that a step of decodes takes, as far as is known."""
         fitted_s = self.time_s(StepLoad(num_decodes, kv_tokens, 0.0))
         return max(fitted_s, self.experience.longest_s(num_decodes, num_decodes))
 
     def chunk_s(self, num_tokens: int, num_before: int, *, is_scored: bool = False) -> float:
-        """What a chunk of `num_tokens` after `num_before` computed ones adds to a step."""
+        """The seconds that a chunk of `num_tokens` after `num_before` computed ones adds to a step."""
         return self._prompt_token_s(is_scored) * num_tokens + self.pair_s * chunk_pairs(num_tokens, num_before)
 
     def longest_chunk(self, time_s: float, num_before: int, *, is_scored: bool = False) -> int:
-        """Most tokens of a prompt, after `num_before` computed ones, that add no more than `time_s` to a step."""
+        """The most tokens of a prompt, after `num_before` computed ones, that add no more than `time_s` to a step."""
         return _longest(time_s, self._prompt_token_s(is_scored) + self.pair_s * num_before, self.pair_s)
 
     def _prompt_token_s(self, is_scored: bool) -> float:
@@ -162,8 +161,8 @@ class StepCost:
             ]
         )
         times = np.array([time_s for _, time_s in samples])
-        # Each row divided by its time: a relative error of a short step counts as much as one of a long step.
-        # The middle of the ratios is what counts, so that a step which was held up by something else does not.
+        # Each row is divided by its time: a relative error of a short step counts as much as one of a long step.
+        # Large errors have less weight, so that a step which was delayed by something else hardly counts.
         rows = features @ PARTS / times[:, None]
         scale = np.maximum(rows.max(axis=0), 1e-12)
         matrix = rows / scale
@@ -173,7 +172,7 @@ class StepCost:
             residual = np.abs(matrix @ solution - 1)
             before, weights = weights, np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
             if np.array_equal(weights, before):
-                break  # all that follows would be equal
+                break  # converged
         costs: list[float] = (PARTS @ (solution / scale)).tolist()
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s = costs
         self.experience.fitted((load.size, time_s, self.time_s(load)) for load, time_s in samples)
@@ -183,12 +182,12 @@ class StepCost:
 
 
 def longest_chunk(num_pairs: float, num_before: int) -> int:
-    """Most tokens of a prompt, after `num_before` computed ones, that have no more (query, key) pairs than these."""
+    """The most tokens of a prompt, after `num_before` computed ones, with at most this many (query, key) pairs."""
     return _longest(num_pairs, num_before, 1.0)
 
 
 def _longest(amount: float, linear: float, square: float) -> int:
-    """The largest whole n of which linear * n + square / 2 * n² is no more than an amount."""
+    """The largest whole n for which linear * n + square / 2 * n² is at most `amount`."""
     if amount <= 0:
         return 0
     if amount == float("inf"):
@@ -205,12 +204,12 @@ def chunk_pairs(num_tokens: int, num_before: int) -> float:
 
 
 def _clear_parts(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much of each part the steps tell of; a part that tells them no more clearly is left out.
+    """The amount of each part that fits the steps best; parts that do not improve the fit clearly are 0.
 
-    matrix: [num_steps, num_parts], over each step's time
+    matrix: [num_steps, num_parts], each row over its step's time
     """
     weighted = np.column_stack([matrix, np.ones(len(weights))]) * weights[:, None]
-    # It has the same least squares as the rows that it is made of.
+    # The triangle has the same least-squares solution as the rows it is made of.
     triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(weighted, mode="r"))
     parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN]
     solution, error = _least_squares(triangle, parts)
@@ -228,7 +227,7 @@ def _clear_parts(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> N
 
 
 def _least_squares(triangle: NDArray[np.float64], parts: list[int]) -> tuple[NDArray[np.float64], float]:
-    """The best sum of some parts, none of them negative, and its squared error."""
+    """The best non-negative amounts of some parts, and the squared error."""
     used, solution = parts, np.zeros(len(PARTS[0]))
     while used:
         found = np.linalg.lstsq(triangle[:, used], triangle[:, -1], rcond=1e-9)[0]

@@ -1,4 +1,4 @@
-"""Prompts of one lane that have been begun and are not computed to their end, in the order in which they go on."""
+"""Prompts of one lane that are partly computed, in the order in which they continue."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from trunkline_worker.lanes.fair_share import Account
 
 
 class BegunPrompts:
-    """By tenant: that of the tenant with the least service is first, within a tenant the oldest."""
+    """The tenant with the least service goes first, and within a tenant the oldest prompt."""
 
     def __init__(self, sequences: Iterable[Sequence]) -> None:
         """sequences: by rank"""
@@ -17,15 +17,15 @@ class BegunPrompts:
             self._by_account.setdefault(sequence.account, deque()).append(sequence)
 
     def first(self) -> Sequence | None:
-        """The one that goes on next; None: there is none left."""
+        """The prompt that continues next; None if there is none left."""
         if not self._by_account:
             return None
         account = min(self._by_account, key=lambda account: account.virtual_tokens)
         return self._by_account[account][0]
 
     def remove(self, sequence: Sequence) -> None:
-        """The first one has had its turn."""
+        """Removes the first prompt, which has had its turn."""
         prompts = self._by_account[sequence.account]
-        assert prompts.popleft() is sequence, "only the first one of a tenant can have its turn"
+        assert prompts.popleft() is sequence, "only the first prompt of a tenant can have its turn"
         if not prompts:
             del self._by_account[sequence.account]

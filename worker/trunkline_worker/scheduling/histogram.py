@@ -1,4 +1,4 @@
-"""Distributions of times: counts in logarithmic buckets, since the start and of late."""
+"""Distributions of times: counts in logarithmic buckets, since the start and in a recent window."""
 
 import math
 from collections import deque
@@ -32,17 +32,18 @@ class Histogram:
         self._counts[min(index, NUM_BUCKETS - 1)] += count
 
     def include(self, other: "Histogram") -> None:
-        """Counts another's values of all time as well."""
+        """Adds the values that another histogram has counted since its start."""
         self.count += other.count
         self.sum += other.sum
         self._counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
 
     def turn_window(self) -> None:
-        """A window ends; called once per WINDOW_S."""
+        """Ends a window. Called once per WINDOW_S."""
         self._marks.append(self._counts.copy())
 
     def quantiles(self, *shares: float) -> list[float]:
-        """Of the values of the last one to two windows; 0 where there were none. Each in the middle of its bucket."""
+        """Quantiles in seconds of the values of the last one to two windows, each the middle of its bucket; 0 if there
+        were no values."""
         recent = [now - before for now, before in zip(self._counts, self._marks[0], strict=True)]
         total = sum(recent)
         found = []

@@ -1,8 +1,8 @@
 """What each tenant of a lane holds: its dominant share (Ghodsi et al., NSDI 2011), over its weight.
 
-A sequence takes three things: a place in the running set, KV blocks, and time of every step. A tenant's level is the
-largest part that it holds of any of these, divided by its weight. KV is counted as far as it can be foreseen where
-admission goes by that, so a level changes little while a sequence grows. docs/fairness.md has the rules and the proof.
+A sequence takes three resources: a place in the running set, KV blocks, and time of every step. A tenant's level is the
+largest part that it holds of any of them, divided by its weight. Where admission forecasts KV, the forecast counts, so
+a level changes little while a sequence grows. docs/fairness.md has the rules and the proof.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from trunkline_worker.scheduling.admission import Admission
 
 
 class Demand(NamedTuple):
-    """What sequences take, as parts of all that their lane can have."""
+    """What sequences take, as fractions of all that their lane can have."""
 
     places: float
     blocks: float
@@ -27,7 +27,7 @@ NOTHING = Demand(0.0, 0.0, 0.0)
 
 
 class LaneShares:
-    """Of the tenants of one lane that run, as it stands; add() and remove() keep it up to date."""
+    """The shares of the tenants of one lane that have running sequences; add() and remove() keep them up to date."""
 
     def __init__(self, lane: Lane, running: list[Sequence], accounts: Accounts, admission: Admission) -> None:
         self._lane = lane
@@ -40,18 +40,18 @@ class LaneShares:
             self.add(sequence, demand)
 
     def demand(self, sequence: Sequence) -> Demand:
-        """Of one that waits. match() must just have been called."""
+        """What a waiting sequence would take. KVBlocks.match() must just have been called."""
         return next(self._demands([sequence], waits=True))
 
     def add(self, sequence: Sequence, demand: Demand) -> None:
-        """A sequence runs."""
+        """Counts a sequence that has joined the running set."""
         account = sequence.account
         self.members.setdefault(account, {})[sequence] = demand
         places, blocks, time = self._held.get(account, NOTHING)
         self._held[account] = Demand(places + demand.places, blocks + demand.blocks, time + demand.time)
 
     def remove(self, sequence: Sequence) -> Demand:
-        """A sequence runs no more; what it took."""
+        """Uncounts a sequence that has left the running set, and returns what it took."""
         account = sequence.account
         demand = self.members[account].pop(sequence)
         self._held[account] = self._without(account, demand)
@@ -60,13 +60,15 @@ class LaneShares:
         return demand
 
     def held(self, account: Account) -> Demand:
+        """What a tenant's running sequences take."""
         return self._held.get(account, NOTHING)
 
     def level(self, account: Account) -> float:
+        """The tenant's largest fraction of any resource, over its weight."""
         return max(self.held(account)) / account.weight
 
     def level_with(self, account: Account, demand: Demand) -> float:
-        """A tenant's level if it had so much more."""
+        """A tenant's level if it had this much more."""
         held = self.held(account)
         return max(held.places + demand.places, held.blocks + demand.blocks, held.time + demand.time) / account.weight
 
@@ -76,18 +78,18 @@ class LaneShares:
         return max(self._without(account, self.members[account][sequence])) / account.weight
 
     def highest_level(self, apart_from: Account) -> float:
-        """The highest level of any other tenant that runs."""
+        """The highest level of the other tenants that have running sequences."""
         return max([self.level(account) for account in self._held if account is not apart_from], default=0.0)
 
     @property
     def step_time(self) -> float:
-        """Part of the lane's time of a step that its decodes take; more than 1 where steps are stretched."""
+        """Fraction of the lane's step time that its decodes take; more than 1 if steps are stretched."""
         return sum(held.time for held in self._held.values())
 
     def _without(self, account: Account, demand: Demand) -> Demand:
         held = self._held[account]
         if len(self.members[account]) == 1 and demand in self.members[account].values():
-            return NOTHING  # rounding errors do not add up
+            return NOTHING  # so rounding errors do not add up
         return Demand(held.places - demand.places, held.blocks - demand.blocks, held.time - demand.time)
 
     def _demands(self, sequences: list[Sequence], *, waits: bool) -> Iterator[Demand]:
@@ -103,8 +105,8 @@ class LaneShares:
 def may_take(with_newcomer: float, victim: float, without_victim: float, fair_share: float, *, has_right: bool) -> bool:
     """Whether one tenant's sequence may be preempted for another tenant's.
 
-    with_newcomer: level of the tenant that takes, with what it takes; victim, without_victim: level of the one that
-    gives, before and after; has_right: whether the one that takes stays within its fair share, see within_share()
+    with_newcomer: level of the tenant that takes, including what it takes; victim, without_victim: level of the tenant
+    that gives, before and after; has_right: whether the tenant that takes stays within its fair share (within_share())
     """
     if with_newcomer >= victim or victim <= fair_share + ROUNDING:
         return False
@@ -112,27 +114,27 @@ def may_take(with_newcomer: float, victim: float, without_victim: float, fair_sh
 
 
 def within_share(shares: LaneShares, account: Account, demand: Demand) -> bool:
-    """Whether a tenant stays within its fair share with all that it has waiting, each as large as the next one.
+    """Whether a tenant stays within its fair share with all its waiting sequences, each as large as the next one.
 
-    demand: of the next one
+    demand: of the next sequence
     """
     count = account.num_queued
     everything = Demand(count * demand.places, count * demand.blocks, count * demand.time)
     return shares.level_with(account, everything) <= shares.fair_share + ROUNDING
 
 
-# A tenant that wants more than its fair share takes only from one that has so many times as much: where several have a
-# backlog, the order of admission keeps them level by itself, and nothing need be computed twice.
+# A tenant that wants more than its fair share takes only from one that has this many times as much: where several have
+# a backlog, the order of admission keeps them level, and no sequence has to be computed again.
 FAR_LESS = 2.0
 ROUNDING = 1e-9  # of sums of parts
 
 
 def least_to_redo(sequences: Iterator[Sequence]) -> Sequence | None:
-    """The sequence that has least to compute again if it is preempted."""
+    """The sequence with the fewest tokens to compute again if it is preempted; None if there is none."""
     return min(sequences, key=lambda sequence: sequence.num_scheduled - sequence.num_reused, default=None)
 
 
 def holds_most(shares: LaneShares, resource: int, apart_from: Account) -> list[Account]:
-    """The other tenants that run, by how much they hold of a resource (an index of Demand), most first."""
+    """The other tenants with running sequences, those that hold most of a resource (an index of Demand) first."""
     others = [account for account in shares.members if account is not apart_from]
     return sorted(others, key=lambda account: -shares.held(account)[resource] / account.weight)

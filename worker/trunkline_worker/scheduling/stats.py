@@ -1,5 +1,5 @@
-"""What the engine has done: counters since its start, distributions of late. One source for GetStats, log and
-metrics."""
+"""What the engine has done: counters since its start, and distributions in a recent window. The one source for
+GetStats, log and metrics."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from trunkline_worker.scheduling.histogram import WINDOW_S, Histogram
 
 @dataclass(slots=True)
 class LaneCounts:
-    """Of one lane's sequences. Times in seconds."""
+    """Counts of one lane's sequences. Times in seconds."""
 
     accepted: int = 0
     refused: int = 0
@@ -28,7 +28,7 @@ class LaneCounts:
 
 @dataclass(slots=True)
 class StepCounts:
-    """Of one step."""
+    """Counts of one step, or of all steps."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -61,7 +61,7 @@ class EngineStats:
     # Sequences
 
     def admitted(self, sequence: Sequence, now_s: float) -> None:
-        """`cached_tokens` and the first admission's time are set already."""
+        """A sequence was admitted. Called before the time of its first admission is set."""
         self.admissions += 1
         self.prefix_hit_tokens += sequence.num_computed
         if sequence.admitted_s is None:
@@ -71,7 +71,7 @@ class EngineStats:
         self.lanes[sequence.lane].ttft.add(now_s - sequence.arrival_s)
 
     def ended(self, sequence: Sequence, finish: Finish, now_s: float) -> None:
-        """A sequence that was accepted is over."""
+        """An accepted sequence has ended."""
         lane = self.lanes[sequence.lane]
         if finish is Finish.ABORT:
             lane.aborted += 1
@@ -82,11 +82,11 @@ class EngineStats:
             lane.tpot.add((now_s - sequence.first_token_s) / (sequence.num_output - 1))
 
     def expired(self, sequence: Sequence) -> None:
-        """A sequence that was accepted cannot meet its deadline any more, and is refused."""
+        """An accepted sequence is refused because it cannot meet its deadline any more."""
         self.lanes[sequence.lane].expired += 1
 
     def preempted(self, num_tokens: int) -> None:
-        """A sequence gave up the KV of this many tokens."""
+        """A sequence was preempted, and gave up the KV of this many tokens."""
         self.preemptions += 1
         self.preempted_tokens += num_tokens
 
@@ -107,7 +107,7 @@ class EngineStats:
         self.last = counts
 
     def turn_windows(self, now_s: float) -> None:
-        """Called in every step and before every report: distributions forget what lies more than two windows back."""
+        """Forgets values that are more than two windows old. Called in every step and before every report."""
         passed_s = now_s - self._window_started_s
         if passed_s < WINDOW_S:
             return
@@ -115,7 +115,7 @@ class EngineStats:
         self._window_started_s, self._window_tokens = now_s, self.output_tokens
         for histogram in self._histograms():
             histogram.turn_window()
-        if passed_s >= 2 * WINDOW_S:  # nothing happened meanwhile: all there was is old
+        if passed_s >= 2 * WINDOW_S:  # nothing happened meanwhile: all values are old
             self._window_before = (now_s - WINDOW_S, self._window_tokens)
             for histogram in self._histograms():
                 histogram.turn_window()
@@ -125,7 +125,7 @@ class EngineStats:
         return sum(lane.output_tokens for lane in self.lanes)
 
     def output_tokens_per_s(self, now_s: float) -> float:
-        """Over the last one to two windows."""
+        """Mean rate over the last one to two windows."""
         since_s, tokens = self._window_before
         return (self.output_tokens - tokens) / (now_s - since_s) if now_s > since_s else 0.0
 

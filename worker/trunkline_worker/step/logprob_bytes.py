@@ -1,9 +1,9 @@
-"""Log-probabilities as their messages travel, made for all positions of a prompt at once.
+"""The serialized log-probabilities of all positions of a prompt, made at once.
 
-One TokenLogprob made from Python takes about a microsecond. A prompt of 400 tokens with 20 likeliest tokens each has
-8,400 of them. Here an array holds their bytes, and protobuf parses these in a thirtieth of the time. Every number has
+Making one TokenLogprob in Python takes about a microsecond. A prompt of 400 tokens with the 20 likeliest tokens each has
+8,400 of them. Here an array holds their bytes, and protobuf parses these in a thirtieth of the time. Every number takes
 five bytes: readers of the format (https://protobuf.dev/programming-guides/encoding) accept a number that is longer than
-it has to be, and protobuf shortens it when it writes the message again.
+necessary, and protobuf shortens it when it serializes the message again.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from trunkline.v1.generation_pb2 import PromptReport, TokenLogprob, TokenLogprobs
 from trunkline_worker.step.plan import PositionLogprobs
 
-VARINT, LENGTH, FIXED32 = 0, 2, 5  # how a field is written
-NUMBER_BYTES = 5  # of 32 bits, seven in a byte
+VARINT, LENGTH, FIXED32 = 0, 2, 5  # wire types
+NUMBER_BYTES = 5  # of a 32-bit number, seven bits in a byte
 TOKEN_LOGPROB = np.dtype(
     [
         ("is_token", "u1"),
@@ -30,7 +30,7 @@ ENTRY = np.dtype([("is_entry", "u1"), ("size", "u1"), ("entry", TOKEN_LOGPROB)])
 
 
 def prompt_logprobs_bytes(positions: Sequence[PositionLogprobs]) -> bytes:
-    """The field `logprobs` of a PromptReport, for positions with the same number of likeliest tokens each."""
+    """The serialized field `logprobs` of a PromptReport. All positions have the same number of likeliest tokens."""
     if not positions:
         return b""
     num_top = len(positions[0].top)
@@ -56,10 +56,10 @@ def prompt_logprobs_bytes(positions: Sequence[PositionLogprobs]) -> bytes:
 
 
 def _numbers(numbers: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Whole numbers of 32 bits as five bytes each."""
+    """32-bit integers as varints of five bytes each; adds a last dimension."""
     whole = numbers.astype(np.int64)[..., None]
     digits = whole >> np.arange(0, 7 * NUMBER_BYTES, 7) & 127
-    digits[..., :-1] |= 128  # there are more
+    digits[..., :-1] |= 128  # more bytes follow
     return digits.astype(np.uint8)
 
 

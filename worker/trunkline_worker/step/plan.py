@@ -1,7 +1,7 @@
-"""What the scheduler tells an executor to do in a step, and what it hears back.
+"""What the scheduler tells an executor to do in a step, and the result.
 
-Plain, delta-encoded data: an executor keeps a row of state for each sequence it has been told of, and a plan says
-only what changed. That is enough for a rank that shares no memory with the scheduler.
+Plain, delta-encoded data: an executor keeps a row of state for each sequence it has been told of, and a plan contains
+only the changes. That is sufficient for a rank that shares no memory with the scheduler.
 """
 
 import traceback
@@ -32,7 +32,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """All that an executor needs of a sequence it does not know: a new one, or one back from preemption."""
+    """All that an executor needs to know of a sequence that starts: a new one, or one that was preempted."""
 
     sequence_id: int
     token_ids: list[int]  # prompt, then output so far
@@ -54,18 +54,19 @@ class SequenceStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What a padded batch computes for nobody."""
+    """What a step computes only to pad its batch."""
 
     num_tokens: int  # positions that go through every matrix product
-    kv_tokens: int = 0  # keys and values that decodes read for nothing
-    pairs: float = 0.0  # (query, key) pairs that prompts are attended over for nothing
+    kv_tokens: int = 0  # keys and values that padding rows of decodes read
+    pairs: float = 0.0  # (query, key) pairs of the padding of prompts
 
 
-@dataclass(slots=True)  # not frozen: one is made for every step, and that takes three times as long
+@dataclass(slots=True)  # not frozen: one is made for every step, and a frozen one takes three times as long
 class StepPlan:
     """One step. Apply `ended`, then `starts`, then compute `steps` as one ragged batch in this order.
 
-    A step may name a token that the one before it samples: the executor has it in its row, whoever plans does not.
+    A step may compute a token that the step before it samples: the executor has it in its row, the scheduler does not
+    know it yet.
     """
 
     step_id: int
@@ -73,8 +74,8 @@ class StepPlan:
     starts: list[SequenceStart] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)  # finished, aborted or preempted: forget these rows
     padding: "Padding | None" = None  # of static batching
-    # How many times over the step is computed, each time with the tokens that the time before sampled. More than once
-    # only where an executor was asked (RunAheadExecutor.repeats), and only if every entry has one new token.
+    # How many times the step is computed, each time with the tokens that the time before sampled. More than once only
+    # in simulation (RepeatingExecutor.repeats), and only if every entry has one new token.
     repeats: int = 1
 
     @property
@@ -83,7 +84,7 @@ class StepPlan:
 
     @property
     def num_decodes(self) -> int:
-        """Entries of one token each that is sampled from."""
+        """Entries that compute one token and sample from it."""
         return len([step for step in self.steps if step.num_new == 1 and step.samples])
 
     @property
@@ -95,7 +96,7 @@ class StepPlan:
 class PositionLogprobs:
     """Log-probabilities (natural, of the unmodified distribution) at one position."""
 
-    token_id: int  # the token that stands there
+    token_id: int  # the token at this position
     logprob: float
     rank: int  # 1: the likeliest
     top: list[tuple[int, float]]  # (token id, logprob), likeliest first
@@ -103,20 +104,20 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why a sequence got no token, or none of what it asked for."""
+    """Why a step did not produce what a sequence asked for; the sequence ends with it."""
 
     reason: str  # for the client
     trace: str = ""  # a bug's traceback, for the log
 
     @classmethod
     def of_bug(cls, error: Exception) -> "RowError":
-        """An exception that should not have been raised. The client is not told what it says."""
+        """The error for an unexpected exception. Its text is for the log, not for the client."""
         return cls("an internal error; see the worker's log", "".join(traceback.format_exception(error)))
 
 
-@dataclass(slots=True)  # not frozen: one is made for every step, and that takes three times as long
+@dataclass(slots=True)  # not frozen: one is made for every step, and a frozen one takes three times as long
 class StepResult:
-    """What an executor hands back; keys are indices into the plan's `steps`."""
+    """What an executor returns for a plan; keys are indices into the plan's `steps`."""
 
     step_id: int
     token_ids: list[int | None]  # per entry of steps; None where it does not sample
@@ -125,9 +126,9 @@ class StepResult:
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     errors: dict[int, RowError] = field(default_factory=dict)  # entries that end with this step
     device_time_s: float = 0.0
-    num_padding: int = 0  # positions computed for nobody beside the plan's own padding
-    # Of a plan that repeats: of each repetition its time on the device and when it was done, and per entry of steps one
-    # token for each repetition.
+    num_padding: int = 0  # positions computed as padding, beyond the plan's own
+    # Of a plan that repeats: the time on the device and the time of completion of each repetition, and for each entry of
+    # steps one token for each repetition.
     repeated_times_s: list[float] = field(default_factory=list)
     repeated_done_s: list[float] = field(default_factory=list)
     repeated_token_ids: list[list[int]] = field(default_factory=list)

@@ -1,10 +1,10 @@
 """Stateless randomness: the noise of a token is a function of (seed, choice, position, token id) and nothing else.
 
-There is no generator whose state would have to travel, so any worker can continue any generation. Integer mixing is in
-32- and 64-bit arithmetic that a GPU kernel reproduces bit for bit.
+There is no generator state to transfer, so any worker can continue any generation. Integers are mixed in 32- and 64-bit
+arithmetic that a GPU kernel reproduces bit for bit.
 
-Sampling is the exponential race, the Gumbel-max trick in other words: with E(token) exponential, the token of greatest
-log p(token) - log E(token) is distributed as p. E = -log(1 - v) keeps full precision where it decides, at small v.
+Sampling is the exponential race, also known as the Gumbel-max trick: with E(token) exponential, the token of greatest
+log p(token) - log E(token) is distributed as p. E = -log(1 - v) keeps full precision where it matters, at small v.
 """
 
 import numpy as np
