@@ -1,4 +1,4 @@
-"""A scheduler before an executor that checks it: what the tests of the engine's core drive."""
+"""A scheduler with an executor that checks it, which the tests of the engine's core drive."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ class Rig:
         within_s: float | None = None,
         **options: object,
     ) -> int:
-        """A new sequence; `output` is what it has generated elsewhere already, `within_s` its deadline from now."""
+        """Submits a sequence; `output`: tokens generated on another worker; `within_s`: its deadline from now."""
         sequence_id = len(self.sequences) + 1
         salt = options.pop("salt", b"")
         assert isinstance(salt, bytes)
@@ -103,21 +103,21 @@ class Rig:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
         self.now_s += 1.0
-        step_news = self.scheduler.commit(plan, result, self.now_s)
+        step_outputs = self.scheduler.commit(plan, result, self.now_s)
         self.scheduler.check_integrity()
-        plain = zip(step_news.handles, step_news.token_ids, strict=True)
-        news = [*step_news.special, *(StepOutput(handle, [token_id]) for handle, token_id in plain)]
-        for item in news:
-            assert item.sequence_id not in self.finished, "news after the end"
+        plain = zip(step_outputs.handles, step_outputs.token_ids, strict=True)
+        outputs = [*step_outputs.special, *(StepOutput(handle, [token_id]) for handle, token_id in plain)]
+        for item in outputs:
+            assert item.sequence_id not in self.finished, "an output after the end"
             self.outputs[item.sequence_id] += item.token_ids
             if item.prompt is not None:
                 self.cached[item.sequence_id] = item.prompt.cached_tokens
             if item.finish is not None:
                 self.finished[item.sequence_id] = item.finish
-        return news
+        return outputs
 
     def step(self) -> list[StepOutput]:
-        """Plans a step, and commits the oldest one if more than `run_ahead` are under way then."""
+        """Schedules a step, and commits the oldest one if more than `run_ahead` are in flight then."""
         scheduled = self.schedule()
         if scheduled is not None:
             self.in_flight.append(scheduled)

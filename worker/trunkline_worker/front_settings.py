@@ -9,7 +9,7 @@ from trunkline_worker.settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """See EngineSettings for how the worker computes."""
+    """Settings of a worker. EngineSettings are those of how it computes."""
 
     engine: EngineSettings
     host: str = setting("127.0.0.1", help="address to listen on")
@@ -17,13 +17,12 @@ class WorkerSettings:
     served_model_name: str = setting("", help="name that requests use; default: the model directory's base name")
     worker_id: str = setting("", help="this worker's name in logs, traces and responses; default: host:port")
     stats_interval_s: float = setting(
-        30.0, help="time between two lines of statistics in the log, while there is work; 0: none", minimum=0.0
+        30.0, help="time between two lines of statistics in the log, while there is work; 0: no lines", minimum=0.0
     )
     grant_key: str = setting(
         "",
-        help="secret that routers sign grants with, the same in all of them, 32 bytes or more: direct clients need a "
-        "grant then; without one whoever reaches the worker may use it. Better as TRUNKLINE_GRANT_KEY: arguments can "
-        "be seen by others",
+        help="secret with which all routers sign grants, 32 bytes or more; direct clients need a grant then. Without it any "
+        "client that reaches the worker may use it. Better set as TRUNKLINE_GRANT_KEY: other users can see arguments",
     )
     drain_timeout_s: float = setting(30.0, help="time for running requests to finish at SIGTERM or Drain", minimum=0.0)
 

@@ -32,7 +32,7 @@ from trunkline_worker.link.engine_link import EngineLink, EngineStartError
 from trunkline_worker.link.silence import Silence
 from trunkline_worker.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
-STOP_GRACE_S = 1.0  # after draining, for the last messages to leave
+STOP_GRACE_S = 1.0  # after draining, for the last messages to be sent
 
 EXIT_ENGINE_DIED = 1
 EXIT_CANNOT_START = 2
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles) -> int:
-    """Serves until a signal or the engine's death; returns the exit status."""
+    """Serves until a signal or the engine's death. Returns the exit status."""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")

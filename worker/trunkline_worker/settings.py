@@ -1,4 +1,4 @@
-"""Settings of the engine process. Parsed by the front (which adds its own) and handed over as JSON."""
+"""Settings of the engine process. The front parses them, together with its own, and passes them on as JSON."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -12,18 +12,18 @@ def _setting(default: Any, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What decides how a worker computes."""
+    """How a worker computes."""
 
     model: str = field(metadata={"help": "directory of the model in Hugging Face layout"})
     dtype: str = _setting(
-        "auto", "weights and KV; auto: the checkpoint's", choices=("auto", "float32", "bfloat16", "float16")
+        "auto", "of weights and KV; auto: the checkpoint's", choices=("auto", "float32", "bfloat16", "float16")
     )
     load_format: str = _setting(
         "auto", "auto: safetensors; dummy: random weights from config.json alone", choices=("auto", "dummy")
     )
     device: str = _setting("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     ignore_config_keys: tuple[str, ...] = _setting(
-        (), "keys of config.json that are taken for absent, with commas: unknown ones that are known to be harmless"
+        (), "keys of config.json to ignore, separated by commas: unknown keys that are known to be harmless"
     )
     allow_non_finite_weights: bool = _setting(False, "serve weights although some are NaN or infinite")
     kernels: str = _setting(
@@ -33,23 +33,23 @@ class EngineSettings:
     )
     quantization: str = _setting(
         "none",
-        "of the layers' weights, made while loading: int8, int4 (weights alone), fp8 (activations too); on a GPU",
+        "of the layers' weights while loading, on a GPU: int8, int4 (weights only), fp8 (activations too)",
         choices=("none", "int8", "int4", "fp8"),
     )
     graphs: str = _setting(
         "auto",
-        "auto: steps of a GPU are captured graphs where they are small; off: their kernels are launched one by one",
+        "auto: small steps on a GPU are captured graphs; off: kernels are launched one by one",
         choices=("auto", "off"),
     )
     kv_dtype: str = _setting(
-        "auto", "of the KV pool; auto: the model's; fp8: half the memory and reading, on a GPU", choices=("auto", "fp8")
+        "auto", "of the KV pool; auto: the model's; fp8: half the memory and reads, on a GPU", choices=("auto", "fp8")
     )
     context_length: int | None = _setting(
         None, "most tokens of prompt and output together; default: the model's own", minimum=2, maximum=1 << 24
     )
     block_size: int = _setting(16, "tokens per KV block", minimum=1, maximum=256)
     kv_blocks: int | None = _setting(
-        None, "blocks of the KV pool; default: found from free memory", minimum=1, maximum=(1 << 31) - 2
+        None, "blocks of the KV pool; default: derived from free memory", minimum=1, maximum=(1 << 31) - 2
     )
     kv_memory_fraction: float | None = _setting(
         None,
@@ -69,60 +69,63 @@ class EngineSettings:
     )
     max_waiting_requests: int = _setting(
         1024,
-        "choices that may wait in a lane and those above it; past it only tenants with less than their share of it",
+        "choices that may wait in a lane and those above it; beyond it, only those of tenants below their share",
         minimum=1,
         maximum=1 << 24,
     )
-    max_waiting_tokens: int = _setting(1 << 22, "most tokens that wait, counted likewise", minimum=1, maximum=1 << 40)
+    max_waiting_tokens: int = _setting(1 << 22, "tokens that may wait, counted likewise", minimum=1, maximum=1 << 40)
     long_prefill_threshold: int = _setting(
-        0, "most tokens of one prompt in a step in which others want some; 0: no limit", minimum=0, maximum=1 << 20
+        0, "most tokens of one prompt in a step that other prompts wait for; 0: no limit", minimum=0, maximum=1 << 20
     )
     itl_target_ms: float = _setting(
         100.0,
-        "chunks of prompts shrink so that a step takes no longer; who waits does so for five times this before running "
-        "streams may be slowed down to half the pace; 0: no target",
+        "target time of a step: chunks of prompts are cut so that it takes no longer. Requests that have waited five "
+        "times this may slow running streams down to half the pace. 0: no target",
         minimum=0.0,
         maximum=60_000.0,
     )
     interactive_reserve: float = _setting(
         0.0,
-        "share of a step's tokens, of the running set and of the KV pool that only the interactive lane may use: for "
+        "share of a step's tokens, of the running set and of the KV pool that only the interactive lane may use; for "
         "fleets whose tenants file grants that lane",
         minimum=0.0,
         maximum=0.9,
     )
     aging_s: float = _setting(
         60.0,
-        "a lower lane from which nobody was admitted for this time has its next choice go first",
+        "if a lower lane has waiting choices and none was admitted for this time, its next choice goes first",
         minimum=0.001,
         maximum=1e6,
     )
     admission: str = _setting(
         "predicted",
-        "predicted: a choice may run when the KV that the running set will need at most is foreseen to fit; "
-        "optimistic: when its prompt fits now",
+        "predicted: a choice may run if the most KV that the running set will need is forecast to fit; optimistic: if "
+        "its prompt fits now",
         choices=("predicted", "optimistic"),
     )
     batching: str = _setting(
         "continuous",
-        "continuous; or, to measure against: static (padded), static-unpadded, dynamic",
+        "continuous, or a baseline for measurements: static (padded), static-unpadded, dynamic",
         choices=("continuous", "static", "static-unpadded", "dynamic"),
     )
-    batch_size: int = _setting(64, "of static and dynamic batching", minimum=1, maximum=1 << 16)
+    batch_size: int = _setting(64, "choices in a batch, with static and dynamic batching", minimum=1, maximum=1 << 16)
     batch_window_ms: float = _setting(
-        100.0, "of dynamic batching: how long a batch waits to fill", minimum=0.0, maximum=3.6e6
+        100.0, "how long a batch waits to fill, with dynamic batching", minimum=0.0, maximum=3.6e6
     )
     step_timeout_s: float = _setting(
-        120.0, "a step that takes longer ends the engine, to be started again; 0: never", minimum=0.0, maximum=86400.0
+        120.0,
+        "a step that takes longer ends the engine, for the worker to be restarted; 0: no limit",
+        minimum=0.0,
+        maximum=86400.0,
     )
     run_ahead: int | None = _setting(
-        None, "steps that are planned before the one under way is done; default: 1 on a GPU, 0 on a CPU", minimum=0,
+        None, "steps that are scheduled before the step in flight is done; default: 1 on a GPU, 0 on a CPU", minimum=0,
         maximum=1,
     )  # fmt: skip
     price_per_hour: float = _setting(
         0.0, "what this worker costs per hour, for the cost of output tokens; 0: unknown", minimum=0.0, maximum=1e9
     )
-    deterministic: bool = _setting(False, "a request's bits do not depend on what else runs")
+    deterministic: bool = _setting(False, "a request's output does not depend on other requests, bit for bit")
     threads: int | None = _setting(None, "CPU threads of the engine; default: all cores", minimum=1, maximum=4096)
 
     def to_json(self) -> str:

@@ -18,7 +18,7 @@ def engine() -> Engine:
     return make_engine(kv_blocks=512)
 
 
-def test_pitfall_17_choices_of_one_seed_differ_and_repeat(engine: Engine) -> None:
+def test_choices_of_one_seed_differ_and_repeat(engine: Engine) -> None:
     def choices() -> list[list[int]]:
         submits = [
             make_submit(n + 1, PROMPT, choice=n, temperature=1.0, seed=5, max_tokens=24, ignore_eos=True)
@@ -105,7 +105,7 @@ def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(chunk: int) -> Non
     assert [e.chosen.logprob for e in again] == pytest.approx([e.chosen.logprob for e in entries], abs=1e-4)
 
 
-def test_a_full_queue_refuses_with_a_time_to_come_back_and_disturbs_nobody() -> None:
+def test_a_full_queue_refuses_with_a_retry_delay_and_disturbs_no_other_request() -> None:
     engine = make_engine(kv_blocks=64, max_running_requests=1, max_waiting_requests=2)
     engine.accept(EngineRequest(submits=[make_submit(n, PROMPT, max_tokens=3, ignore_eos=True) for n in range(1, 5)]))
     refused = {}

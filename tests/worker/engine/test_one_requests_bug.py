@@ -39,7 +39,7 @@ def submits(**of_victim: Any) -> list[Submit]:
 
 
 def run(engine: Engine, requests: Iterable[Submit]) -> dict[int, list[EngineOutput]]:
-    """Everything that the engine says of each request, until nothing is left; then nothing of them is."""
+    """All outputs of each request, until none is left; then the pool must be empty."""
     found: dict[int, list[EngineOutput]] = {}
     engine.accept(EngineRequest(submits=list(requests)))
     while engine.has_work:
@@ -184,8 +184,8 @@ def test_on_the_device(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "injected" in found[VICTIM][0].trace
 
 
-def test_a_bug_of_the_model_itself_is_nobodys_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine whose model cannot be computed must end, and its requests go on elsewhere."""
+def test_a_bug_of_the_model_itself_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose model cannot be computed must end, so that its requests continue on another worker."""
     engine = make_engine(kv_blocks=64)
     engine.accept(EngineRequest(submits=submits()))
 

@@ -1,4 +1,4 @@
-"""Lanes, aging, reserves, fairness, deadlines: what each of them promises, over scheduler and blocks."""
+"""What lanes, aging, reserves, fairness and deadlines promise, tested with the scheduler and the KV pool."""
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +39,7 @@ def test_an_interactive_request_takes_the_place_of_bulk_work_at_once() -> None:
     assert set(rig.finished) == {*bulk, chat}
 
 
-def test_pitfall_15_bulk_work_that_holds_the_pool_gives_way_to_an_interactive_request() -> None:
+def test_bulk_work_that_holds_the_pool_gives_way_to_an_interactive_request() -> None:
     rig = Rig(num_blocks=8, admission=OPTIMISTIC)
     rig.submit(list(range(BLOCK_SIZE * 7)), 4, lane=BATCH)
     rig.step()
@@ -60,7 +60,7 @@ def test_a_request_of_the_same_lane_never_preempts_at_admission() -> None:
 
 
 def test_nothing_starves_a_low_lane_under_an_endless_stream_of_higher_ones() -> None:
-    """The bound: aging, then the turns of those that are older; here it is alone, so its turn comes at once."""
+    """The bound is aging, then the turns of older sequences; here it is alone, so its turn comes at once."""
     rig = Rig(max_running=2, aging_s=20.0)
     rig.submit([1], 5, lane=INTERACTIVE)
     patient = rig.submit([2, 3], 30, lane=BATCH)
@@ -73,18 +73,18 @@ def test_nothing_starves_a_low_lane_under_an_endless_stream_of_higher_ones() -> 
     assert rig.now_s <= 20 + 6 + 30 + 2, "aging, a free place, its own tokens"
 
 
-def test_a_guest_keeps_its_blocks_while_higher_lanes_want_them() -> None:
+def test_an_aged_sequence_keeps_its_blocks_while_higher_lanes_want_them() -> None:
     rig = Rig(num_blocks=12, max_running=4, aging_s=5.0, admission=OPTIMISTIC)
-    guest = rig.submit([1, 2], 30, lane=BATCH)
+    aged = rig.submit([1, 2], 30, lane=BATCH)
     for n in range(300):
         if n % 2:
             rig.submit([n % 40, 1, 2, 3, 4, 5, 6, 7, 8], 9, lane=INTERACTIVE)
         rig.step()
-        if guest in rig.finished:
+        if aged in rig.finished:
             break
-    assert guest in rig.finished
-    assert rig.sequences[guest].generation <= 1 + 30 // rig.scheduler.limits.aged_tokens, (
-        "preempted before it became a guest, if at all"
+    assert aged in rig.finished
+    assert rig.sequences[aged].generation <= 1 + 30 // rig.scheduler.limits.aged_tokens, (
+        "preempted before it aged, if at all"
     )
 
 
@@ -151,7 +151,7 @@ def test_fairness_is_work_conserving() -> None:
     assert len(rig.scheduler.running) == 4
 
 
-def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
+def test_a_tenant_that_returns_has_not_saved_up_service() -> None:
     rig = Rig(max_running=1)
     for n in range(40):
         rig.submit([n], 4, tenant="steady")
@@ -176,7 +176,7 @@ def test_within_a_tenant_the_earliest_deadline_goes_first() -> None:
     assert order.index(early) < order.index(late) < order.index(none)
 
 
-def test_what_cannot_meet_its_deadline_is_given_up_before_it_costs_anything() -> None:
+def test_a_request_that_cannot_meet_its_deadline_is_refused_before_it_costs_anything() -> None:
     rig = Rig(max_running=1)
     rig.submit([1], 30)
     rig.step()
@@ -188,7 +188,7 @@ def test_what_cannot_meet_its_deadline_is_given_up_before_it_costs_anything() ->
     assert set(rig.finished) == {1}
 
 
-def test_pitfall_14_of_two_sequences_only_one_can_ever_evict_the_other() -> None:
+def test_of_two_sequences_only_one_can_ever_evict_the_other() -> None:
     rig = Rig(num_blocks=6, max_running=4, admission=OPTIMISTIC)
     for n in range(4):
         rig.submit([n, n + 1], 20, lane=Lane(n % 3))
@@ -241,7 +241,7 @@ def test_foreseeing_admission_preempts_far_less_than_optimistic_admission() -> N
     assert preemptions[AdmissionRule.PREDICTED] < preemptions[OPTIMISTIC] / 3, preemptions
 
 
-def test_a_long_prompt_leaves_room_for_others_when_it_is_told_to() -> None:
+def test_a_long_prompt_leaves_room_for_others_under_a_threshold() -> None:
     rig = Rig(max_step_tokens=64, long_prefill_threshold=16, num_blocks=100)
     rig.submit(list(range(200)), 2)
     short = rig.submit([1, 2, 3], 2)
@@ -260,7 +260,7 @@ def test_static_batches_keep_their_members_and_count_their_padding() -> None:
     assert sum(padding[1:5]) == 3, "the ended member's row is computed until the batch is over"
 
 
-def test_dynamic_batches_wait_for_company_but_not_for_ever() -> None:
+def test_dynamic_batches_wait_to_fill_but_not_beyond_their_window() -> None:
     rig = Rig(max_running=8, batching=Batching.DYNAMIC, batch_size=2, batch_window_s=10.0)
     rig.submit([1], 2)
     assert rig.schedule() is None

@@ -1,4 +1,4 @@
-"""Requests that come one by one under many names do not go before another tenant's for ever."""
+"""Requests sent one by one under many names do not starve another tenant."""
 
 import pytest
 
@@ -9,7 +9,7 @@ TOKENS = 10
 
 
 def serve(accounts: Accounts) -> Account:
-    """The next request runs, is computed, and ends."""
+    """Runs the next request to its end."""
     account = accounts.next()
     assert account is not None
     accounts.leave(account, TOKENS)

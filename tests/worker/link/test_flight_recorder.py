@@ -1,10 +1,10 @@
-"""What an engine leaves behind."""
+"""The record of steps in flight that an engine leaves when it dies."""
 
 from trunkline_worker.link.flight_recorder import MAX_SEQUENCES, STEPS_UNDER_WAY, FlightRecorder
 
 
 def pair() -> tuple[FlightRecorder, FlightRecorder]:
-    """The front's end and the engine's."""
+    """The recorders of the front and of the engine."""
     ours, file = FlightRecorder.create()
     with file:
         return ours, FlightRecorder.open(file.fileno())

@@ -32,7 +32,7 @@ class Device(NamedTuple):
 
 
 class Worker:
-    """A scheduler before a device that computes nothing, and takes its time."""
+    """A scheduler with a device that computes nothing and takes its time."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -45,7 +45,7 @@ class Worker:
         self.num_submitted = 0
 
     def submit(self, prompt: int, output: int) -> None:
-        """A request with a prompt of so many tokens, the first of them its own."""
+        """Submits a request with a prompt of this many tokens, of which the first is unique."""
         self.num_submitted += 1
         number, account = self.num_submitted, self.scheduler.waiting.lanes[Lane.STANDARD].account("", 1.0)
         sampling = Sampling(max_tokens=output)
@@ -58,7 +58,7 @@ class Worker:
         )  # fmt: skip
 
     def steps(self, most: int) -> None:
-        """So many steps, or fewer where nothing is left."""
+        """Runs this many steps, or fewer if no work is left."""
         for _ in range(most):
             plan = self.scheduler.schedule(self.now_s)
             if plan is None:

@@ -1,4 +1,4 @@
-"""A queue of long prompts under a target time: nobody takes a place before there is time to compute for it."""
+"""A queue of long prompts under a target time: no sequence takes a place before there is time to compute for it."""
 
 from math import inf
 
@@ -12,7 +12,7 @@ PROMPT_TOKENS = 1000
 
 
 def rig_with(token_s: float) -> Rig:
-    """Steps of 100 ms at most, 10 of them fixed: room for some 800 tokens."""
+    """A rig with steps of at most 100 ms, of which 10 are fixed: room for some 800 tokens."""
     rig = Rig(
         num_blocks=1 << 16, block_size=16, max_step_tokens=4096, max_running=256, itl_target_s=0.1,
         max_waiting_requests=1024, max_waiting_tokens=1 << 20,
@@ -23,7 +23,7 @@ def rig_with(token_s: float) -> Rig:
     return rig
 
 
-# Among them those for which a step's time leaves a rest that is too short for a chunk, but not nothing.
+# Some of them leave a rest of a step's time that is too short for a chunk, but not 0.
 @pytest.mark.parametrize("token_s", [token * 1e-6 for token in (60, 87, 100, 104, 113, 121, 137)])
 def test_a_tenants_queue_of_prompts_does_not_go_before_a_newcomer(token_s: float) -> None:
     rig = rig_with(token_s)

@@ -74,7 +74,7 @@ def test_a_newcomer_gets_a_place_where_one_tenant_holds_them_all(
 
 @pytest.mark.parametrize("make", [full_of_places, full_of_blocks, full_of_decodes])
 @pytest.mark.parametrize("output", [1, 5, 60])
-def test_a_newcomer_within_its_share_does_not_wait_for_anybodys_end(make: object, output: int) -> None:
+def test_a_newcomer_within_its_share_does_not_wait_for_another_sequence_to_end(make: object, output: int) -> None:
     rig = make()  # type: ignore[operator]
     newcomer = rig.submit([49, 48, 47], output, tenant="newcomer")
     assert steps_to_first_token(rig, newcomer) <= 2
@@ -197,7 +197,7 @@ def test_many_that_wait_for_one_prefix_hide_no_other_tenant() -> None:
     assert steps_to_first_token(rig, rig.submit([49, 48], 1, tenant="newcomer")) <= 2
 
 
-def test_a_head_of_line_too_large_for_its_tenant_hides_nobody_behind_it() -> None:
+def test_a_head_of_line_too_large_for_its_tenant_hides_no_sequence_behind_it() -> None:
     rig = Rig(num_blocks=100, max_running=16, max_step_tokens=512)
     for n in range(4):
         rig.submit([n] * 60, 40, tenant="flood")
@@ -240,10 +240,10 @@ def test_steps_are_not_stretched_where_another_tenant_comes_and_goes() -> None:
     has_right=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_whoever_takes_from_whom_the_levels_come_closer_and_it_ends(
+def test_levels_converge_and_preemptions_end_for_any_mix_of_tenants(
     demands: list[tuple[int, float]], weights: list[float], newcomers: list[tuple[int, float]], has_right: bool
 ) -> None:
-    """What was taken queues up to take again: nothing goes back and forth."""
+    """Preempted sequences queue up again, yet no preemption is reversed."""
     held: list[list[float]] = [[] for _ in weights]
     for tenant, demand in demands:
         held[tenant].append(demand)
@@ -279,7 +279,7 @@ def test_whoever_takes_from_whom_the_levels_come_closer_and_it_ends(
         assert exchanges <= 40 * 80, "it comes to an end"
 
 
-def test_a_queue_that_one_tenant_fills_refuses_nobody_else_whatever_his_lane() -> None:
+def test_a_queue_that_one_tenant_fills_refuses_no_other_tenant_in_any_lane() -> None:
     bounds = QueueBounds(max_requests=100, max_tokens=10_000)
     rig = Rig(max_running=1)
     rig.submit([1], 500, tenant="flood", lane=INTERACTIVE)
@@ -321,7 +321,7 @@ def test_another_tenants_queue_does_not_make_a_deadline_hopeless() -> None:
     assert wait_s > 100.0
 
 
-def test_guests_of_a_lane_are_of_one_tenant_after_the_other() -> None:
+def test_aged_sequences_of_a_lane_are_of_one_tenant_after_the_other() -> None:
     rig = Rig(max_running=2, aging_s=10.0, aged_tokens=4)
     for n in range(20):
         rig.submit([n, 3], 12, tenant="flood", lane=BATCH)
@@ -330,7 +330,7 @@ def test_guests_of_a_lane_are_of_one_tenant_after_the_other() -> None:
         rig.submit([n % 40], 6, lane=INTERACTIVE)
         rig.submit([n % 40, 1], 6, lane=INTERACTIVE)
         rig.step()
-    assert rig.sequences[other].admitted_s is not None, "the second guest at the latest"
+    assert rig.sequences[other].admitted_s is not None, "the second aged one at the latest"
 
 
 @pytest.mark.parametrize("rule", AdmissionRule)
@@ -346,7 +346,7 @@ def test_tenants_that_wait_for_much_do_not_hide_a_newcomer(tenants: int, rule: A
     assert steps_to_first_token(rig, newcomer) <= 2
 
 
-def test_a_request_of_one_token_does_not_wait_for_a_pool_that_others_are_foreseen_to_fill() -> None:
+def test_a_request_of_one_token_does_not_wait_for_a_pool_that_others_are_forecast_to_fill() -> None:
     rig = Rig(max_running=64, num_blocks=400, max_step_tokens=1024)
     for _ in range(100):
         rig.scheduler.admission.output_lengths[STANDARD].observe(4)

@@ -1,4 +1,4 @@
-"""Scheduling: budget, order, sharing, preemption, abort. The pitfalls of design.md §6 that live here go by number."""
+"""Scheduling: budget, order, sharing, preemption, abort."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def reference(prompt: list[int], max_tokens: int, **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 3 * BLOCK_SIZE - 1, 3 * BLOCK_SIZE, 3 * BLOCK_SIZE + 1])
-def test_pitfall_1_a_wholly_cached_prompt_still_computes_a_token(length: int) -> None:
+def test_a_wholly_cached_prompt_still_computes_a_token(length: int) -> None:
     rig = Rig()
     prompt = list(range(50, 50 + length))
     for _ in range(2):
@@ -33,7 +33,7 @@ def test_pitfall_1_a_wholly_cached_prompt_still_computes_a_token(length: int) ->
     assert rig.sequences[2].cached_tokens < length
 
 
-def test_pitfall_2_tokens_are_counted_after_the_cache_match() -> None:
+def test_tokens_are_counted_after_the_cache_match() -> None:
     rig = Rig(max_step_tokens=8)
     prompt = list(range(40))
     rig.submit(prompt, max_tokens=1)
@@ -44,7 +44,7 @@ def test_pitfall_2_tokens_are_counted_after_the_cache_match() -> None:
     assert 2 in rig.finished
 
 
-def test_pitfall_3_preempted_one_token_past_a_block_it_computes_the_same_again() -> None:
+def test_a_sequence_preempted_one_token_past_a_block_computes_the_same_again() -> None:
     rig = Rig(num_blocks=5, admission=OPTIMISTIC)  # both need a third block in the same step, and one is left
     old, young = rig.submit([1, 2, 3, 4], max_tokens=12), rig.submit([5, 6, 7, 8], max_tokens=12)
     while not rig.stats.preemptions:
@@ -55,7 +55,7 @@ def test_pitfall_3_preempted_one_token_past_a_block_it_computes_the_same_again()
     assert rig.outputs[young] == reference([5, 6, 7, 8], 12)
 
 
-def test_pitfall_4_a_lone_request_that_outgrows_the_pool_ends_by_length() -> None:
+def test_a_lone_request_that_outgrows_the_pool_ends_by_length() -> None:
     rig = Rig(num_blocks=3)
     rig.submit([1, 2, 3, 4, 5], max_tokens=1000)
     rig.run(most_steps=50)
@@ -64,7 +64,7 @@ def test_pitfall_4_a_lone_request_that_outgrows_the_pool_ends_by_length() -> Non
     assert rig.blocks.num_live == 0
 
 
-def test_pitfall_5_an_abort_in_flight_frees_its_blocks_once_and_after_the_step() -> None:
+def test_an_abort_in_flight_frees_its_blocks_once_and_after_the_step() -> None:
     rig = Rig()
     doomed = rig.submit([1, 2, 3, 4, 5], max_tokens=9)
     other = rig.submit([6, 7, 8], max_tokens=9)
@@ -76,14 +76,14 @@ def test_pitfall_5_an_abort_in_flight_frees_its_blocks_once_and_after_the_step()
     assert not rig.abort(doomed), "the second abort finds nothing"
     rig.scheduler.check_integrity()
     assert rig.blocks.num_live == live, "the step in flight still writes them"
-    news = rig.commit(*scheduled)
-    assert [item.sequence_id for item in news] == [other]
+    outputs = rig.commit(*scheduled)
+    assert [output.sequence_id for output in outputs] == [other]
     assert rig.blocks.num_live < live
     rig.run()
     assert rig.outputs[other] == reference([6, 7, 8], 9)
 
 
-def test_pitfall_5_an_abort_of_a_sequence_that_finishes_in_the_same_step() -> None:
+def test_an_abort_of_a_sequence_that_finishes_in_the_same_step() -> None:
     rig = Rig()
     doomed = rig.submit([1, 2, 3, 4, 5], max_tokens=1)
     scheduled = rig.schedule()
@@ -94,7 +94,7 @@ def test_pitfall_5_an_abort_of_a_sequence_that_finishes_in_the_same_step() -> No
     assert rig.blocks.num_live == 0
 
 
-def test_pitfall_6_nothing_is_live_after_everything_has_ended() -> None:
+def test_nothing_is_live_after_everything_has_ended() -> None:
     rig = Rig(num_blocks=24)
     for n in range(12):
         rig.submit(list(range(n, n + 10)), max_tokens=6)
@@ -108,7 +108,7 @@ def test_pitfall_6_nothing_is_live_after_everything_has_ended() -> None:
     assert not rig.scheduler.has_work
 
 
-def test_pitfall_7_a_chunk_that_is_not_the_last_emits_no_token() -> None:
+def test_a_chunk_that_is_not_the_last_emits_no_token() -> None:
     rig = Rig(max_step_tokens=4)
     rig.submit(list(range(10)), max_tokens=3)
     assert rig.step() == []
@@ -145,7 +145,7 @@ def test_a_common_prefix_that_arrives_together_is_computed_once() -> None:
     assert [rig.outputs[n] for n in ids] == [reference([*prefix, n], 2) for n in range(6)]
 
 
-def test_one_that_waits_for_a_prefix_goes_on_when_its_leader_is_aborted() -> None:
+def test_a_sequence_that_waits_for_a_prefix_continues_when_its_leader_is_aborted() -> None:
     rig = Rig(max_step_tokens=8)
     prompt = list(range(40))
     leader, follower = rig.submit(prompt, max_tokens=2), rig.submit(prompt, max_tokens=2)
@@ -186,7 +186,7 @@ def test_an_end_token_ends_a_sequence_but_not_before_min_tokens() -> None:
     assert rig.finished[1] is Finish.STOP
 
 
-def test_a_ledger_from_elsewhere_goes_on_as_if_it_had_been_here() -> None:
+def test_a_ledger_from_another_worker_continues_like_a_local_one() -> None:
     whole = reference([9, 8, 7, 6, 5], 12)
     for length in range(12):
         rig = Rig()
@@ -216,7 +216,7 @@ def test_prompt_logprobs_compute_the_prompt_in_full() -> None:
     assert rig.tokens_computed == 24
 
 
-def test_a_static_batch_does_not_wait_for_one_who_waits_for_a_members_prefix() -> None:
+def test_a_static_batch_does_not_wait_for_a_sequence_that_waits_for_a_members_prefix() -> None:
     rig = Rig(num_blocks=8, block_size=1, max_step_tokens=1, max_running=1, batching=Batching.STATIC, batch_size=2)
     for prompt in ([1, 0], [1, 0, 5, 6]):
         rig.submit(prompt, max_tokens=1)

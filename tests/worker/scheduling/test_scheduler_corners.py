@@ -1,4 +1,4 @@
-"""Rare turns of the scheduler: within one step somebody is let in, promised, preempted or waited for, in any order."""
+"""Rare cases of the scheduler: sequences admitted, aged, preempted or waited for within one step, in any order."""
 
 from math import inf
 from typing import Any
@@ -28,7 +28,7 @@ def with_cost(rig: Rig, *, fixed_s: float, token_s: float) -> Rig:
 
 @pytest.mark.parametrize("rule", AdmissionRule)
 @pytest.mark.parametrize("num_blocks", range(10, 30, 3))
-def test_a_guest_that_reaches_its_promise_is_not_evicted_in_the_step_that_computes_it(
+def test_an_aged_sequence_that_reaches_its_promise_is_not_evicted_in_the_step_that_computes_it(
     num_blocks: int, rule: AdmissionRule
 ) -> None:
     for prompt in range(5, 9):
@@ -42,7 +42,7 @@ def test_a_guest_that_reaches_its_promise_is_not_evicted_in_the_step_that_comput
 
 @pytest.mark.parametrize("num_blocks", range(28, 33))
 @pytest.mark.parametrize("bulk_blocks", range(4, 9))
-def test_who_was_just_let_in_is_not_evicted_in_the_same_step(num_blocks: int, bulk_blocks: int) -> None:
+def test_a_sequence_that_was_just_admitted_is_not_evicted_in_the_same_step(num_blocks: int, bulk_blocks: int) -> None:
     for wait in range(1, 5):
         rig = Rig(num_blocks=num_blocks, block_size=16, max_running=64, max_step_tokens=2048)
         rig.submit([n % 50 for n in range(bulk_blocks * 16 - 8)], 6, lane=BATCH)
@@ -92,7 +92,7 @@ def loaded(lane: Lane, *, count: int = 40, **limits: Any) -> Rig:
 
 
 @pytest.mark.parametrize("lane", [INTERACTIVE, STANDARD])
-def test_after_five_target_times_those_who_wait_may_slow_the_others_down_to_half_their_pace(lane: Lane) -> None:
+def test_after_five_target_times_waiting_sequences_may_slow_the_others_down_to_half_their_pace(lane: Lane) -> None:
     rig = loaded(lane)
     running = len(rig.scheduler.running)
     assert rig.scheduler.wakes_s() == 5.0
@@ -104,17 +104,17 @@ def test_after_five_target_times_those_who_wait_may_slow_the_others_down_to_half
     assert len(rig.scheduler.running) == 38, "(2.0 - 0.1) / 0.05: a step of two target times"
 
 
-def test_a_plan_repeats_until_a_lane_hurries() -> None:
+def test_a_plan_repeats_until_a_lane_is_overdue() -> None:
     rig = loaded(STANDARD)
     assert rig.scheduler.wakes_s() == 5.0  # the engine repeats no plan past it
     rig.submit([99], 200)
     rig.step()
-    assert rig.scheduler.wakes_s() == 5.0, "the first who came is the first who has waited for long enough"
+    assert rig.scheduler.wakes_s() == 5.0, "the oldest sequence is the first to be overdue"
 
 
 @pytest.mark.parametrize("lane", [INTERACTIVE, STANDARD])
 @pytest.mark.parametrize("output", [(), (1,)], ids=["new", "resumed"])
-def test_who_sends_anew_all_the_time_holds_nobody_up(lane: Lane, output: tuple[int, ...]) -> None:
+def test_a_tenant_that_sends_its_requests_again_holds_no_other_up(lane: Lane, output: tuple[int, ...]) -> None:
     rig = loaded(lane, count=25)
     mine: list[int] = []
     for _ in range(6):
@@ -129,7 +129,7 @@ def test_who_sends_anew_all_the_time_holds_nobody_up(lane: Lane, output: tuple[i
 
 
 class Paced(Rig):
-    """Each step takes what it costs."""
+    """A rig whose steps take as long as the cost model says."""
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
         self.now_s += self.scheduler.cost.time_s(self.scheduler.loads[plan.step_id]) - 1.0
@@ -138,7 +138,7 @@ class Paced(Rig):
 
 @pytest.mark.parametrize("run_ahead", [0, 1])
 @pytest.mark.parametrize(("standard", "token_s"), [(60, 0.0025), (150, 0.0008)])
-def test_interactive_requests_before_a_slow_standard_lane_cost_nobody_his_place(
+def test_interactive_requests_before_a_slow_standard_lane_preempt_none(
     standard: int, token_s: float, run_ahead: int
 ) -> None:
     limits = {"max_running": 256, "num_blocks": 1 << 16, "max_step_tokens": 4096, "itl_target_s": 0.1}
@@ -184,7 +184,7 @@ def test_the_pace_of_a_higher_lane_is_worth_any_wait() -> None:
 
 
 @pytest.mark.parametrize("lane", [INTERACTIVE, STANDARD])
-def test_who_streams_already_goes_on_at_once(lane: Lane) -> None:
+def test_a_sequence_that_streams_already_continues_at_once(lane: Lane) -> None:
     rig = loaded(lane)
     running = len(rig.scheduler.running)
     resumed = rig.submit([99], 200, output=[5, 6, 7], lane=lane)
@@ -214,7 +214,7 @@ def test_prompts_get_a_share_of_steps_whose_decodes_alone_take_too_long() -> Non
     assert 0.2 * decodes_s < 5e-4 * chunk <= 0.25 * decodes_s
 
 
-def test_nobody_waits_for_a_prefix_that_a_lower_lane_computes() -> None:
+def test_no_sequence_waits_for_a_prefix_that_a_lower_lane_computes() -> None:
     def steps_to_first_token(prompt: list[int]) -> int:
         rig = with_cost(
             Rig(num_blocks=1000, block_size=16, max_running=64, max_step_tokens=2048, itl_target_s=0.1),
@@ -226,7 +226,7 @@ def test_nobody_waits_for_a_prefix_that_a_lower_lane_computes() -> None:
         sequence = rig.sequences[rig.submit([*prompt, 1, 2, 3], 4, lane=INTERACTIVE)]
         steps = 0
         while sequence.first_token_s is None:
-            # Somebody always comes whom a batch prompt has to let by.
+            # Interactive requests that go before a batch prompt keep arriving.
             rig.submit([(steps * 7 + at * at) % 50 for at in range(100)], 1, lane=INTERACTIVE)
             rig.step()
             steps += 1
@@ -236,7 +236,7 @@ def test_nobody_waits_for_a_prefix_that_a_lower_lane_computes() -> None:
     assert steps_to_first_token(shared) <= steps_to_first_token(shared[::-1])
 
 
-def test_one_who_waits_for_a_prefix_does_not_keep_room_from_those_behind() -> None:
+def test_a_sequence_that_waits_for_a_prefix_does_not_keep_room_from_those_behind() -> None:
     rig = Rig(num_blocks=40, block_size=4, max_running=4, max_step_tokens=8)
     for n in range(2):
         rig.submit([n] * 4, 60, lane=BATCH)
@@ -253,7 +253,7 @@ def test_one_who_waits_for_a_prefix_does_not_keep_room_from_those_behind() -> No
     assert {waits, small} <= set(rig.finished)
 
 
-def test_nobody_is_evicted_for_one_whom_that_does_not_help() -> None:
+def test_no_sequence_is_evicted_for_one_that_would_not_fit_even_then() -> None:
     rig = Rig(num_blocks=100, block_size=4, max_running=16, max_step_tokens=256)
     for _ in range(200):
         rig.scheduler.admission.output_lengths[INTERACTIVE].observe(200)
@@ -268,20 +268,20 @@ def test_nobody_is_evicted_for_one_whom_that_does_not_help() -> None:
     rig.submit([2] * 8, 260, lane=INTERACTIVE)  # its lane would outgrow the pool
     for _ in range(20):
         rig.step()
-        assert len(rig.scheduler.running) >= running, "and what it cannot use is used by others"
+        assert len(rig.scheduler.running) >= running, "others use what it cannot use"
     assert rig.stats.preemptions == 0
     rig.run()
     assert len(rig.finished) == 8
 
 
-def test_what_waited_and_went_leaves_nothing_behind() -> None:
+def test_sequences_that_waited_and_left_leave_nothing_behind() -> None:
     rig = Rig(num_blocks=8, max_running=1)
     rig.submit([1] * 4, 20, lane=INTERACTIVE)
     rig.step()
     rig.submit([2] * 4, 20, lane=BATCH, tenant="head")
     for n in range(3000):
         assert rig.abort(rig.submit([3], 4, lane=BATCH, tenant=f"tenant {n % 700}", within_s=1e6))
-    rig.scheduler.check_integrity()  # bounds what is kept by who waits
+    rig.scheduler.check_integrity()  # what is kept is bounded by the sequences that wait
     rig.run()
     for lane in Lane:
         for _ in range(200):
@@ -290,7 +290,7 @@ def test_what_waited_and_went_leaves_nothing_behind() -> None:
     rig.scheduler.check_integrity()
 
 
-def test_many_who_wait_for_one_prefix_are_looked_at_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_sequences_that_wait_for_one_prefix_are_looked_at_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(num_blocks=600, block_size=16, max_running=64, max_step_tokens=64)
     base = [n % 37 for n in range(4000)]
     rig.submit(base, 4)
@@ -354,7 +354,7 @@ def test_an_idle_worker_takes_several_with_deadlines_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [Batching.STATIC_UNPADDED, Batching.DYNAMIC, Batching.STATIC])
-def test_nobody_joins_a_batch_after_it_began(kind: Batching) -> None:
+def test_no_sequence_joins_a_batch_after_it_began(kind: Batching) -> None:
     rig = Rig(max_running=8, max_step_tokens=4, batching=kind, batch_size=3, batch_window_s=0.0)
     members = [rig.submit([n] * 4, 6) for n in range(3)]
     rig.step()  # room in the step for the first prompt only
@@ -380,7 +380,7 @@ def test_a_window_that_is_over_opens_the_batch_whatever_the_rounding() -> None:
         assert rig.schedule() is not None
 
 
-def test_the_first_token_has_no_one_before_it() -> None:
+def test_the_first_token_has_none_before_it() -> None:
     rig = Rig()
     rig.now_s = 5000.0  # a machine that has been up for long
     rig.submit([1, 2], 8)

@@ -31,18 +31,18 @@ def test_quantiles_are_within_half_a_bucket_and_forget_what_is_old() -> None:
     assert Histogram().quantiles(0.5) == [0.0]
 
 
-def test_remaining_lengths_follow_from_those_that_got_as_far() -> None:
+def test_remaining_lengths_follow_from_sequences_that_became_as_long() -> None:
     lengths = OutputLengths()
     for n in range(2000):
         lengths.observe(10 if n % 2 else 400)
     mean, variance = lengths.remaining(np.array([0, 50, 390]))
     assert mean[0] == pytest.approx(205, rel=0.15)
-    assert mean[1] == pytest.approx(350, rel=0.1), "whoever has 50 is one of the long ones"
+    assert mean[1] == pytest.approx(350, rel=0.1), "a sequence with 50 is one of the long ones"
     assert 1 <= mean[2] <= 80
     assert variance[0] > 10 * variance[1]
 
 
-def test_the_forecast_peak_is_where_most_is_held_before_somebody_ends() -> None:
+def test_the_forecast_peak_is_where_most_is_held_before_a_sequence_ends() -> None:
     exact = np.zeros(2)
     # Two sequences of 4 blocks: one ends after 8 tokens, the other after 80.
     peak = peak_blocks(np.array([4, 4]), np.array([8.0, 80.0]), exact, shared=3, block_size=8)
@@ -73,7 +73,7 @@ def test_a_retry_hint_is_the_time_in_which_as_many_were_admitted() -> None:
         rate.step_over([0, 0, 499 - n], n * 0.5)
     assert rate.retry_delay_s(Lane.BATCH, [0, 0, 20], 49.5) == pytest.approx(9.5)
     assert rate.retry_delay_s(Lane.BATCH, [0, 0, 400], 49.5) == pytest.approx(198)
-    assert rate.retry_delay_s(Lane.INTERACTIVE, [0, 0, 400], 49.5) == pytest.approx(0.05), "nobody is before it"
+    assert rate.retry_delay_s(Lane.INTERACTIVE, [0, 0, 400], 49.5) == pytest.approx(0.05), "no sequence is before it"
 
 
 def test_time_in_which_nothing_waited_is_not_counted() -> None:
@@ -93,7 +93,7 @@ def test_time_in_which_nothing_waited_is_not_counted() -> None:
     assert rate.retry_delay_s(Lane.STANDARD, [0, 4, 0], 3600.5) == pytest.approx(3.5)
 
 
-def test_a_full_queue_still_lets_in_who_has_less_than_its_share() -> None:
+def test_a_full_queue_still_admits_a_tenant_below_its_share() -> None:
     bounds = QueueBounds(max_requests=10, max_tokens=1000)
 
     def admits(lane: Lane, waiting: list[int], of_tenant: int, share: float, tokens: int = 1, own: int = 0) -> bool:

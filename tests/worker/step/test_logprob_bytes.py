@@ -1,4 +1,4 @@
-"""Log-probabilities of a whole prompt travel as they would one by one."""
+"""Log-probabilities of a whole prompt are serialized like messages made one by one."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,1 +1,1 @@
-"""KV blocks, the prefixes that they hold, and the sequences that refer to them. Pure."""
+"""KV blocks, the prefixes they hold, and the sequences that refer to them. Pure."""

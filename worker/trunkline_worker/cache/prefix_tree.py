@@ -95,7 +95,7 @@ class PrefixTree:
         return found
 
     def add_copy(self, parent: Node, packed: bytes, digest: bytes, block: int) -> Node | None:
-        """Records that `block` holds this KV. Returns None if the digest belongs to other tokens: the block gets no node."""
+        """Records that `block` holds this KV. Returns None if the digest belongs to other tokens."""
         node = self.nodes.get(digest)
         if node is None:
             node = Node(parent, packed, digest, parent.depth + 1)

@@ -1,6 +1,6 @@
-"""Prefixes that are just being computed: sequences that share one wait for it instead of computing it again.
+"""Prefixes that are being computed: sequences that share one wait for it instead of computing it again.
 
-Nobody waits for somebody of a lower lane: that one may be held up by all that goes before it.
+A sequence never waits for one of a lower lane, which may be held up by everything that goes before it.
 """
 
 from collections import Counter
@@ -16,10 +16,10 @@ class ComputingPrefixes:
 
     def __init__(self, blocks: KVBlocks) -> None:
         self._blocks = blocks
-        self._computing: dict[bytes, list[int]] = {}  # digest → how many are about to compute it, by lane
+        self._computing: dict[bytes, list[int]] = {}  # digest → sequences about to compute it, by lane
 
     def covers_next(self, sequence: Sequence, num_matched: int) -> bool:
-        """Whether a running sequence of its lane or above is about to compute the first block that this one misses."""
+        """Whether a running sequence of the same or a higher lane is about to compute the first missing block."""
         if not self._computing or not sequence.may_use_cache:
             return False
         if (num_matched + 1) * self._blocks.block_size >= len(sequence.token_ids):
@@ -28,7 +28,7 @@ class ComputingPrefixes:
         return computing is not None and any(computing[: sequence.lane + 1])
 
     def announce(self, sequence: Sequence) -> None:
-        """A newly admitted sequence will compute the rest of its full blocks."""
+        """Announces that a newly admitted sequence will compute the rest of its full blocks."""
         first = sequence.num_computed // self._blocks.block_size
         sequence.num_announced = len(sequence.token_ids) // self._blocks.block_size
         for index in range(first, sequence.num_announced):
@@ -36,7 +36,7 @@ class ComputingPrefixes:
             self._computing.setdefault(digest, [0 for _ in LANES])[sequence.lane] += 1
 
     def withdraw(self, sequence: Sequence, until: int | None = None) -> None:
-        """Takes announced blocks back: those before block `until`, or all that are left."""
+        """Withdraws announced blocks: those before block `until`, or all that are left."""
         first = sequence.num_computed // self._blocks.block_size
         last = sequence.num_announced if until is None else min(until, sequence.num_announced)
         for index in range(first, last):
@@ -47,7 +47,7 @@ class ComputingPrefixes:
                 del self._computing[digest]
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Asserts that exactly what running sequences still announce is there."""
+        """Asserts that exactly the blocks announced by running sequences are counted."""
         announced = Counter(
             (sequence.digests[index], sequence.lane)
             for sequence in running

@@ -1,1 +1,1 @@
-"""The engine's process: requests in, steps, news out."""
+"""The engine process: requests in, steps computed, outputs out."""

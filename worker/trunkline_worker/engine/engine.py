@@ -1,9 +1,9 @@
 """The engine loop: schedule → launch → collect → commit.
 
-A step is planned while the one before it runs, where the executor allows (`run_ahead`): then the device never waits for
-the host. But it is planned late, shortly before the one before is expected to be done: what arrives until then is part
-of it, instead of waiting for a whole step more. Time is a number that a clock gives, so the same loop runs in virtual
-time.
+If the executor allows it (`run_ahead`), a step is scheduled while the one before it runs, so that the device never
+waits for the host. It is scheduled late, shortly before the step in flight is expected to be done, so that requests
+which arrive until then take part instead of waiting for one more step. Time comes from a clock that is passed in, so
+the same loop runs in virtual time.
 """
 
 from collections import deque
@@ -38,21 +38,21 @@ from trunkline_worker.step.plan import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the engine must know of its model."""
+    """What the engine must know about its model."""
 
-    max_total_tokens: int  # of prompt and output together: the context, or the KV pool where that is smaller
+    max_total_tokens: int  # of prompt and output together: the context length, or the KV pool if that is smaller
     eos_token_ids: frozenset[int]
 
 
-# A step is planned this long before the one under way should be done: several times the time that planning takes.
+# A step is scheduled this long before the one in flight should be done: several times the time that scheduling takes.
 PLANNING_LEAD_S = 0.5e-3
 PLANNING_LEAD_STEPS = 3.0
 
 
 class Engine:
-    """Scheduler and executor, driven by whoever owns the thread (see engine_process.py).
+    """Drives a scheduler and an executor. All calls come from one thread: see engine_process.py.
 
-    `repeating`: the executor once more, if plans may be repeated (simulation).
+    repeating: the executor again, if plans may be repeated (simulation)
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.limits = limits
-        self.next_arrival_s = float("inf")  # nothing is accepted before it: known in simulation only
-        self.before_launch: Callable[[list[int]], None] | None = None  # told the handles in a step: see FlightRecorder
+        self.next_arrival_s = float("inf")  # no request arrives before it: known in simulation only
+        self.before_launch: Callable[[list[int]], None] | None = (
+            None  # called with a step's handles: see FlightRecorder
+        )
         self._repeating = repeating
         self._price_per_hour = price_per_hour
         self._clock_s = clock_s
@@ -78,32 +80,32 @@ class Engine:
         self._arrivals = 0
         self._last_handle = 0
         self._in_flight: deque[StepPlan] = deque()
-        self._host_s: deque[float] = deque()  # time it took to plan each of these
-        self._outputs: list[EngineOutput] = []  # refusals that are not told yet
-        self._plan_at_s = 0.0  # when the next step is planned, while one is under way
-        self._planning_s = 0.0  # time that planning takes, of late
-        self._collected_s: float | None = None  # when the last step was, where the next one follows at once
+        self._host_s: deque[float] = deque()  # time it took to schedule each of these
+        self._outputs: list[EngineOutput] = []  # refusals that are not reported yet
+        self._plan_at_s = 0.0  # when the next step is scheduled, while one is in flight
+        self._planning_s = 0.0  # recent mean time that scheduling takes
+        self._collected_s: float | None = None  # when the last step was collected, if the next one follows at once
         self._cost_told: StepCostModel | None = None
         self._fits_told = 0
-        self._load_changed = False  # by an abort, which may be all that happens for a while
+        self._load_changed = False  # by an abort, which may be the only event for a while
 
     @property
     def has_work(self) -> bool:
-        """Whether step() has something to do now or later; if not, nothing happens until something is accepted."""
+        """Whether step() has something to do now or later; if not, nothing happens until the next accept()."""
         return bool(self._outputs) or self._load_changed or bool(self._in_flight) or self.scheduler.has_work
 
     def accept(self, request: EngineRequest) -> None:
-        """Takes in new and dropped work."""
+        """Takes in new requests, aborts and stop strings."""
         now_s = self._clock_s()
         for submit in request.submits:
-            self.submit(submit, Prompt(submit.prompt_token_ids[:]))  # copied at once: faster than one by one
+            self.submit(submit, Prompt(submit.prompt_token_ids[:]))  # one copy is faster than element by element
         for handle in request.abort_handles:
             self._load_changed |= self.scheduler.abort(handle, now_s)
         for handle in request.finished_handles:
             self._load_changed |= self.scheduler.finish(handle, now_s)
 
     def submit(self, submit: Submit, prompt: Prompt) -> None:
-        """Takes in one request. The prompt is not looked for in the message."""
+        """Takes in one request. The prompt is not read from the message."""
         sequence = self._sequence(submit, prompt, self._clock_s())
         if sequence is not None:
             self._arrivals += 1
@@ -135,27 +137,27 @@ class Engine:
         return self._report(self._commit(self._collect()))
 
     def wakes_s(self) -> float | None:
-        """When time alone gives step() something to do; None: never. What is under way may be done before."""
+        """When time alone gives step() something to do; None: never. The step in flight may be done before."""
         return self._plan_at_s if self._in_flight else self.scheduler.wakes_s()
 
     @property
     def is_computing(self) -> bool:
-        """Whether a step is under way."""
+        """Whether a step is in flight."""
         return bool(self._in_flight)
 
     @property
-    def has_news(self) -> bool:
-        """Whether step() has something to tell, whatever else there is to do."""
+    def has_reports(self) -> bool:
+        """Whether step() has something to report, whatever else there is to do."""
         return bool(self._outputs) or self._load_changed
 
     @property
     def is_waiting(self) -> bool:
-        """Whether, step() having had nothing to tell, it has nothing to do before wakes_s(), the next accept(), or the
-        end of what is under way."""
+        """Whether step(), after it returned None, has nothing to do before wakes_s(), the next accept(), or the end of
+        the step in flight."""
         return not self._in_flight or (self._clock_s() < self._plan_at_s and not self.executor.is_done())
 
     def load(self) -> LoadSample:
-        """How busy the engine is."""
+        """How busy the engine is now."""
         scheduler, blocks, waiting = self.scheduler, self.scheduler.blocks, self.scheduler.waiting
         now_s, backlog = self._clock_s(), scheduler.prompt_backlog
         sample = LoadSample(
@@ -177,7 +179,7 @@ class Engine:
         return sample
 
     def _step_cost(self) -> StepCostModel | None:
-        """What has been learned of steps; None before there is something."""
+        """The fitted cost model; None before the first fit."""
         cost = self.scheduler.cost
         if cost.num_fits != self._fits_told:
             self._fits_told = cost.num_fits
@@ -187,7 +189,7 @@ class Engine:
         return self._cost_told
 
     def stats(self) -> GetStatsResponse:
-        """What has been done so far."""
+        """Statistics since the start."""
         now_s = self._clock_s()
         scheduler = self.scheduler
         scheduler.stats.turn_windows(now_s)
@@ -268,7 +270,7 @@ class Engine:
         return outputs
 
     def _time_next_plan(self) -> None:
-        """A step has just begun, the only one that is under way."""
+        """Sets when the next step is scheduled. Called when the only step in flight has just begun."""
         if not self.executor.run_ahead:
             return
         now_s = self._clock_s()
@@ -303,8 +305,8 @@ class Engine:
     # Admission to the queue
 
     def _sequence(self, submit: Submit, prompt: Prompt, now_s: float) -> Sequence | None:
-        """What the scheduler is given; None where the request is refused. An exception that its parameters raise is
-        its error and nobody else's."""
+        """The sequence for the scheduler; None if the request is refused. An exception that its parameters raise fails
+        this request only."""
         try:
             return self._admitted(submit, prompt, now_s)
         except RequestRefused as refused:
@@ -314,8 +316,8 @@ class Engine:
         return None
 
     def _admitted(self, submit: Submit, prompt: Prompt, now_s: float) -> Sequence:
-        """Raises RequestRefused where the request cannot be answered here, or not in time."""
-        # The front has validated the request; these two are what the scheduler's own promises rest on.
+        """Raises RequestRefused if the request cannot be answered here, or not in time."""
+        # The front has validated the request; the scheduler relies on these two conditions.
         num_tokens = len(prompt.token_ids) + len(submit.resume.output_token_ids)
         if not prompt.token_ids or num_tokens >= self.limits.max_total_tokens:
             raise RequestRefused(

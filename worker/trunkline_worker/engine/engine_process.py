@@ -1,6 +1,6 @@
 """The engine process: owns the device, and talks to its front over a socket that it inherits.
 
-It ends when the socket does, so an engine never outlives its front.
+It ends when the socket closes, so an engine never outlives its front.
 """
 
 import argparse
@@ -43,9 +43,9 @@ from trunkline_worker.scheduling.stats import EngineStats
 from trunkline_worker.settings import EngineSettings
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
-INTEGRITY_CHECK_S = 60.0  # an engine that has nothing to do looks its books over, no more often than this
+INTEGRITY_CHECK_S = 60.0  # an idle engine checks its integrity, no more often than this
 RECEIVE_BYTES = 1 << 20  # most bytes taken from the socket at once
-# Of the memory that is free once the model is loaded. A host runs other things too, other workers for example.
+# Of the memory that is free once the model is loaded. A host runs other programs too, such as other workers.
 KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
 
 
@@ -57,13 +57,14 @@ class FrontLink:
         self._frames = FrameReader()
 
     def send(self, response: EngineResponse) -> None:
-        """Blocks while the front is behind: a front that stops reading stops the engine, and loses nothing."""
+        """Sends a message. Blocks while the front is behind: a front that stops reading stops the engine, and loses
+        nothing."""
         self._socket.setblocking(True)
         self._socket.sendall(frame(response))
 
     def receive(self, timeout_s: float | None, steps: WaitingExecutor | None = None) -> list[EngineRequest] | None:
-        """What has arrived, or arrives in this time (None: whenever); None once the front is gone. Returns early when a
-        step is done."""
+        """Requests that have arrived or arrive within the timeout (None: no limit); None if the front is gone. Returns
+        early when a step is done."""
         if timeout_s is None or timeout_s > 0:
             watched: list[socket.socket | WaitingExecutor] = [self._socket]
             if steps is not None:
@@ -85,13 +86,13 @@ def build_engine(
     device: torch.device,
     report: Callable[[str], None] | None = None,
 ) -> tuple[Engine, GetModelResponse]:
-    """An engine around a loaded model, and its description without the worker's names.
+    """An engine for a loaded model, and its description without the worker's names.
 
-    report: see step_runner
+    report: see step_runner()
     """
     context_length = model.context_length
     fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
-    needed = activation_bytes(model, settings)  # first: it gives back what was cached of loading
+    needed = activation_bytes(model, settings)  # first, because it frees memory cached while loading
     available = max(0, usable_bytes(device, settings.gpu_memory_share) - needed)
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
     if settings.kv_blocks:
@@ -156,7 +157,7 @@ def build_engine(
 
 
 def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:
-    """The scheduler's part of the settings, in its own units."""
+    """The scheduler's part of the settings, in the scheduler's units."""
     return SchedulerLimits(
         max_step_tokens=settings.max_step_tokens,
         max_running_requests=settings.max_running_requests,
@@ -174,7 +175,7 @@ def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:
 
 
 def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
-    """Steps until the front is gone."""
+    """Runs the engine loop until the front is gone."""
     timeout_s: float | None = 0.0
     checked_s = time.perf_counter()
     executor = engine.executor if isinstance(engine.executor, WaitingExecutor) else None
@@ -188,7 +189,7 @@ def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
         step = engine.step() if engine.has_work else None
         if step is not None:
             link.send(EngineResponse(step=step))
-        # With nothing under way, only step() itself can say that there is nothing to plan now.
+        # With no step in flight, only step() itself can tell that there is nothing to schedule now.
         timeout_s = 0.0 if step is not None and not engine.is_computing else idle_s(engine)
         if timeout_s is None:
             watchdog.rests()
@@ -198,10 +199,10 @@ def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
 
 
 def idle_s(engine: Engine) -> float | None:
-    """How long nothing needs to be done; None: until something arrives."""
+    """Seconds until the engine has something to do; None: not before a request arrives."""
     if not engine.has_work:
         return None
-    if not engine.is_waiting or engine.has_news:
+    if not engine.is_waiting or engine.has_reports:
         return 0.0
     wakes_s = engine.wakes_s()
     return None if wakes_s is None else max(0.0, wakes_s - time.perf_counter())
@@ -213,7 +214,7 @@ def main() -> None:
     parser.add_argument("--recorder-fd", type=int, required=True)
     parser.add_argument("--settings", required=True, help="EngineSettings as JSON")
     arguments = parser.parse_args()
-    # The terminal's Ctrl-C reaches the whole process group; when to stop is the front's decision alone.
+    # Ctrl-C at the terminal reaches the whole process group; the front alone decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_front()
     link = FrontLink(socket.socket(fileno=arguments.socket_fd))
@@ -224,7 +225,7 @@ def main() -> None:
 
 
 def die_with_front() -> None:
-    """Has the kernel end this process when its front does, in the middle of a step too (Linux; elsewhere the closed
+    """Makes the kernel kill this process when its front ends, even in the middle of a step (Linux; elsewhere the closed
     socket ends it after the step)."""
     if sys.platform == "linux":
         front = os.getppid()
@@ -234,7 +235,7 @@ def die_with_front() -> None:
 
 
 def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -> None:
-    """Loads, reports, runs."""
+    """Loads the model, reports to the front, and runs the engine."""
 
     reached = "starting"
 
@@ -270,22 +271,22 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
     engine.before_launch = recorder.launch
     link.send(EngineResponse(ready=EngineReady(model=description, notes=model.notes)))
     gc.collect()
-    gc.freeze()  # what is there now stays: the collector need not look at it again and again
+    gc.freeze()  # these objects stay, so the collector need not visit them again
     run(engine, link, Watchdog(settings.step_timeout_s))
 
 
 def out_of_memory(error: torch.OutOfMemoryError, stage: str) -> str:
-    """One line for a person, of an allocation that failed at this stage."""
-    # Of several sentences about the allocator the second says how much it tried to get.
+    """A one-line message about an allocation that failed at this stage."""
+    # PyTorch's message has several sentences; one says how much it tried to allocate.
     tried = next((part for part in str(error).split(". ") if part.startswith("Tried to allocate")), "")
     return (
-        f"the GPU's memory does not suffice ({stage}{': ' if tried else ''}{tried[:1].lower()}{tried[1:]}): try "
+        f"the GPU has too little memory ({stage}{': ' if tried else ''}{tried[:1].lower()}{tried[1:]}): try "
         "--quantization int8, or a smaller --max-step-tokens, --max-running-requests or --kv-memory-fraction"
     )
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that a setting names. Raises ModelError where it is not there."""
+    """The device that a setting names. Raises ModelError if it is not available."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError("device=cuda, but torch finds no usable NVIDIA GPU: use --device cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""What the largest step needs beside the model and the KV pool: found by running one before the pool is sized."""
+"""The memory that the largest step needs beside the model and the KV pool, measured before the pool is sized."""
 
 import torch
 
@@ -9,8 +9,8 @@ from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, St
 
 
 def largest_step(settings: EngineSettings, context_length: int) -> StepPlan:
-    """A step with as many tokens and samples as there may be, and with all that sampling can be asked for that takes
-    memory: as many choices as may run share its tokens."""
+    """A step with the largest number of tokens and samples, and with all sampling options that take memory. As many
+    choices as may run share its tokens."""
     count = min(settings.max_running_requests, settings.max_step_tokens)
     most = settings.max_step_tokens
     lengths = [min(context_length - 1, (most + index) // count) for index in range(count)]
@@ -34,8 +34,8 @@ def largest_step(settings: EngineSettings, context_length: int) -> StepPlan:
 
 
 def activation_bytes(model: LoadedModel, settings: EngineSettings) -> int:
-    """Most device memory that the largest step takes for a while. On a CPU 0: there the fraction of free memory that
-    the pool may take leaves most of it, and one such step of a large model lasts minutes.
+    """Bytes of device memory that the largest step takes temporarily. On a CPU 0: there the pool takes only a small
+    fraction of the free memory, and one such step of a large model lasts minutes.
     """
     if model.device.type != "cuda":
         return 0
@@ -50,7 +50,7 @@ def activation_bytes(model: LoadedModel, settings: EngineSettings) -> int:
     peak = torch.cuda.max_memory_allocated(model.device) - before
     peak += runner.later_bytes
     peak -= num_blocks * model.kv_bytes_per_block(settings.block_size)
-    # With a larger pool rows are as long as the context; tokens and blocks are of four bytes.
+    # With a larger pool, rows are as long as the context; tokens and block numbers take four bytes.
     peak += 4 * len(plan.starts) * model.context_length * (settings.block_size + 1) // settings.block_size
     del runner
     torch.cuda.empty_cache()

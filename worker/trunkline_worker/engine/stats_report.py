@@ -1,4 +1,4 @@
-"""EngineStats as the message that GetStats answers with."""
+"""EngineStats as the response to GetStats."""
 
 from trunkline.v1.worker_pb2 import (
     Distribution,
@@ -22,7 +22,7 @@ MILLION = 1_000_000
 def stats_report(
     stats: EngineStats, scheduler: Scheduler, load: LoadSample, *, price_per_hour: float, now_s: float
 ) -> GetStatsResponse:
-    """Everything there is to tell."""
+    """The response to GetStats, with at most MAX_TENANTS tenants: active ones first, then by service given."""
     rate = stats.output_tokens_per_s(now_s)
     last, total = stats.last, stats.total
     response = GetStatsResponse(

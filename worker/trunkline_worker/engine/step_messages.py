@@ -1,4 +1,4 @@
-"""What a step brought, as messages to the front."""
+"""The outputs of a step, as messages to the front."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -21,7 +21,7 @@ _FINISH = {
 
 
 def cache_events(changes: Iterable[CacheChange]) -> list[CacheEvent]:
-    """Changes as events, with the blocks of one chain and runs of removals packed together. Order is kept."""
+    """Changes as events, in order; blocks of one chain, and consecutive removals, are packed into one event."""
     events: list[CacheEvent] = []
     for kind, run in groupby(changes, key=type):
         if kind is Removed:
@@ -49,30 +49,32 @@ def _stored(chain: list[Stored]) -> CacheEvent:
 
 
 def broken_off(handle: int, error: Exception) -> EngineOutput:
-    """News of a sequence that a bug has ended."""
+    """The last output of a sequence that was ended by an unexpected exception."""
     found = RowError.of_bug(error)
     refused = RequestRefused(CODE_INTERNAL, INTERNAL, found.reason)
     return EngineOutput(handle=handle, error=refused.to_proto(), trace=found.trace)
 
 
-def sequence_output(news: StepOutput) -> EngineOutput:
-    """What a step brought for one sequence."""
-    output = EngineOutput(handle=news.sequence_id, token_ids=news.token_ids, stop_token_id=news.stop_token_id)
-    if news.logprobs:
-        output.logprobs.extend(_logprobs(entry) for entry in news.logprobs)
-    if news.finish is not None:
-        output.finish_reason = _FINISH[news.finish]
-    if news.prompt is not None:
+def sequence_output(step_output: StepOutput) -> EngineOutput:
+    """The output of a step for one sequence."""
+    output = EngineOutput(
+        handle=step_output.sequence_id, token_ids=step_output.token_ids, stop_token_id=step_output.stop_token_id
+    )
+    if step_output.logprobs:
+        output.logprobs.extend(_logprobs(entry) for entry in step_output.logprobs)
+    if step_output.finish is not None:
+        output.finish_reason = _FINISH[step_output.finish]
+    if step_output.prompt is not None:
         output.prompt.CopyFrom(
-            PromptReport(prompt_tokens=news.prompt.num_tokens, cached_tokens=news.prompt.cached_tokens)
+            PromptReport(prompt_tokens=step_output.prompt.num_tokens, cached_tokens=step_output.prompt.cached_tokens)
         )
-        if news.prompt.logprobs is not None:
-            # Nothing predicts the first prompt token: its entry is empty.
+        if step_output.prompt.logprobs is not None:
+            # No token precedes the first prompt token, so its entry is empty.
             output.prompt.logprobs.add()
-            output.prompt.MergeFromString(prompt_logprobs_bytes(news.prompt.logprobs))
-    if news.error is not None:
-        output.error.CopyFrom(news.error.to_proto())
-        output.trace = news.trace
+            output.prompt.MergeFromString(prompt_logprobs_bytes(step_output.prompt.logprobs))
+    if step_output.error is not None:
+        output.error.CopyFrom(step_output.error.to_proto())
+        output.trace = step_output.trace
     return output
 
 

@@ -1,4 +1,4 @@
-"""The runner that fits a model's decoder."""
+"""Chooses the runner for a model's decoder."""
 
 from collections.abc import Callable
 
@@ -17,13 +17,13 @@ def step_runner(
     num_blocks: int,
     report: Callable[[str], None] | None = None,
 ) -> StepRunner:
-    """A runner with a KV pool of so many blocks.
+    """A runner with a KV pool of `num_blocks` blocks.
 
-    report: told how far warming up is, which takes seconds to minutes on a GPU; None: nothing is warmed up
+    report: called with the progress of warming up, which takes seconds to minutes on a GPU; None: no warm-up
     """
     if isinstance(model.decoder, CpuDecoder | Decoder):
         return TorchRunner(model, num_blocks=num_blocks, block_size=settings.block_size)
-    from trunkline_worker.gpu.gpu_runner import GpuRunner  # Triton is not there on every system
+    from trunkline_worker.gpu.gpu_runner import GpuRunner  # Triton is not available on every system
 
     runner = GpuRunner(model, settings, num_blocks=num_blocks)
     if report is not None:

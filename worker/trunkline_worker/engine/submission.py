@@ -20,7 +20,7 @@ LEAST_TEMPERATURE = float(np.float32(1e-5))
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's tokens, and of its full blocks what is known already: all of them, or none."""
+    """A prompt's tokens, and the tokens and digests of its full blocks if they are known already (simulation)."""
 
     token_ids: Tokens[int]
     packed: Tokens[bytes] = ()  # see Sequence.packed
@@ -38,9 +38,9 @@ def sequence_of(
     max_total: int,
     eos: frozenset[int],
 ) -> Sequence:
-    """The sequence that a Submit describes, but for its prompt, which is given beside it.
+    """The sequence that a Submit describes, with a prompt that is passed beside it.
 
-    `max_total` bounds prompt and output together: the context length or what the KV pool holds, whichever is less.
+    max_total: bounds prompt and output together: the context length or the KV pool, whichever is smaller
     """
     deadline_s = now_s + submit.timeout.ToNanoseconds() / 1e9 if submit.HasField("timeout") else None
     return Sequence(
@@ -59,7 +59,7 @@ def sequence_of(
 
 
 def resolve_sampling(params: SamplingParams, choice: int, room: int, eos: frozenset[int]) -> Sampling:
-    """Plain parameters; absent fields take the neutral value (the model's defaults are the router's business)."""
+    """Resolved parameters. Absent fields take their neutral value; routers have filled in the model's defaults."""
 
     def given(name: Any, otherwise: Any) -> Any:
         return getattr(params, name) if params.HasField(name) else otherwise

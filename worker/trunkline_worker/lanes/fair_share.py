@@ -1,8 +1,8 @@
 """Fairness between the tenants of a lane: the virtual token counter (Sheng et al., OSDI 2024).
 
 Each tenant has a counter of the service it was given, in cost units divided by its weight; the tenant with the smallest
-counter goes next. A tenant that returns after a pause is lifted to the smallest counter of the tenants that have prompts
-to compute, so no tenant saves up service by staying away or by sending its requests under many names. The rule is
+counter goes next. A tenant that returns after a pause is lifted to the smallest counter of the tenants with prompts to
+compute, so no tenant saves up service by staying away or by sending its requests under many names. The rule is
 work-conserving: the counters decide which tenant goes first, never whether one does.
 
 Sums are kept as whole tokens, so the order in which they are counted cannot change a decision.
@@ -21,7 +21,7 @@ CACHED_COST = 0.1
 # Idle accounts beyond this number are forgotten, the oldest first: an unlimited number of names must not take an
 # unlimited amount of memory.
 MAX_IDLE_ACCOUNTS = 4096
-# A tenant that returns starts level with the least served one. At the same counter it goes before a tenant that has been
+# A tenant that returns starts level with the least served one. At the same counter it goes before a tenant that was
 # served since, whose prompts would otherwise continue for one step more; but only this many times, so that a stream of
 # new tenants does not starve that tenant.
 NEWCOMERS_FIRST = 16
@@ -206,8 +206,8 @@ class Accounts:
             self._active_weight = self._active_weight - account.weight if self.num_active else 0.0
 
     def _advance(self, account: Account) -> None:
-        """Advances virtual time when an account becomes idle. Virtual time is what an account that was never idle would
-        have been given by now, over its weight (generalised processor sharing: Parekh and Gallager, 1993).
+        """Advances virtual time when an account becomes idle. Virtual time is what a never idle account would have
+        been given by now, over its weight (generalised processor sharing: Parekh and Gallager, 1993).
 
         Service is counted only when an account becomes idle, so virtual time is never ahead. New accounts start from
         it. Otherwise requests sent one by one under many names would always go before another tenant's: each of the

@@ -1,1 +1,1 @@
-"""Between the process of the front and that of the engine."""
+"""The connection between the front process and the engine process."""

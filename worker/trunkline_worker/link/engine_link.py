@@ -21,18 +21,18 @@ from trunkline_worker.settings import EngineSettings
 
 ENGINE_COMMAND = (sys.executable, "-m", "trunkline_worker.engine.engine_process")
 RECEIVE_BYTES = 1 << 20
-QUESTION_PERIOD_S = 5.0  # between an answer of the engine and the next question whether it goes on
-STOP_GRACE_S = 2.0  # an engine that is asked to stop finishes its step in this time, or is killed
+QUESTION_PERIOD_S = 5.0  # between an answer of the engine and the next request for statistics
+STOP_GRACE_S = 2.0  # an engine that does not finish its step within this time after it was asked to stop is killed
 
 
 class EngineStartError(Exception):
-    """The engine could not start. One line for a person."""
+    """The engine could not start. The message is one line for the operator."""
 
 
 class EngineLink:
-    """Starts the engine process, sends it work in batches, and hands its steps on.
+    """Starts the engine process, sends it work in batches, and passes on its steps.
 
-    on_step: called with each step; on_death: called once if the engine ends without having been asked to.
+    on_step: called with each step; on_death: called once with the reason if the engine ends without being asked to
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EngineLink:
         self._reading: asyncio.Task[None] | None = None
         self._pending = EngineRequest()
         self._flush_scheduled = False
-        # Who waits for what the engine has done: those it was asked for, and those who came after it was asked.
+        # Callers of stats(): those for which the engine has been asked, and those that came after it was asked.
         self._stats_asked: list[asyncio.Future[GetStatsResponse]] = []
         self._stats_wanted: list[asyncio.Future[GetStatsResponse]] = []
         self._stopping = False
@@ -57,19 +57,23 @@ class EngineLink:
 
     @property
     def pid(self) -> int:
+        """Process id of the engine, which must have been started."""
         assert self._process is not None
         return self._process.pid
 
     async def start(self, settings: EngineSettings) -> GetModelResponse:
-        """Spawns the engine; returns what it found out once it is ready. Raises EngineStartError."""
+        """Spawns the engine and waits until it is ready. Returns the model's description.
+
+        Raises EngineStartError if the engine cannot start.
+        """
         started_s = time.monotonic()
         ours, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
         self._recorder, record = FlightRecorder.create()
         arguments = ["--socket-fd", str(theirs.fileno()), "--recorder-fd", str(record.fileno())]
         arguments += ["--settings", settings.to_json()]
-        # A process group of its own: a Ctrl-C at the terminal reaches the front, which decides.
-        # The spawn itself takes a millisecond, and nothing is served yet.
+        # The engine has a process group of its own: Ctrl-C at the terminal reaches the front, which decides.
+        # The spawn takes a millisecond, and no request is served yet.
         self._process = subprocess.Popen(  # noqa: ASYNC220
             [*self._command, *arguments],
             pass_fds=[theirs.fileno(), record.fileno()],
@@ -96,28 +100,28 @@ class EngineLink:
                     return response.ready.model
 
     def in_flight(self) -> set[int]:
-        """Handles in the steps that were under way when the engine died."""
+        """Handles in the steps that were in flight when the engine died."""
         return self._recorder.in_flight()
 
     def submit(self, submit: Submit) -> None:
-        """Work for the engine; sent with everything else of this turn of the event loop."""
+        """Sends work to the engine, together with everything else of this iteration of the event loop."""
         self._pending.submits.append(submit)
         self._schedule_flush()
 
     def abort(self, handle: int) -> None:
-        """Work that nobody waits for any more."""
+        """Aborts work that no client waits for any more."""
         self._pending.abort_handles.append(handle)
         self._schedule_flush()
 
     def finish(self, handle: int) -> None:
-        """Work that has ended by a stop string."""
+        """Ends work at a stop string."""
         self._pending.finished_handles.append(handle)
         self._schedule_flush()
 
     async def stats(self) -> GetStatsResponse:
-        """What the engine has done; it answers between two steps. Raises RequestRefused if it ends before.
+        """The engine's statistics; it answers between two steps. Raises RequestRefused if it ends before.
 
-        However many ask, the engine is asked by one at a time: an answer costs it time.
+        At most one question is open, however many callers wait: an answer costs the engine time.
         """
         answer: asyncio.Future[GetStatsResponse] = asyncio.get_running_loop().create_future()
         self._stats_wanted.append(answer)
@@ -131,12 +135,12 @@ class EngineLink:
         self._schedule_flush()
 
     async def kill_when_silent(self, silence: Silence, is_idle: Callable[[], bool]) -> None:
-        """Asks the engine now and then what it has done, and kills it when it has owed the answer for too long. Returns
-        when it has killed the engine, or the engine has ended.
+        """Asks the engine for statistics periodically, and kills it if an answer takes too long. Returns when it has
+        killed the engine, or the engine has ended.
 
-        The engine's own watchdog ends a step that hangs. But if the process is stopped, its watchdog stands still too.
+        The engine's own watchdog ends a step that hangs. But if the process is stopped, so is its watchdog.
 
-        is_idle: whether nobody waits for the engine
+        is_idle: whether the engine has no work
         """
         while True:
             answer = asyncio.ensure_future(self.stats())
@@ -165,7 +169,7 @@ class EngineLink:
             self._on_step(response.step)
 
     async def stop(self) -> None:
-        """Closes the socket, which ends the engine; kills it if it does not."""
+        """Closes the socket, which ends the engine; kills it if it does not end in time."""
         self._stopping = True
         if self._reading is not None:
             self._reading.cancel()
@@ -192,7 +196,7 @@ class EngineLink:
             self._writer.write(frame(request))
 
     async def _receive(self) -> list[EngineResponse]:
-        """At least one piece of what the engine says. Raises EngineStartError at its end."""
+        """Receives messages of the engine. Raises EngineStartError if it has closed its socket."""
         data = await self._reader.read(RECEIVE_BYTES)
         if not data:
             raise EngineStartError(f"the engine process ended while starting{await self._exit_status()}")
@@ -205,14 +209,14 @@ class EngineLink:
                     self._take(EngineResponse.FromString(payload))
         except ConnectionError as error:
             self._log.warning("engine socket broke", error=str(error))
-        except Exception as error:  # whatever it was, nobody reads from this engine any more
+        except Exception as error:  # after any error, this engine is not read from any more
             self._log.error("unexpected error", exc_info=error)
             self._kill()
         for answer in (*self._stats_asked, *self._stats_wanted):
             if not answer.done():
                 answer.set_exception(no_worker("this worker's engine has ended"))
         if not self._stopping:
-            self._on_death("the engine closed its socket")  # at once: streams wait for this
+            self._on_death("the engine closed its socket")  # first, because streams wait for it
             self._log.error("engine process ended", status=await self._exit_status())
 
     def _kill(self) -> None:

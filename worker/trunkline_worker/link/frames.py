@@ -6,19 +6,19 @@ LENGTH_BYTES = 4
 
 
 def frame(message: Message) -> bytes:
-    """One message as it travels."""
+    """The bytes of one message on the socket."""
     payload = message.SerializeToString()
     return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
 
 
 class FrameReader:
-    """Puts messages together from whatever pieces a socket hands out."""
+    """Assembles messages from the pieces that a socket returns."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are complete now."""
+        """Adds received bytes, and returns the payloads that are complete now."""
         buffer = self._buffer
         buffer += data
         payloads: list[bytes] = []

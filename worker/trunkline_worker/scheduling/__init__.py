@@ -1,1 +1,1 @@
-"""Which sequences run, and what each step computes of them. Pure."""
+"""Which sequences run, and which of their tokens each step computes. Pure."""

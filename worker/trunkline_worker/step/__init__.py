@@ -1,1 +1,1 @@
-"""What a step is to compute, and what comes of it."""
+"""What a step computes, and its result."""

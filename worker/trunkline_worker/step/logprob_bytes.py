@@ -1,6 +1,6 @@
 """The serialized log-probabilities of all positions of a prompt, made at once.
 
-Making one TokenLogprob in Python takes about a microsecond. A prompt of 400 tokens with the 20 likeliest tokens each has
+Making one TokenLogprob in Python takes about a microsecond. A prompt of 400 tokens with 20 likeliest tokens each has
 8,400 of them. Here an array holds their bytes, and protobuf parses these in a thirtieth of the time. Every number takes
 five bytes: readers of the format (https://protobuf.dev/programming-guides/encoding) accept a number that is longer than
 necessary, and protobuf shortens it when it serializes the message again.

@@ -127,7 +127,7 @@ class StepResult:
     errors: dict[int, RowError] = field(default_factory=dict)  # entries that end with this step
     device_time_s: float = 0.0
     num_padding: int = 0  # positions computed as padding, beyond the plan's own
-    # Of a plan that repeats: the time on the device and the time of completion of each repetition, and for each entry of
+    # Of a plan that repeats: the time on the device and the time of completion of each repetition; for each entry of
     # steps one token for each repetition.
     repeated_times_s: list[float] = field(default_factory=list)
     repeated_done_s: list[float] = field(default_factory=list)
