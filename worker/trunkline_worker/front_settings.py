@@ -21,8 +21,9 @@ class WorkerSettings:
     )
     grant_key: str = setting(
         "",
-        help="secret with which all routers sign grants, 32 bytes or more; direct clients need a grant then. Without it any "
-        "client that reaches the worker may use it. Better set as TRUNKLINE_GRANT_KEY: other users can see arguments",
+        help="secret with which all routers sign grants, 32 bytes or more; direct clients need a grant then. Without "
+        "it, any client that reaches the worker may use it. Better set as TRUNKLINE_GRANT_KEY: other users can see "
+        "arguments",
     )
     drain_timeout_s: float = setting(30.0, help="time for running requests to finish at SIGTERM or Drain", minimum=0.0)
 

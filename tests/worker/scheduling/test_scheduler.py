@@ -7,7 +7,7 @@ import pytest
 from tests.worker.rig import BLOCK_SIZE, Rig
 from trunkline_worker.cache.sequence import Finish
 from trunkline_worker.pace.limits import AdmissionRule, Batching
-from trunkline_worker.scheduling.scheduler import MAX_DEFERRED
+from trunkline_worker.scheduling.prompts import MAX_DEFERRED
 
 OPTIMISTIC = AdmissionRule.OPTIMISTIC
 

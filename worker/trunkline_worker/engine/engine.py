@@ -147,7 +147,7 @@ class Engine:
 
     @property
     def has_reports(self) -> bool:
-        """Whether step() has something to report, whatever else there is to do."""
+        """Whether step() has something to report, even if there is nothing to compute."""
         return bool(self._outputs) or self._load_changed
 
     @property

@@ -39,14 +39,15 @@ TOKENS_AS_FIXED = 512.0  # tokens that add as much as the fixed time, until step
 # this share of a token. Without this bound a few short chunks, whose pairs and tokens grow alike, could attribute their
 # time to pairs, and predict hundreds of times the real time of a long prompt.
 MOST_PAIR_SHARE = 1 / 64
-CLEARLY = 10.0  # variances by which a kept part lowers the squared error: some three standard deviations
+# A coefficient is kept if it lowers the squared error by this many variances: about three standard deviations.
+CLEARLY = 10.0
 LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # steps that are later than that depend on more than their load
 WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one is an outlier
 LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps
 LEAST_ERROR = 0.01  # of a step's time: smaller errors are noise
 
-# A fit is a sum of non-negative parts. Columns: a step; a step with tokens at their assumed cost; a token; a KV token; a
-# token whose pairs cost the most they can; a scored token. Rows: fixed, token, KV token, pair, scored token.
+# A fit is a sum of non-negative parts. Columns: a step; a step with tokens at their assumed cost; a token; a KV token;
+# a token whose pairs cost the most they can; a scored token. Rows: fixed, token, KV token, pair, scored token.
 STEP, STEP_AS_ASSUMED, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN = range(6)
 PARTS = np.array(
     [
