@@ -89,7 +89,7 @@ def test_in_a_batch_of_64_with_the_cache_cold_then_warm(how: dict[str, Any], alo
 
 
 @pytest.mark.parametrize("chunk", [1, pytest.param(16, marks=pytest.mark.slow), 512])
-def test_whatever_the_chunk_size(how: dict[str, Any], alone: Alone, chunk: int) -> None:
+def test_with_any_chunk_size(how: dict[str, Any], alone: Alone, chunk: int) -> None:
     engine = make_engine(deterministic=True, kv_blocks=256, max_step_tokens=chunk)
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)
 

@@ -1,4 +1,4 @@
-"""A worker that does not know its device yet: steps stay short, and still become as large as their time allows."""
+"""A worker that does not know its device yet: steps stay short, and still grow as large as their time allows."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from trunkline_worker.scheduling.stats import EngineStats
 from trunkline_worker.step.plan import Sampling, StepResult
 
 TARGET_S = 0.1
-# Tokens, pairs and sequences are bounded one by one.
+# Tokens, pairs and sequences are each bounded.
 MOST_TARGETS = 1.5
 
 
@@ -154,10 +154,10 @@ def test_a_step_that_was_slow_by_accident_makes_no_later_one_smaller() -> None:
 def test_a_fit_is_relied_on_only_where_it_explains_a_step_at_least_half_as_large() -> None:
     experience = Experience()
     experience.fitted([(Size(100, 50, 9), 0.01, 0.01), (Size(1000, 900, 3), 0.3, 0.02), (Size(2, 0, 2), 0.01, 0.01)])
-    assert experience.trusted == (200, 100, 4), "of sequences only decodes tell"
+    assert experience.trusted == (200, 100, 4), "only steps of decodes show what sequences cost"
 
 
-def test_what_a_device_can_no_longer_do_is_forgotten() -> None:
+def test_a_speed_that_a_device_no_longer_reaches_is_forgotten() -> None:
     experience = Experience()
     experience.observe(Size(1000, 0, 1), 0.01)
     for _ in range(40):

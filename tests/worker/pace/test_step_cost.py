@@ -1,4 +1,4 @@
-"""What a step costs, learned from steps: no prompt is thought to take many times what it does, whatever they are."""
+"""The learned cost of a step: no prompt is predicted to take many times its real time, for any mix of steps."""
 
 from collections.abc import Iterable
 from random import Random
@@ -26,7 +26,7 @@ PROMPT = 512
 
 
 class Device(NamedTuple):
-    """What steps take, and what they are like."""
+    """A device's step times, and the steps it is given."""
 
     fixed_s: float
     token_s: float
@@ -83,7 +83,9 @@ def life(device: Device, num_chunks: int, seed: int) -> StepCost:
         steps.append(StepLoad(decodes, decodes * rng.randint(device.context // 2, device.context), 0.0))
         if number % (total // num_chunks) == 0:
             steps.append(chunk(rng.randint(device.chunk // 4, device.chunk), decodes=decodes))
-    steps += [StepLoad(1, device.context, 0.0)] * STEPS_PER_FIT * DECODE_SAMPLE_EVERY  # however few, they are fitted
+    steps += (
+        [StepLoad(1, device.context, 0.0)] * STEPS_PER_FIT * DECODE_SAMPLE_EVERY
+    )  # enough for a fit, however few prompts there are
     return learned((load, device.time_s(load) * rng.gauss(1, 0.03)) for load in steps)
 
 
@@ -113,7 +115,7 @@ def test_first_steps_that_are_slow_and_then_all_alike_do_not_make_prompts_slow(s
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 30, 500, 8000])
-def test_steps_that_were_all_alike_are_told_and_a_prompt_is_taken_to_be_cheap(num_tokens: int) -> None:
+def test_steps_that_were_all_alike_are_fitted_and_a_prompt_is_taken_to_be_cheap(num_tokens: int) -> None:
     cost = learned([(chunk(num_tokens), 6e-3)] * STEPS_PER_FIT)
     assert prompt_s(cost, num_tokens) == pytest.approx(6e-3, rel=0.01)
     assert prompt_s(cost) == pytest.approx(6e-3 * (512 + PROMPT) / (512 + num_tokens), rel=0.01)
@@ -127,7 +129,7 @@ def test_noise_in_steps_of_a_few_tokens_says_nothing_of_prompts() -> None:
         assert prompt_s(cost) < 4 * 6e-3
 
 
-def test_what_steps_tell_apart_is_told() -> None:
+def test_costs_that_steps_tell_apart_are_fitted() -> None:
     rng = Random(0)
     loads = [chunk(rng.randint(16, 2048), decodes=rng.randint(0, 64), decode_kv_tokens=rng.randint(0, 100_000))
              for _ in range(KEPT_STEPS // STEPS_PER_FIT * STEPS_PER_FIT)]  # fmt: skip
@@ -184,7 +186,7 @@ def test_a_step_leaves_the_engine_its_time_between_steps() -> None:
     assert cost.within_s(0.1) == pytest.approx(0.08, rel=0.01)
     for _ in range(100):
         cost.waited(0.09)
-    assert cost.within_s(0.1) == pytest.approx(0.05), "steps make headway, however much else there is to do"
+    assert cost.within_s(0.1) == pytest.approx(0.05), "steps get at least half of the interval"
 
 
 chunk_loads = st.builds(

@@ -159,7 +159,7 @@ def test_interactive_requests_before_a_slow_standard_lane_preempt_none(
     assert rig.stats.preemptions == 0
 
 
-def test_bulk_work_waits_for_as_long_as_it_takes() -> None:
+def test_bulk_work_never_stretches_steps() -> None:
     rig = loaded(BATCH, aging_s=1e6)
     running = len(rig.scheduler.running)
     for _ in range(30):

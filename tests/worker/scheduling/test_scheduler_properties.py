@@ -1,4 +1,4 @@
-"""Random lives of the scheduler: whatever arrives, is aborted or does not fit, nothing is lost, mixed or leaked.
+"""Random lives of the scheduler: when sequences arrive, are aborted or do not fit, nothing is lost, mixed up or leaked.
 
 The executor reads every sequence's history back through its block table, so one wrongly shared block is noticed in the
 step that reads it (tests/worker/fake_executor.py).
