@@ -57,7 +57,7 @@ def test_fast_forwarding_equals_stepping_to_the_last_bit(
     assert len(fast.series.time_s) < len(slow.series.time_s)
 
 
-def test_fast_forwarding_stops_where_a_guest_has_what_it_was_promised() -> None:
+def test_fast_forwarding_stops_where_an_aged_sequence_has_what_it_was_promised() -> None:
     limits = SchedulerLimits(max_step_tokens=64, max_running_requests=1, aging_s=0.5, aged_tokens=16)
     worker = WorkerSpec(PROFILE, 100, 16, limits, context_length=1600)
     lanes = ("batch", "interactive", "interactive", "standard")

@@ -36,7 +36,7 @@ class PaddedBatching(StaticBatching):
         return bool(self._expected) or any(sequence.num_unscheduled > 1 for sequence in running)
 
     def releases_decodes(self, running: list[Sequence]) -> bool:
-        # A sequence that waits for a prefix computed by a member would wait for ever: the batch is complete without it.
+        # A sequence that waits for a prefix computed by a member would never start: the batch is complete without it.
         if not any(sequence.num_unscheduled == 1 for sequence in running):
             return False
         self.close()

@@ -92,7 +92,7 @@ class PromptScheduling:
             # No sequence overtakes it; the interactive lane is held up only if it alone is in the aged one's way.
             may_admit = may_admit and any(sequence.lane is not Lane.INTERACTIVE for sequence in running.members)
         may_admit = may_admit and not running.is_blocked and len(waiting) > 0
-        # Whether no waiting sequence was found to fit, and nothing under way could change that.
+        # Whether no waiting sequence was found to fit, and nothing in flight could change that.
         blocked = may_admit and not aged_waits and admits_while_running
         self._admission.is_cautious = False
         for lane in LANES:

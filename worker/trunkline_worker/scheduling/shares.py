@@ -51,7 +51,7 @@ class LaneShares:
         self._held[account] = Demand(places + demand.places, blocks + demand.blocks, time + demand.time)
 
     def remove(self, sequence: Sequence) -> Demand:
-        """Uncounts a sequence that has left the running set, and returns what it took."""
+        """Stops counting a sequence that has left the running set, and returns what it took."""
         account = sequence.account
         demand = self.members[account].pop(sequence)
         self._held[account] = self._without(account, demand)
