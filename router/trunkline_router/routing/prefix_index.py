@@ -163,7 +163,7 @@ class PrefixIndex:
             else:
                 del expected[key]
 
-    # Who holds how much
+    # Blocks per worker
 
     @property
     def num_slots(self) -> int:

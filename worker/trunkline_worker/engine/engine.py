@@ -69,9 +69,8 @@ class Engine:
         self.executor = executor
         self.limits = limits
         self.next_arrival_s = float("inf")  # no request arrives before it: known in simulation only
-        self.before_launch: Callable[[list[int]], None] | None = (
-            None  # called with a step's handles: see FlightRecorder
-        )
+        # Called with the handles of a step before its launch: see FlightRecorder.
+        self.before_launch: Callable[[list[int]], None] | None = None
         self._repeating = repeating
         self._price_per_hour = price_per_hour
         self._clock_s = clock_s
