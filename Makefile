@@ -47,7 +47,7 @@ help-files:
 	@echo 'make protos               writes the stubs from the .proto files'
 	@echo 'make chart-schema         writes the schema of the Helm chart from the settings'
 	@echo 'make settings-reference   writes the reference of the settings'
-	@echo 'make house                writes the table of the packages'
+	@echo 'make house                draws the rooms and their imports into docs/architecture.md'
 	@echo 'make demo-model           trains the demo model'
 
 help-bench:

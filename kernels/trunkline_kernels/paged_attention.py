@@ -1,8 +1,8 @@
 """Attention of a ragged batch over paged keys and values, in plain PyTorch: the reference of the Triton kernels.
 
 Source of the paging: vLLM (Kwon et al., SOSP 2023); of mixing chunks and decodes in one step: Sarathi-Serve (Agrawal
-et al., OSDI 2024). CPU workers use this reference too, so it avoids one call per sequence where possible: decodes of
-similar context length form a group, whose keys are gathered once and which takes one call.
+et al., OSDI 2024). CPU workers with --kernels=torch use it too, so it avoids one call per sequence if possible: decodes
+of similar context length form a group, whose keys are gathered once and which takes one call.
 
 All layers with the same window gather the same slots, so `plan_attention` plans them once per step.
 """

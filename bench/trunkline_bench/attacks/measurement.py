@@ -16,7 +16,7 @@ from trunkline_bench.attacks.window import Window
 
 LOOK_S = 0.02
 REST_S = 3.0  # memory must fall within this time after the attack
-LIE_S = 1.0  # longer than other attacks: a lying worker says more after its description
+LIE_S = 1.0  # added to the window of a false worker: it goes on lying after its description
 
 
 @dataclass(frozen=True, slots=True)

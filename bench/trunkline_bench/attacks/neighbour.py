@@ -39,7 +39,7 @@ class Neighbour:
 
 
 async def neighbour_of(real: Server, case: Case, stack: AsyncExitStack) -> Neighbour | None:
-    """The false worker that an attack needs, if any. It has started unless it is the attack itself.
+    """The false worker that an attack needs, if any. It is already started, unless starting it is the attack.
 
     Raises FleetError."""
     if case.attack in LIES:

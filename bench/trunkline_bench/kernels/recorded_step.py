@@ -34,7 +34,7 @@ class Operation:
     bytes: int  # of its tensors, each once
     product: tuple[int, int, int] | None  # rows, columns, inner
     itemsize: int  # of its first tensor
-    out_itemsize: int  # read and written, if it is a product
+    out_itemsize: int  # of the result; doubled if the product is added to it, because it is then read too
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A worker that computes nothing: each step has a token for every open choice, as fast as the caller reads, or paced.
+"""A worker that computes nothing: each step yields a token for every open choice.
 
 usage: python -m trunkline_bench.streaming.source [--steps-per-s 20]     (prints its port)
 

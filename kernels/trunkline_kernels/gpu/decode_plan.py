@@ -32,7 +32,7 @@ def _plan_ranges(
     most_ranges,
     window,  # only tiles with some of this many last positions count; 0: all
     TILE_KEYS: tl.constexpr,
-    FEWEST_TILES: tl.constexpr,  # of a range, unless all tiles are fewer
+    FEWEST_TILES: tl.constexpr,  # fewest tiles of a range; a step with fewer has one range
     PADDED_SEQS: tl.constexpr,
 ):  # fmt: skip
     """Grid: (1 + most_ranges). The first program writes tile_starts and pieces, each other one its range."""
@@ -47,7 +47,7 @@ def _plan_ranges(
     num_ranges = tl.minimum(tl.maximum(total // FEWEST_TILES, 1), most_ranges)
     if number < 0:
         tl.store(tile_starts + index, ends - counts, mask=known)
-        # Range r begins at tile r * total // num_ranges, which gives the range of a tile.
+        # Range r begins at tile r * total // num_ranges; the next lines invert this.
         some = tl.maximum(total, 1).to(tl.int64)
         first = ((ends - counts + 1).to(tl.int64) * num_ranges - 1) // some
         last = (ends.to(tl.int64) * num_ranges - 1) // some

@@ -106,7 +106,7 @@ class DispatchedRequest:
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
     placement: Placement = field(init=False)
-    _killed: list[ConnectedWorker] = field(default_factory=list)  # workers that report having died in a step of it
+    _killed: list[ConnectedWorker] = field(default_factory=list)  # workers that reported a death in a step of it
     _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -42,10 +42,10 @@ class Placement:
     cells: Cells
     is_usable: Callable[[ConnectedWorker], bool] | None
     is_suspect: Callable[[], bool]
-    _failed: dict[ConnectedWorker, int] = field(default_factory=dict)  # workers that lost it → their comebacks then
+    _failed: dict[ConnectedWorker, int] = field(default_factory=dict)  # workers that lost it → `comebacks` then
     _full: dict[ConnectedWorker, float] = field(default_factory=dict)  # full workers → until when they are left out
     _is_queueing: bool = False  # waits for a cell that another suspect occupies
-    _has_looked: bool = False  # has searched for workers in vain, since it last had one
+    _has_looked: bool = False  # a search for workers has failed since the last placement
     _fingerprint: str = ""  # of the weights that have begun the answer
 
     async def place(self) -> Route[ConnectedWorker]:

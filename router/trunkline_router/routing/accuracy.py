@@ -8,7 +8,7 @@ from collections import deque
 
 KEPT_REQUESTS = 200
 LEAST_ACCURACY = 0.9
-# The accuracy does not count before this many promises.
+# The index is judged only after this many requests for which it promised tokens.
 LEAST_PROMISES = 20
 # A worker that computes reports its load twenty times a second, or after each step if steps are longer. If it sends
 # nothing for this long, the worker or its stream has stalled.
@@ -19,7 +19,7 @@ class IndexAccuracy:
     """The share of promised prompt tokens that were found cached, over the last requests."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[int, int]] = deque(maxlen=KEPT_REQUESTS)  # (promised tokens, of these found)
+        self._kept: deque[tuple[int, int]] = deque(maxlen=KEPT_REQUESTS)  # (promised tokens, those of them found)
         self._promised = self._found = self._promises = 0
 
     @property
@@ -54,7 +54,7 @@ class Freshness:
     """When a worker last sent something, as long as it has work."""
 
     def __init__(self) -> None:
-        self._since_s: float | None = None  # time of the last message; None: none was ever expected
+        self._since_s: float | None = None  # last message, or when an idle worker was given work; None: neither yet
 
     def heard(self, now_s: float) -> None:
         """A message arrived on the watch stream."""

@@ -34,8 +34,8 @@ REST_S = 0.002
 class WorkerSession:
     """Sends submits and aborts to a worker, and passes each output to the sink of its handle.
 
-    Submits and aborts of one turn of the event loop leave in one message, under load together with those that arrive
-    during the `rest` after the previous message.
+    Submits and aborts of one turn of the event loop share a message. Under load, so do those that arrive during the
+    pause (`rest`) after the previous message.
 
     vocab_size: of the worker's model; token ids are below it. most_tokens: of prompt and output together
     """

@@ -19,7 +19,7 @@ class Fleet(Protocol):
         ...
 
     def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
-        """Takes what all other routers have sent to each worker; missing workers got nothing."""
+        """Takes what all other routers have sent to each worker; a worker that is missing was sent nothing."""
         ...
 
     def take_leases(self, leases: Sequence[Lease]) -> None:

@@ -105,7 +105,7 @@ class SharedState:
         most_tokens: int,
         choices: int,
     ) -> Reservation:
-        """Admits a request and reserves the most tokens that it may use; `most_tokens` bounds the output of a choice.
+        """Admits a request and reserves `max_tokens` for each choice, or else an estimate, at most `most_tokens`.
         Tenants that are not listed may share an account. Raises RequestRefused (QUOTA_EXCEEDED)."""
         admitted = None
         if quotas is not None and quotas != Quotas():

@@ -3,9 +3,9 @@
 import math
 from random import Random
 
-FAILURES_TO_OPEN = 3  # in sequence: calls that time out together count as one failure
+FAILURES_TO_OPEN = 3  # in a row: calls that time out together count as one failure
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.1, 2.0
-STABLE_AFTER_S = 10.0  # a breaker that opens again sooner keeps its back-off, which goes on growing
+STABLE_AFTER_S = 10.0  # a breaker that reopens sooner continues the previous back-off
 
 
 class Breaker:

@@ -1,4 +1,4 @@
-"""Tells whether a worker that has work is still at work. Pure: time is passed in."""
+"""Tells whether a worker that has work still makes progress. Pure: time is passed in."""
 
 
 class Liveness:
@@ -33,8 +33,8 @@ class Liveness:
 
 
 class Silence:
-    """How long one request's worker has sent nothing, for any request. A message between two looks counts as received
-    at the second look, so the silence is never overestimated."""
+    """How long one request's worker has sent nothing, for any request. A message between two calls of lasts_s() counts
+    as received at the second call, so the silence is never overestimated."""
 
     def __init__(self, now_s: float, *, num_messages: int) -> None:
         self._since_s = now_s

@@ -1,4 +1,4 @@
-"""Executors: they run a model's steps while the engine loop plans and answers."""
+"""Executors: they run a model's steps for the engine loop."""
 
 import queue
 import socket

@@ -28,7 +28,7 @@ class Waiting:
         self.num_tokens = [0 for _ in LANES]  # known tokens of sequences that never ran, by lane
         self.count = [0 for _ in LANES]  # sequences that never ran, by lane
         self.preempted_tokens = [0 for _ in LANES]  # known tokens of preempted sequences, by lane
-        self.matched_tokens = [0 for _ in LANES]  # cached tokens of both kinds when last looked at: see has_matched()
+        self.matched_tokens = [0 for _ in LANES]  # cached leading tokens of new and preempted ones: see has_matched()
         self.admitted_s = [0.0 for _ in LANES]  # when a sequence of each lane was last admitted
         self._due_s: list[list[float]] = [[] for _ in LANES]  # due times of sequences that never ran, in order
         self._members: dict[int, Sequence] = {}  # by id
@@ -130,7 +130,7 @@ class Waiting:
         self._deferred.append(heap)
 
     def of_other_tenants(self, lane: Lane, looked_at: Set[Account]) -> list[Sequence]:
-        """The next sequence of each tenant of a lane but these, that of the least served tenant first."""
+        """The next sequence of each tenant of a lane that is not in `looked_at`, the least served tenant first."""
         others = [account for account in self._queues if account.lane is lane and account not in looked_at]
         others.sort(key=lambda account: account.virtual_tokens)
         found = [self._queues[account].first() for account in others]
@@ -141,7 +141,7 @@ class Waiting:
         self.lanes[lane].set_aside()
 
     def restore(self) -> None:
-        """Every sequence counts again."""
+        """Undoes every defer() and pass_over()."""
         for heap in self._deferred:
             heap.restore()
         self._deferred.clear()
@@ -181,7 +181,7 @@ class Waiting:
         return sum(count for count, _ in found), sum(tokens for _, tokens in found)
 
     def num_due_before(self, lane: Lane, due_s: float) -> int:
-        """How many sequences that never ran go before one that is due then, in this lane and those above it."""
+        """How many sequences that never ran go before one with this due time, in this lane and those above it."""
         return sum(self.count[:lane]) + bisect_right(self._due_s[lane], due_s)
 
     def check_integrity(self) -> None:
@@ -211,6 +211,6 @@ class Waiting:
 
 def due_s(sequence: Sequence) -> float:
     """When a sequence that has never run is due: within a tenant, the earliest goes first."""
-    if sequence.num_output:
+    if sequence.num_output:  # it began at another worker
         return sequence.arrival_s
     return sequence.arrival_s + PATIENCE_S if sequence.deadline_s is None else sequence.deadline_s

@@ -1,7 +1,8 @@
 """Whether a waiting sequence may join the running set now: places, time, KV blocks, and what all will still need.
 
-Part of the places and of the KV pool is reserved for the interactive lane. The lower lanes do not use it, except that
-the only running sequence of theirs may use all there is: the reserve shuts out nothing that fits the pool.
+Part of the places and of the KV pool is reserved for the interactive lane. Sequences of lower lanes do not use it, with
+one exception: a sequence that runs without another of those lanes may use everything. So the reserve keeps out no
+sequence that fits the pool.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from trunkline_worker.pace.output_lengths import OutputLengths
 from trunkline_worker.pace.step_cost import LEAST_ADDED_SHARE, StepCost, StepLoad
 
 LOWER_LANES_DECODE_SHARE = 0.5  # of a step's target time
-STRETCHED_TARGETS = 2.0  # to which overdue sequences may stretch a step, in target times: see queue/overdue.py
+STRETCHED_TARGETS = 2.0  # how long overdue sequences may make a step, in target times: see queue/overdue.py
 
 
 class Admission:
@@ -29,8 +30,8 @@ class Admission:
         self._blocks = blocks
         self._reserved_blocks = int(blocks.num_blocks * limits.interactive_reserve)
         self.output_lengths = [OutputLengths() for _ in LANES]
-        # Whether, since this was last cleared, a sequence was kept out only because steps that large are unknown: the
-        # next step may show that there is time.
+        # Set when a sequence was kept out only because no step that large has been measured: the next step may show
+        # that there is time.
         self.is_cautious = False
 
     def fits(self, sequence: Sequence, running: list[Sequence], *, is_overdue: bool) -> bool:
@@ -47,8 +48,8 @@ class Admission:
     def scarce_resource(
         self, sequence: Sequence, running: list[Sequence], gone: list[Sequence], *, is_overdue: bool
     ) -> int:
-        """What a sequence lacks if some running sequences are gone, as an index of shares.Demand. It must not fit
-        then."""
+        """The resource that still keeps a sequence out after `gone` have left, as an index of shares.Demand. Call it
+        only if one does."""
         left = [other for other in running if other not in gone]
         if not self.has_slot(sequence, left):
             return 0
@@ -120,9 +121,9 @@ class Admission:
         return foreseen
 
     def has_time(self, sequence: Sequence, running: list[Sequence], *, is_overdue: bool) -> bool:
-        """Whether a step stays under its target time with one more decoding sequence. The lower lanes leave half of
-        the time that others may add to prompts, so an interactive prompt is computed in few steps, however much bulk
-        work runs. A target that one sequence alone misses does not shut the others out.
+        """Whether a step stays under its target time with one more decoding sequence. Decodes of the lower lanes use
+        half of the time that others may add. The other half is left for prompts, so an interactive prompt takes few
+        steps, however much bulk work runs. A target that one sequence alone misses does not shut the others out.
 
         A sequence that ends with its first token decodes in no step. One that streams already may continue, unless it
         was preempted for another tenant. An overdue one may stretch the time, unless a higher lane runs; bulk work

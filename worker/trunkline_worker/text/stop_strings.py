@@ -28,7 +28,7 @@ class StopSearch:
         return self._held
 
     def push(self, text: str, *, may_stop: bool) -> Released:
-        """Takes new text and returns what it releases. With `may_stop` false (min_tokens), no match may end in it."""
+        """Takes new text and returns what it releases. Unless `may_stop`, no match may end in it."""
         buffer = self._held + text
         if may_stop and (match := self._first_match(buffer)) is not None:
             start, stop = match

@@ -44,7 +44,7 @@ PERSISTENT_CANDIDATES = (
     PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(128, 256, 64, 8, 4, 1),
     PersistentTiling(256, 64, 64, 8, 4, 1),
 )  # fmt: skip
-# The same for 8-bit floats, in addition to the tiling that is chosen without measurements.
+# Candidates for 8-bit floats; fp8_tiling() adds the one that is chosen without measurements.
 FP8_PERSISTENT_GATED_CANDIDATES = (
     PersistentTiling(64, 64, 128, 4, 4, 2), PersistentTiling(64, 64, 256, 4, 4, 1),
     PersistentTiling(64, 128, 128, 4, 5, 1), PersistentTiling(128, 64, 128, 8, 4, 1),
@@ -123,7 +123,7 @@ def ways(tiling: ProductTiling, rows: int, columns: int, inner: int, chip: Chip)
 
 
 def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight) -> Rows:
-    """Compares candidates with the library, which has a separate gate kernel. Writes the winner to the table."""
+    """Compares candidates with the library (the gate is a separate kernel there). Writes the winner to the table."""
     chip, matrix = Chip.of(shapes.device), weight if isinstance(weight, Tensor) else weight.data
     columns, inner = len(matrix) // 2 if kernel == GATED else len(matrix), matrix.shape[1]
     offered = is_offered(chip.capability, is_nvidia=torch.version.hip is None)
@@ -174,7 +174,8 @@ def product(
 ) -> Callable[[], Tensor]:
     """A product as an engine launches it; without a tiling, through the library.
 
-    The callable returns the result; for ADDED, the sum of all calls so far, or what is still to be added.
+    The callable returns the result; for ADDED, the residual after all calls so far, or this call's product if it is not
+    added yet.
     """
     choice = ProductChoice((len(x),), (tiling,))
     products = LayerProducts(choice, choice, choice, choice, room, False, dependent)
