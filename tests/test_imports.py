@@ -101,7 +101,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "prompts": "claims",
         "workers": "claims prompts routing sessions",
         "discovery": "workers",
-        "stores": "discovery quotas routing",
+        "stores": "quotas routing",
         "failover": "stores",
         "shared_state": "quotas routing stores workers",
         "request": "prompts quotas routing shared_state workers",
@@ -129,7 +129,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "gpu.engine": "gpu gpu.kernels simulation.costs",
     },
 }
-EVERYWHERE = {"settings"}  # what a process was told at its start: any room may import it
+EVERYWHERE = {"settings", "address"}  # a process's settings, and what an address is: any room may import them
+CLOCKS = {"time", "datetime"}  # pure rooms are given the time
 PURE_ROOMS = [
     *("trunkline_worker." + room for room in ("lanes", "cache", "queue", "pace", "batching", "scheduling")),
     *("trunkline_router." + room for room in ("routing", "quotas", "claims", "failover")),
@@ -234,6 +235,9 @@ def test_a_pure_room_reaches_nothing_heavy(room: str) -> None:
     modules = [room if file.stem == "__init__" else f"{room}.{file.stem}" for file in files]
     assert len(modules) > 1
     assert not (PURE | {"redis"}) & loaded_by(modules)
+    for module in modules:
+        file = reached_files(module)[module]
+        assert not CLOCKS & {name.split(".")[0] for name in imported_modules(file)}, f"{module} reads a clock"
 
 
 @pytest.mark.parametrize("module", MUST_NOT_REACH)

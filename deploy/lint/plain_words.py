@@ -6,14 +6,40 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-SHIPPED = ("protos", "kernels", "router", "worker", "bench", "deploy", "helm", "docs", "README.md", "Makefile")
+SHIPPED = (
+    "protos",
+    "kernels",
+    "router",
+    "worker",
+    "bench",
+    "deploy",
+    "helm",
+    "docs",
+    "README.md",
+    "Makefile",
+    "pyproject.toml",
+)
 # Measurements and the log are history. The demo model's corpus is data. This file has to name the words.
 LEFT_OUT = re.compile(r"^(bench/results/|bench/log\.md|deploy/demo/|deploy/lint/plain_words\.py)")
-TEXT = (".py", ".pyi", ".proto", ".md", ".yaml", ".tpl", ".txt", ".json", ".sh", ".c", "Makefile", "Dockerfile")
+TEXT = (
+    ".py",
+    ".pyi",
+    ".proto",
+    ".md",
+    ".yaml",
+    ".tpl",
+    ".txt",
+    ".json",
+    ".sh",
+    ".c",
+    ".lua",
+    ".toml",
+    "Makefile",
+    "Dockerfile",
+)
 WORDS = re.compile(
-    r"(?i:\b(?:nobody|somebody|anybody|everybody|whoever|those who)\b)"
-    # "Who names no tenant has …" at the beginning of a sentence; a question is fine.
-    r"|(?:^|[.:;!?]\s+|#\s+|\"\"\"|//\s+|\|\s)Who\s(?!.*\?)"
+    # Tenants, clients and workers are named, or referred to by "that": "who" often hides which of them is meant.
+    r"(?i:\b(?:nobody|somebody|anybody|everybody|whoever|who|whom)\b)"
 )
 
 

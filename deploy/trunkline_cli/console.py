@@ -58,7 +58,7 @@ class QuietConsole:
             self._logs.write(name, line)
 
     def loading(self, plan: ClusterPlan) -> None:
-        """Empties the log files of the cluster that used this address before. Raises LaunchError if it cannot."""
+        """Starts new log files and keeps those of the last run on this address. Raises LaunchError if it cannot."""
         self._loading_s = time.monotonic()
         self._logs = LogFiles(log_folder(f"{plan.host}-{plan.port}"))
         say(f"loading {plan.name} with {_workers(plan)}; logs: {self._logs.folder}")

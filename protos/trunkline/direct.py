@@ -39,7 +39,7 @@ class DirectPath:
 
     def warn(self, not_offered: NotOffered) -> None:
         """Logs once that this client is not direct, although it was asked to be."""
-        if not self._has_warned:
+        if not_offered.is_lasting and not self._has_warned:
             self._has_warned = True
             _log.warning("not direct, through the router: %s", not_offered)
 

@@ -25,7 +25,14 @@ Answered = asyncio.Future[GrantResponse | Exception]
 
 
 class NotOffered(Exception):
-    """The router gives no grants. The request has not been started."""
+    """The router gives no grants. The request has not been started.
+
+    is_lasting: whether the router refuses every request, rather than this one
+    """
+
+    def __init__(self, why: str, *, is_lasting: bool) -> None:
+        super().__init__(why)
+        self.is_lasting = is_lasting
 
 
 class _UnsentMessage(NoWorker):
@@ -66,11 +73,11 @@ class GrantCall:
             return await self._ask(GrantRequest(request=request))
         except _UnsentMessage as error:
             # The router refused without reading the request. The reason is not known here; the routed request gets it.
-            raise NotOffered(str(error)) from None
+            raise NotOffered(str(error), is_lasting=False) from None
         except grpc.aio.AioRpcError as error:
             refused = error_of(error)
             if error.code() is grpc.StatusCode.UNIMPLEMENTED or refused.reason == FORBIDDEN:
-                raise NotOffered(str(refused)) from None
+                raise NotOffered(str(refused), is_lasting=True) from None
             raise refused from None
 
     async def lost(self, answer: DirectAnswer, lost: Lost) -> GrantResponse:

@@ -13,7 +13,8 @@ from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.api.fleet_service import FleetService
 from trunkline_router.api.service import InferenceService
-from trunkline_router.discovery.discovery import Membership, sources_of
+from trunkline_router.discovery.membership import Membership
+from trunkline_router.discovery.sources import sources_of
 from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.failover.quarantine import Quarantine
@@ -84,20 +85,21 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
     router = build(settings, tenants, is_port_shared=shared_port is not None)
-    await router.shared.start()
     reader = metric_reader("trunkline-router")
     metrics = None if reader is None else export_lag(router.lag, "trunkline-router", reader)
-    tasks = [asyncio.create_task(run()) for run in router.background]
-    stopped = asyncio.create_task(signals.stop.wait())
-    if shared_port is not None and shared_port.once_useful:
-        useful = asyncio.create_task(has_a_worker(router.pools))
-        await asyncio.wait({stopped, useful, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        useful.cancel()
-    if not signals.stop.is_set():
-        await listen(router, shared_port)
-    readiness = asyncio.create_task(follow_readiness(router))
-    tasks += [readiness, asyncio.create_task(keep_collecting())]
+    tasks: list[asyncio.Task[Any]] = []
     try:
+        await router.shared.start()
+        tasks += [asyncio.create_task(run()) for run in router.background]
+        stopped = asyncio.create_task(signals.stop.wait())
+        if shared_port is not None and shared_port.once_useful:
+            useful = asyncio.create_task(has_a_worker(router.pools))
+            await asyncio.wait({stopped, useful, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            useful.cancel()
+        if not signals.stop.is_set():
+            await listen(router, shared_port)
+        readiness = asyncio.create_task(follow_readiness(router))
+        tasks += [readiness, asyncio.create_task(keep_collecting())]
         done, _ = await asyncio.wait({stopped, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # the tasks run until they are cancelled: one that has ended has a bug, which is raised here

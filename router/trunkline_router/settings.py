@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trunkline_router.discovery.address import DNS_PREFIX, is_address
+from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.routing.routing_policy import PolicyName
 from trunkline_router.stores.redis_connection import redis_url_problem

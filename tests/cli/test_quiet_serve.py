@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -150,14 +151,23 @@ def test_the_last_error_of_a_log_is_shown_as_a_person_reads_it(lines: list[str],
     assert last_error(lines) == shown
 
 
-def test_log_files_are_emptied_at_the_start_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_files_begin_anew_keep_the_last_run_and_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_files, "MOST_BYTES", 30)
-    (tmp_path / "worker-7.log").write_text("of an earlier cluster")
+    (tmp_path / "worker-0.log").write_text("of an earlier cluster")
     logs = LogFiles(tmp_path)
     for number in range(10):
         logs.write("router", f"line {number} é")
     logs.write("worker-0", "one")
-    assert {path.name for path in tmp_path.iterdir()} == {"router.log", "router.log.1", "worker-0.log"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "router.log",
+        "router.log.1",
+        "worker-0.log",
+        "worker-0.log.1",
+    }
+    assert (tmp_path / "worker-0.log").read_text() == "one\n"
+    assert (tmp_path / "worker-0.log.1").read_text() == "of an earlier cluster"
     kept = (tmp_path / "router.log.1").read_text() + logs.path("router").read_text()
     assert kept.endswith("line 8 é\nline 9 é\n")
     assert len(kept) <= 2 * (30 + 10)
@@ -167,6 +177,26 @@ def test_a_full_disk_drops_log_lines_and_nothing_else(tmp_path: Path) -> None:
     logs = LogFiles(tmp_path / "gone")
     logs.write("router", "a line")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    logs = LogFiles(tmp_path)
+    logs.path("router").symlink_to(tmp_path / "precious")
+    logs.write("router", "a line")
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_logs_do_not_go_to_a_folder_that_others_may_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = log_folder("127.0.0.1-50051")
+    assert folder == tmp_path / "trunkline" / "127.0.0.1-50051"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    LogFiles(folder).write("router", "a line")
+    assert stat.S_IMODE((folder / "router.log").stat().st_mode) == 0o600
+    folder.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert log_folder("127.0.0.1-50051").parent == tmp_path
 
 
 def test_logs_go_to_a_temporary_folder_where_the_state_folder_cannot_be_made(

@@ -22,8 +22,9 @@ async def test_a_refusal_that_overtakes_the_request_is_always_taken_as_an_offer_
             stub = InferenceServiceStub(channel)
             for _ in range(CALLS):
                 call = GrantCall(stub.Grant())
-                with pytest.raises(NotOffered):
+                with pytest.raises(NotOffered) as caught:
                     await call.first(GenerateRequest())
+                assert caught.value.is_lasting == (str(caught.value) == "Method not found!")
                 await call.close()
     finally:
         server.stop(grace=None).wait()

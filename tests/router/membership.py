@@ -10,12 +10,8 @@ from typing import Any
 from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.api.service import InferenceService
-from trunkline_router.discovery.discovery import (
-    Addresses,
-    Membership,
-    Source,
-    watch_name,
-)
+from trunkline_router.discovery.membership import Membership
+from trunkline_router.discovery.sources import Addresses, Source, watch_name
 from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers

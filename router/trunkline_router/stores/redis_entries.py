@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from trunkline_router.discovery.address import is_address
+from trunkline_router.address import is_address
 from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.convictions import CONVICTION_MS
 from trunkline_router.stores.store import Lease, NeighbourReport, WorkerKey

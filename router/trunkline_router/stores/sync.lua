@@ -1,4 +1,4 @@
--- Stores a router's report and returns what is new to it. See Report and News in store.py.
+-- Stores a router's report and returns what is new to it. See Report and SyncReply in store.py.
 -- KEYS: life, convictions, routers, credits, versions, leases, served, then a window and the tokens in flight for each
 --       tenant in the report
 -- ARGV: the report as JSON, now (empty: the server's)

@@ -66,6 +66,7 @@ class WorkerLink:
         self._sweeping: asyncio.Task[None] | None = None
         self._connected_s = 0.0
         self._was_connected = False  # in the present connection
+        self._has_answered = False  # the worker has described its model, on whichever connection
         self._log = get_logger()
 
     async def run(self) -> None:
@@ -84,7 +85,7 @@ class WorkerLink:
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
                 is_false = is_too_large(error)
-                is_refused = error.code() is grpc.StatusCode.UNAVAILABLE
+                is_refused = error.code() is grpc.StatusCode.UNAVAILABLE and not self._has_answered
             except SameWorker as same:
                 holder, problem = same.holder, str(same)
             except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
@@ -122,6 +123,7 @@ class WorkerLink:
         """Runs one connection. Returns or raises when it is over."""
         stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
+        self._has_answered = True
         check_model(model, self._context.grant_key)
         with self._context.names.held(model, self, await place_of(self.address)):
             self.same_as = None

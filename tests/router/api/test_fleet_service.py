@@ -1,16 +1,18 @@
 """What operators are told of a router's fleet, over real gRPC."""
 
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
 from tests.router.cluster import Cluster, cluster, refusal, until
+from tests.router.direct_rig import KEY, Reads
 from tests.router.fake_worker import FakeWorker
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ExplainRouteResponse, ListWorkersRequest
-from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline.v1.generation_pb2 import Lane
+from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest, TokenIds
 from trunkline.v1.worker_pb2 import LoadSample
 from trunkline_router.api.fleet_service import about, shown_load
 from trunkline_router.routing.routing_policy import PolicyName
@@ -75,6 +77,27 @@ async def test_a_request_that_would_be_refused_is_refused_here_too() -> None:
         assert (await refusal(router.fleet.ExplainRoute(request))).code == grpc.StatusCode.NOT_FOUND
         too_many = ExplainRouteRequest(request=GenerateRequest(token_ids=TokenIds(ids=PROMPT), n=99))
         assert (await refusal(router.fleet.ExplainRoute(too_many))).field == "n"
+
+
+async def test_all_calls_refuse_a_request_for_the_same_reason_first() -> None:
+    request = GenerateRequest(model="other", lane=cast("Any", 9), token_ids=TokenIds(ids=PROMPT), n=99)
+    async with cluster(FakeWorker("a", grant_key=KEY), grant_key=KEY) as router:
+        for _ in range(3):
+            grant = router.stub.Grant()
+            await grant.write(GrantRequest(request=request))
+            refusals = [
+                await refusal(router.stub.Generate(request)),
+                await refusal(Reads(grant)),
+                await refusal(router.fleet.ExplainRoute(ExplainRouteRequest(request=request))),
+            ]
+            assert len({(refused.code, refused.reason, refused.field) for refused in refusals}) == 1
+            if refusals[0].field == "lane":
+                request.lane = Lane.LANE_STANDARD
+            elif request.model:
+                assert refusals[0].code == grpc.StatusCode.NOT_FOUND
+                request.model = ""
+            else:
+                assert refusals[0].field == "n"
 
 
 async def test_a_session_is_followed_by_its_metadata_and_is_its_tenants_own() -> None:

@@ -172,6 +172,12 @@ async def test_a_call_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
         slow.call.cancel()
 
 
+async def test_so_is_one_at_a_router_that_gives_no_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline_router.api.service.FIRST_MESSAGE_S", 0.5)
+    async with cluster(*fakes("a", grant_key=b""), grant_key=b"") as router:
+        assert (await refusal(Reads(router.stub.Grant()))).reason == "FORBIDDEN"
+
+
 async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

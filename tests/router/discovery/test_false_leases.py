@@ -14,8 +14,9 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.liar import Liar
 from tests.router.membership import connected, membership
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.discovery.discovery import MOST_TRIED, Addresses
 from trunkline_router.discovery.lease_queue import ASIDE_FIRST_S, ASIDE_MOST_S, MOST_REMEMBERED, LeaseQueue
+from trunkline_router.discovery.membership import MOST_TRIED
+from trunkline_router.discovery.sources import Addresses
 from trunkline_router.prompts.render_pool import RenderPool
 
 FALSE_LEASES = 3_000

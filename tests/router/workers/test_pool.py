@@ -14,7 +14,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.membership import Names, connected, membership
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.discovery.discovery import Addresses
+from trunkline_router.discovery.sources import Addresses
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.worker_blocks import WorkerBlocks
