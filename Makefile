@@ -22,6 +22,7 @@ BUF ?= @bufbuild/buf@1.75.0
 # two halves run at the same time on two cores, and take about equally long.
 ENGINE_TESTS := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime
 ENGINE_LOG := $(VENV)/engine-tests.log
+INSTALL_LOG := $(VENV)/install.log
 
 BIN := $(VENV)/bin
 SERVE_STAMP := $(VENV)/.installed-serve
@@ -159,12 +160,26 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo 'make: $(PYTHON) cannot make a virtual environment: is its venv module installed, and is there disk space?' >&2; exit 1; }
 
-# One line per step and pip's own progress; pins for everything are in constraints.txt.
+# pip's steps: on a terminal one line that counts them, elsewhere a line for each. The whole output is in $(INSTALL_LOG).
+# Versions of everything are in constraints.txt.
 define install
 	@echo 'make: installing trunkline[$(1)] and its dependencies (the first time this takes minutes)'
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[$(1)]' 2>&1 \
-	  | { grep --line-buffered -E '^(Collecting|Downloading|Installing|Building|Successfully|ERROR|error)' || true; } \
-	  || { echo 'make: the installation failed: see the ERROR above (network? disk space?)' >&2; exit 1; }
+	@show() { \
+	  local line packages=0; \
+	  while IFS= read -r line; do \
+	    case $$line in \
+	      Collecting*) packages=$$((packages + 1));; \
+	      Downloading* | Installing* | Building* | Successfully*) ;; \
+	      ERROR* | error*) if [ -t 1 ]; then echo; fi; echo "$$line"; continue;; \
+	      *) continue;; \
+	    esac; \
+	    if [ -t 1 ]; then printf '\rmake: %3d packages  %-56.56s' $$packages "$$line"; else echo "$$line"; fi; \
+	  done; \
+	  if [ -t 1 ]; then echo; fi; \
+	}; \
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[$(1)]' 2>&1 \
+	  | tee $(INSTALL_LOG) | show \
+	  || { echo 'make: the installation failed: see the ERROR above, and $(INSTALL_LOG) (network? disk space?)' >&2; exit 1; }
 	@touch $@
 endef
 
