@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.worker.rig import BLOCK_SIZE, Rig
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.pace.limits import AdmissionRule, Batching
+from trunkline_worker.pace.limits import AdmissionRule
 from trunkline_worker.scheduling.evictions import MAX_PREEMPTIONS_PER_STEP
 from trunkline_worker.scheduling.preemption import cheapest_victim
 
@@ -166,16 +166,6 @@ def test_a_tenant_that_returns_has_not_saved_up_service() -> None:
     assert len(rig.finished) - done_before == 6
 
 
-def test_within_a_tenant_the_earliest_deadline_goes_first() -> None:
-    rig = Rig(max_running=1)
-    rig.submit([1], 2)
-    rig.step()
-    late, early, none = (rig.submit([n], 2, within_s=s) for n, s in ((2, 50.0), (3, 20.0), (4, None)))
-    rig.run()
-    order = admitted_order(rig)
-    assert order.index(early) < order.index(late) < order.index(none)
-
-
 def test_a_request_that_cannot_meet_its_deadline_is_refused_before_it_costs_anything() -> None:
     rig = Rig(max_running=1)
     rig.submit([1], 30)
@@ -247,24 +237,3 @@ def test_a_long_prompt_leaves_room_for_others_under_a_threshold() -> None:
     short = rig.submit([1, 2, 3], 2)
     rig.step()
     assert {step.sequence_id: step.num_new for step in rig.plans[0].steps} == {1: 16, short: 3}
-
-
-def test_static_batches_keep_their_members_and_count_their_padding() -> None:
-    rig = Rig(max_running=8, batching=Batching.STATIC, batch_size=2)
-    for length, output in ((3, 2), (7, 5), (2, 2)):
-        rig.submit([length] * length, output)
-    rig.run()
-    assert [len(plan.starts) for plan in rig.plans if plan.starts] == [2, 1], "the third waits for the batch to end"
-    padding = [plan.num_padding for plan in rig.plans]
-    assert padding[0] == 4, "the shorter prompt is padded to the longer one"
-    assert sum(padding[1:5]) == 3, "the ended member's row is computed until the batch is over"
-
-
-def test_dynamic_batches_wait_to_fill_but_not_beyond_their_window() -> None:
-    rig = Rig(max_running=8, batching=Batching.DYNAMIC, batch_size=2, batch_window_s=10.0)
-    rig.submit([1], 2)
-    assert rig.schedule() is None
-    assert rig.scheduler.wakes_s() == 10.0
-    rig.now_s = 10.0
-    rig.run()
-    assert len(rig.finished) == 1

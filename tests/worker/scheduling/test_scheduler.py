@@ -6,7 +6,7 @@ import pytest
 
 from tests.worker.rig import BLOCK_SIZE, Rig
 from trunkline_worker.cache.sequence import Finish
-from trunkline_worker.pace.limits import AdmissionRule, Batching
+from trunkline_worker.pace.limits import AdmissionRule
 from trunkline_worker.scheduling.prompts import MAX_DEFERRED
 
 OPTIMISTIC = AdmissionRule.OPTIMISTIC
@@ -214,11 +214,3 @@ def test_prompt_logprobs_compute_the_prompt_in_full() -> None:
         rig.run()
     assert rig.cached == {1: 0, 2: 0}
     assert rig.tokens_computed == 24
-
-
-def test_a_static_batch_does_not_wait_for_a_sequence_that_waits_for_a_members_prefix() -> None:
-    rig = Rig(num_blocks=8, block_size=1, max_step_tokens=1, max_running=1, batching=Batching.STATIC, batch_size=2)
-    for prompt in ([1, 0], [1, 0, 5, 6]):
-        rig.submit(prompt, max_tokens=1)
-    rig.run()
-    assert len(rig.finished) == 2

@@ -1,11 +1,13 @@
 """Plans that stand for many equal steps: simulations use them where only the passing of time would change the plan.
 
 A repetition has exactly the effect of a step of its own; only the host does less for it. Workers that serve never
-repeat a plan.
+repeat a plan. The module is part of the scheduler, not of the simulator, because a repetition advances the counters,
+blocks and plans in flight that only schedule() and commit() may change.
 """
 
+from trunkline_worker.batching.policy import BatchingPolicy
 from trunkline_worker.cache.blocks import KVBlocks
-from trunkline_worker.pace.limits import Batching, SchedulerLimits
+from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.pace.step_cost import StepLoad
 from trunkline_worker.queue.waiting import Waiting
 from trunkline_worker.scheduling.admission import Admission
@@ -25,6 +27,7 @@ class Repeats:
         limits: SchedulerLimits,
         running: RunningSet,
         waiting: Waiting,
+        batching: BatchingPolicy,
         blocks: KVBlocks,
         admission: Admission,
         aging: Aging,
@@ -34,6 +37,7 @@ class Repeats:
         self._limits = limits
         self._running = running
         self._waiting = waiting
+        self._batching = batching
         self._blocks = blocks
         self._admission = admission
         self._aging = aging
@@ -53,8 +57,7 @@ class Repeats:
             )
         )
         all_decode = not plan.starts and len(plan.steps) == len(running) and plan.num_decodes == len(plan.steps)
-        is_continuous = self._limits.batching is Batching.CONTINUOUS
-        if not (all_decode and none_joins and is_continuous) or self._running.is_retiring:
+        if not (all_decode and none_joins and self._batching.admits_while_running) or self._running.is_retiring:
             return 1
         # Sequences that end with an earlier plan would leave in between.
         most = 1 + min([s.last_to_compute - s.num_scheduled for s in running])

@@ -71,7 +71,9 @@ class Scheduler:
             self._sharing,
             self._aging,
         )
-        self.repeats = Repeats(limits, running, waiting, blocks, admission, self._aging, self._table, in_flight)
+        self.repeats = Repeats(
+            limits, running, waiting, batching, blocks, admission, self._aging, self._table, in_flight
+        )
         self._planned_s = float("-inf")  # when a step was planned last
         self._looked_s = float("-inf")  # when waiting sequences were looked at last
 
