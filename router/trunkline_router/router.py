@@ -110,7 +110,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
         await close(router, tasks)
         if metrics is not None:
             await asyncio.to_thread(metrics.shutdown)
-        log.info("router stopped")
+    log.info("router stopped")
 
 
 def build(settings: RouterSettings, tenants: Tenants, *, is_port_shared: bool) -> Router:

@@ -21,6 +21,8 @@ from trunkline_runtime.accepting import (
 
 METHOD = "/test.Service/Call"
 PATIENCE_S = 60.0  # for operations that take milliseconds
+MOST_ADDITION_S = 0.1
+TRIES = 3  # a slow addition is slow each time; a collection of garbage or a shared core is not
 
 
 class Turns:
@@ -128,15 +130,23 @@ def test_a_connection_has_no_more_calls_waiting_than_it_may_have_open() -> None:
 @pytest.mark.parametrize("calls_each", [1, 2, 40])
 def test_connections_by_the_thousand_of_one_host_cost_others_nothing(calls_each: int) -> None:
     """16 calls start for each 32 that arrive: half of them are dropped, but none of another host."""
+    longest_s = [longest_addition_s(calls_each)]
+    while longest_s[-1] >= MOST_ADDITION_S and len(longest_s) < TRIES:
+        longest_s.append(longest_addition_s(calls_each))
+    assert min(longest_s) < MOST_ADDITION_S
+
+
+def longest_addition_s(calls_each: int) -> float:
+    """Floods arrived calls from one host, and returns the longest CPU time that one more took."""
     arrived: ArrivedCalls[str] = ArrivedCalls()
     connections, begun, asked = 2 * MAX_WAITING // calls_each, Counter[str](), 0
     longest_s = 0.0
     for turn in range(1500):
         for number in range(32):
             connection = f"busy:{(32 * turn + number) % connections}"
-            started_s = time.perf_counter()
+            started_s = time.thread_time()
             arrived.add("busy", connection, "busy")
-            longest_s = max(longest_s, time.perf_counter() - started_s)
+            longest_s = max(longest_s, time.thread_time() - started_s)
         if turn % 5 == 0:
             asked += 1
             arrived.add("quiet", "quiet:1", "quiet")
@@ -144,7 +154,7 @@ def test_connections_by_the_thousand_of_one_host_cost_others_nothing(calls_each:
         assert len(arrived) <= MAX_WAITING
     assert begun["quiet"] == asked
     assert begun["busy"] == 16 * 1500 - asked
-    assert longest_s < 0.1
+    return longest_s
 
 
 def test_of_one_host_the_connections_with_the_most_calls_lose_the_latest() -> None:

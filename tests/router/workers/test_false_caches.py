@@ -28,6 +28,7 @@ from trunkline_router.workers.cache_follower import STEP_BLOCKS, CacheFollower
 from trunkline_router.workers.cache_watch import _EVENTS, MOST_EVENTS, UNSEEN_BYTES, parsed
 
 MOST_STALL_S = 0.010  # 2 to 4 ms with the fake worker's own work, 8 beside a busy core; all in one turn takes 10 to 50
+TRIES = 4  # a stall that the messages cause is there each time; one of a shared core is not
 SET_ASIDE = {
     "more blocks than its pool has": "caches more than 100000 blocks",
     "half a hash": "not a multiple of 16",
@@ -98,22 +99,25 @@ def cache_lies() -> dict[str, list[WatchCacheResponse]]:
 
 @pytest.mark.parametrize("name", cache_lies())
 async def test_no_news_of_a_cache_hold_up_the_loop_or_an_innocent(name: str) -> None:
-    good, liar = FakeWorker("good"), Liar("liar", kv_blocks=50_000)
-    async with cluster(good, liar, expected=(True, False)) as router:
-        liar.said = cache_lies()[name]
-        async with Stall() as stall:
-            liar.may_speak.set()
-            await until(lambda: liar.told)
-            await innocents(router, "tiny", 8)
-            for _ in range(200):
-                await asyncio.sleep(0)
-        assert stall.longest_s < MOST_STALL_S
-        problem = router.links[1].problem
-        if name in SET_ASIDE:
-            await until(lambda: SET_ASIDE[name] in router.links[1].problem)
-        else:
-            assert "unexpected" not in problem
-        router.service._pools.index.check_integrity()
+    stalls_s: list[float] = []
+    while len(stalls_s) < TRIES and (not stalls_s or stalls_s[-1] >= MOST_STALL_S):
+        good, liar = FakeWorker("good"), Liar("liar", kv_blocks=50_000)
+        async with cluster(good, liar, expected=(True, False)) as router:
+            liar.said = cache_lies()[name]
+            async with Stall() as stall:
+                liar.may_speak.set()
+                await until(lambda told=liar: told.told)  # type: ignore[misc]
+                await innocents(router, "tiny", 8)
+                for _ in range(200):
+                    await asyncio.sleep(0)
+            stalls_s.append(stall.longest_s)
+            link = router.links[1]
+            if name in SET_ASIDE:
+                await until(lambda link=link: SET_ASIDE[name] in link.problem)  # type: ignore[misc]
+            else:
+                assert "unexpected" not in link.problem
+            router.service._pools.index.check_integrity()
+    assert min(stalls_s) < MOST_STALL_S
 
 
 def test_a_follower_works_in_small_steps_however_much_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
