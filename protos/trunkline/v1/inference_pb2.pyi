@@ -123,6 +123,7 @@ class GenerateRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    FIT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name. May be empty if the router serves only one model."""
     text: _builtins.str
@@ -141,6 +142,8 @@ class GenerateRequest(_message.Message):
     """Separates cached prefixes: the request shares them only with requests of the same tenant and the same salt. Only
     callers with permission may set it. At most 256 bytes.
     """
+    fit_max_tokens: _builtins.bool
+    """Lower max_tokens to what the context leaves after the prompt, instead of refusing the request."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Tokens, used as they are."""
@@ -165,10 +168,11 @@ class GenerateRequest(_message.Message):
         request_id: _builtins.str = ...,
         lane: _generation_pb2.Lane.ValueType = ...,
         cache_salt: _builtins.str = ...,
+        fit_max_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "chat", b"chat", "lane", b"lane", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "chat", b"chat", "fit_max_tokens", b"fit_max_tokens", "lane", b"lane", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015

@@ -57,16 +57,19 @@ class Preparer:
         if not 1 <= choices <= self.max_choices:
             raise invalid("n", f"{choices} is not in [1, {self.max_choices}]")
         prompt = await prompt_tokens(request, pool.tokenizer, limits, scheduling)
+        room = max_total_tokens(limits) - len(prompt)
+        has_limit = request.sampling.HasField("max_tokens") and not (request.fit_max_tokens and room > 0)
         check_length(
             len(prompt),
-            request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None,
+            request.sampling.max_tokens if has_limit else None,
             context_length=limits.context_length,
             capacity=limits.kv_token_capacity,
         )
         check_prompt_logprobs(request.sampling, len(prompt))
         log_fields |= {"prompt_tokens": len(prompt), "choices": choices}
         sampling = resolve_sampling(request.sampling, limits.default_sampling)
-        room = max_total_tokens(limits) - len(prompt)
+        if request.fit_max_tokens and sampling.max_tokens > room:
+            sampling.max_tokens = room
         return PreparedRequest(
             call.request_id,
             pool.name,
