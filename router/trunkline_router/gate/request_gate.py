@@ -48,11 +48,11 @@ class RequestGate:
         self.access = access
         self.size = RequestSize(pools)
         self.held = HeldBytes(BYTE_BOUNDS)
-        self._requests = OpenCalls(bounds or REQUEST_BOUNDS, "requests")
+        self.requests = OpenCalls(bounds or REQUEST_BOUNDS, "requests")
         self._checks = OpenCalls(CHECK_BOUNDS, "health checks")
         self._watches = OpenCalls(WATCH_BOUNDS, "health watches")
         self._others = OpenCalls(WATCH_BOUNDS, "other calls")
-        self._reading = Reading()
+        self.reading = Reading()
         # An orchestrator kills a process that does not answer a health check, so checks wait for no other call.
         self._reading_checks = Reading(ReadBounds(*4 * (CHECK_BOUNDS.in_all,), last=0))
         self.turns = MessageTurns()
@@ -74,9 +74,9 @@ class RequestGate:
         if method == HEALTH_CHECK:
             self._checks.open_in_any_case(call)
             return Passage(self, method, call, self._checks, self._reading_checks)
-        calls = self._requests if method in SHAPES else self._watches if method == HEALTH_WATCH else self._others
+        calls = self.requests if method in SHAPES else self._watches if method == HEALTH_WATCH else self._others
         calls.open(call)
-        return Passage(self, method, call, calls, self._reading)
+        return Passage(self, method, call, calls, self.reading)
 
 
 class Passage:

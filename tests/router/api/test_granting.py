@@ -187,7 +187,7 @@ async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its
         gate = router.gate
         call = Call(router)
         await call.begin()
-        (connection,) = gate._requests._connections
+        (connection,) = gate.requests._connections
         account = sender_of(connection).account
         gate.turns.took(account, 64 << 20)  # it is far ahead of its pace
         asking = asyncio.create_task(call.refused(large))
@@ -198,4 +198,4 @@ async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its
         await call.begin()
         monkeypatch.setattr(gate.held, "_bounds", ByteBounds(of_account=1))
         assert (await call.refused(large)).reason == OVERLOADED
-        await until(lambda: not gate._reading._taken and not gate.held.num_bytes)
+        await until(lambda: not gate.reading._taken and not gate.held.num_bytes)

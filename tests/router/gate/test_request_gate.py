@@ -148,12 +148,12 @@ async def test_one_client_with_invented_tenants_and_half_open_calls_refuses_nobo
             for name in range(20):
                 assert connection.open_streams(5, request_headers(GENERATE, {TENANT_KEY: f"t{number}-{name}"}))
         gate: request_gate.RequestGate = router.gate
-        await until(lambda: gate._requests.num_open == 350)
+        await until(lambda: gate.requests.num_open == 350)
         for _ in range(3):
             await asyncio.wait_for(router.answer("x"), 10)
         for connection in connections:
             connection.close()
-        await until(lambda: gate._requests.num_open == 0)
+        await until(lambda: gate.requests.num_open == 0)
 
 
 @HAS_PROC
@@ -166,19 +166,19 @@ async def test_what_waits_to_be_read_stays_with_its_client(monkeypatch: pytest.M
         with_nothing_to_say = Connection(router.port)  # its calls hold all places
         assert with_nothing_to_say.open_streams(4, request_headers(GENERATE))
         gate: request_gate.RequestGate = router.gate
-        await until(lambda: gate._reading._free == 0)
+        await until(lambda: gate.reading._free == 0)
         before = rss_mib()
         sender = await asyncio.create_subprocess_exec(
             sys.executable, "-c", SENDER, f"127.0.0.1:{router.port}", stdin=asyncio.subprocess.PIPE
         )
-        await until(lambda: len(list(gate._reading._waiting.senders())) == SENDERS)
+        await until(lambda: len(list(gate.reading._waiting.senders())) == SENDERS)
         async with lone_channel(router) as kubelet:
             assert await outcome(health_check(kubelet)) == grpc.StatusCode.OK
         assert rss_mib() - before < SENT_MIB / 4
         sender.kill()
         await sender.wait()
         with_nothing_to_say.close()
-        await until(lambda: not gate._reading._waiting and not gate._reading._taken)
+        await until(lambda: not gate.reading._waiting and not gate.reading._taken)
 
 
 SENDERS, SENT_MIB = 60, 240
@@ -201,12 +201,12 @@ async def test_half_open_calls_of_many_connections_hold_up_no_other_client(monke
         for connection in connections:
             assert connection.open_streams(50, request_headers(GENERATE))
         gate: request_gate.RequestGate = router.gate
-        await until(lambda: gate._requests.num_open > ReadBounds().in_all)
+        await until(lambda: gate.requests.num_open > ReadBounds().in_all)
         for _ in range(5):
             await asyncio.wait_for(router.answer("x"), 10)
         for connection in connections:
             connection.close()
-        await until(lambda: gate._requests.num_open == 0)
+        await until(lambda: gate.requests.num_open == 0)
 
 
 @HAS_PROC

@@ -1,0 +1,173 @@
+"""One HTTP request to an endpoint: its caller, its body and its response."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from trunkline.metadata import SESSION_KEY, TENANT_KEY
+from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, invalid
+from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
+from trunkline_router.api.inference import Inference
+from trunkline_router.gate.http_passage import HttpPassage
+from trunkline_router.gate.request_gate import RequestGate
+from trunkline_router.http.disconnect import ClientGone, ends_with_client
+from trunkline_router.http.errors import JSON_TYPE, Header
+from trunkline_router.http.headers import RequestHeaders, response_headers
+from trunkline_router.http.json_body import parse_json, read_body
+from trunkline_router.http.sse import EventStream
+from trunkline_router.request.access import CREDENTIAL_KEY, Access
+from trunkline_router.request.caller import Caller
+from trunkline_router.request.request_call import RequestCall
+from trunkline_runtime.log import get_logger
+
+Response = TypeVar("Response")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What all endpoints of a router share.
+
+    keep_alive_s: silence after which a stream sends a comment
+    allows_unknown_fields: unknown fields of a request are ignored, and named in a header, instead of refused
+    """
+
+    inference: Inference
+    access: Access
+    gate: RequestGate
+    keep_alive_s: float = 15.0
+    allows_unknown_fields: bool = False
+
+
+class StreamWriter(Protocol[Response]):  # type: ignore[misc]  # it takes responses alone
+    """Writes one answer as server-sent events."""
+
+    def events(self, response: Response) -> bytes:
+        """Returns the events for the next response, which may be none."""
+        ...
+
+    def end(self) -> bytes:
+        """Returns the last events."""
+        ...
+
+    def failed(self, refused: RequestRefused) -> bytes:
+        """Returns the event for an error after the first byte."""
+        ...
+
+
+@dataclass(slots=True)
+class HttpCall:
+    """One request whose caller is known and which has passed the gate."""
+
+    edge: Edge
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: RequestHeaders
+    caller: Caller
+    passage: HttpPassage
+    has_begun: bool = False  # whether the response's status is sent
+    prompt: PromptInfo | None = None  # of the answer; told in headers
+    _ignored: list[str] = field(default_factory=list)  # unknown fields
+
+    @property
+    def request_id(self) -> str:
+        return self.headers.request_id
+
+    @property
+    def created(self) -> int:
+        """Now, in seconds since 1970."""
+        return int(time.time())
+
+    async def json(self) -> Any:
+        """Returns the body. Raises RequestRefused (INVALID_REQUEST) if it is not JSON or is too large, and ClientGone."""
+        return await parse_json(await self.passage.read(lambda: read_body(self.receive)))
+
+    def check_unknown(self, unknown: list[str]) -> None:
+        """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""
+        if not unknown:
+            return
+        if not self.edge.allows_unknown_fields:
+            raise invalid(unknown[0], "is not a known field")
+        self._ignored += unknown
+
+    def request_call(self, request: GenerateRequest) -> RequestCall:
+        """Returns a request of this call for the path that all protocols share."""
+        return RequestCall(request, request.request_id, self.caller, metadata_of(self.headers), no_deadline)
+
+    async def respond(self, body: bytes, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
+        """Sends a whole JSON response."""
+        self.has_begun = True
+        own = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *self.response_headers(), *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": own})
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def collect(self, responses: AsyncGenerator[Response, None], take: Callable[[Response], object]) -> None:
+        """Gives each response to `take`. Ends early if the client goes. Raises RequestRefused, ClientGone."""
+        with ends_with_client(self.scope):
+            async with aclosing(responses):
+                async for response in responses:
+                    self.passage.answer_begins()
+                    take(response)
+
+    async def stream(self, responses: AsyncGenerator[Response, None], writer: StreamWriter[Response]) -> None:
+        """Sends the responses as events, and an error after the first event as an event too. Raises RequestRefused
+        before the first event, and ClientGone."""
+        stream = EventStream(self.send, keep_alive_s=self.edge.keep_alive_s, headers=self.response_headers)
+        try:
+            with ends_with_client(self.scope), stream:
+                async with aclosing(responses):
+                    async for response in responses:
+                        events = writer.events(response)
+                        if events:
+                            await stream.write(events)
+                            self.passage.answer_begins()
+                await stream.end(writer.end())
+        except (RequestRefused, Exception) as error:
+            if isinstance(error, ClientGone) or not stream.has_begun:
+                raise
+            await stream.end(writer.failed(self.refusal(error)))
+        finally:
+            self.has_begun = stream.has_begun
+
+    def refusal(self, error: Exception) -> RequestRefused:
+        """Returns what the client is told of an error. Logs a bug."""
+        if isinstance(error, RequestRefused):
+            return error
+        get_logger().error("unexpected error", request_id=self.request_id, exc_info=error)
+        message = f"an internal error; the server's log has it under request {self.request_id}"
+        return RequestRefused(CODE_INTERNAL, INTERNAL, message)
+
+    def response_headers(self) -> list[Header]:
+        """Returns the headers of the response, with what is known of the answer now."""
+        prompt = self.prompt
+        sees_cache = self.caller.identity.sees_cache
+        made = response_headers(
+            self.request_id,
+            worker=prompt.worker_id if prompt is not None and sees_cache else "",
+            cached_tokens=prompt.cached_tokens if prompt is not None and sees_cache else None,
+        )
+        if self._ignored:
+            names = ", ".join(name[:64] for name in self._ignored[:16]).encode("ascii", "replace")
+            made.append((b"x-trunkline-warning", b"ignored fields: " + names))
+        return made
+
+
+def no_deadline() -> None:
+    """The time left of a request over HTTP, which ends when its client goes."""
+    return None
+
+
+def metadata_of(headers: RequestHeaders) -> tuple[tuple[str, str], ...]:
+    """Returns the headers as the metadata of a gRPC call."""
+    given = (
+        (CREDENTIAL_KEY, f"Bearer {headers.credential}" if headers.credential else ""),
+        (TENANT_KEY, headers.tenant),
+        (SESSION_KEY, headers.session),
+        ("traceparent", headers.traceparent),
+        ("tracestate", headers.tracestate),
+    )
+    return tuple((name, value) for name, value in given if value)

@@ -1,0 +1,60 @@
+"""One HTTP request that passes the gate: the same limits as for calls over gRPC."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from trunkline.status import RequestRefused
+from trunkline_router.gate.open_calls import OpenCall
+from trunkline_router.gate.request_size import UNSEEN_BYTES
+from trunkline_router.gate.sender import sender_of
+
+if TYPE_CHECKING:
+    from trunkline_router.gate.request_gate import RequestGate
+
+
+class HttpPassage:
+    """Counts one request from `with` until its end, and the memory of its body until the answer begins.
+
+    peer: the client's address as gRPC writes it, "ipv4:10.0.0.1:50312"
+    give_up: ends the request with a refusal
+    """
+
+    def __init__(
+        self, gate: "RequestGate", peer: str, tenant: str, give_up: Callable[[RequestRefused], object]
+    ) -> None:
+        self._gate = gate
+        self._call = OpenCall(sender_of(peer, tenant), give_up)
+        self._held: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> "HttpPassage":
+        """Raises RequestRefused (OVERLOADED) if too many requests are open."""
+        self._gate.requests.open(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.answer_begins()
+        self._gate.requests.close(self._call)
+
+    async def read(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Returns the request's body, read by `body`. Raises RequestRefused if it takes too long, or if large requests
+        take too much memory."""
+        gate, sender = self._gate, self._call.sender
+        raw = b""
+        async with gate.reading.place(sender) as arrived:
+            raw = await body()
+            arrived()
+            await gate.turns.turn(sender.account)
+            gate.turns.took(sender.account, len(raw))
+        gate.requests.keep(self._call)  # a request that was read is not given up
+        if len(raw) > UNSEEN_BYTES:
+            held = gate.held.holding(len(raw), sender, self._call.give_up)
+            held.__enter__()
+            self._held = held
+        return raw
+
+    def answer_begins(self) -> None:
+        """Stops counting the request against the memory for large requests."""
+        if self._held is not None:
+            self._held.__exit__(None, None, None)
+            self._held = None

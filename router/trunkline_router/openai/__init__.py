@@ -1,0 +1,1 @@
+"""OpenAI's API: requests become GenerateRequests, responses become JSON and server-sent events."""

@@ -1,0 +1,201 @@
+"""The answers of POST /v1/completions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from trunkline.v1.generation_pb2 import OutputChunk, TokenLogprobs
+from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.http.sse import DONE, event
+from trunkline_router.openai.answer import (
+    FINISH_REASONS,
+    AnswerId,
+    CollectedAnswer,
+    CollectedChoice,
+    Json,
+    UsageSoFar,
+    stop_reason,
+)
+from trunkline_router.openai.completion_request import CompletionRequest
+from trunkline_router.openai.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """One prompt as the answer repeats it. Parts that the answer does not need are empty."""
+
+    text: str = ""
+    token_ids: Sequence[int] = ()
+
+
+def completion(
+    request: CompletionRequest,
+    answer_id: AnswerId,
+    answers: Sequence[CollectedAnswer],
+    echoes: Sequence[Echo],
+    names: TokenNames | None,
+) -> bytes:
+    """Returns the whole answer as JSON; names: needed for log-probabilities."""
+    choices: list[Json] = []
+    usage = UsageSoFar()
+    for answer, echo in zip(answers, echoes, strict=True):
+        usage.prompt_tokens += answer.usage.prompt_tokens
+        usage.cached_tokens += answer.usage.cached_tokens
+        usage.completion_tokens += 0 if request.max_tokens == 0 else answer.usage.completion_tokens
+        for collected in answer.choices:
+            choices.append(_choice(request, len(choices), answer, collected, echo, names))
+    body = {
+        "id": answer_id.id,
+        "object": "text_completion",
+        "created": answer_id.created,
+        "model": answers[0].prompt.model,
+        "choices": choices,
+        "usage": usage.json(sees_cache=answer_id.sees_cache),
+    }
+    return orjson.dumps(body)
+
+
+def _choice(
+    request: CompletionRequest,
+    index: int,
+    answer: CollectedAnswer,
+    collected: CollectedChoice,
+    echo: Echo,
+    names: TokenNames | None,
+) -> Json:
+    only_echo = request.max_tokens == 0
+    text = "" if only_echo else collected.text
+    ids: list[int] = [] if only_echo else collected.token_ids
+    entries: list[TokenLogprobs] = [] if only_echo else collected.logprobs
+    choice: Json = {
+        "index": index,
+        "text": echo.text + text if request.echo else text,
+        "logprobs": None,
+        "finish_reason": "length" if only_echo else collected.finish_reason,
+        "stop_reason": None if only_echo else stop_reason(collected.last),
+    }
+    if request.logprobs is not None and names is not None:
+        columns = CompletionLogprobs(names, request.logprobs)
+        if request.echo:
+            ids, entries = [*echo.token_ids, *ids], [*answer.prompt.logprobs, *entries]
+        choice["logprobs"] = columns.columns(ids, entries)
+    if request.prompt_logprobs is not None and names is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(names, answer.prompt.logprobs)
+    if request.return_token_ids:
+        choice |= {
+            "prompt_token_ids": list(echo.token_ids),
+            "token_ids": [] if only_echo else collected.token_ids,
+        }
+    return choice
+
+
+class CompletionStream:
+    """Writes the events of a streamed answer to one or more prompts."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        answer_id: AnswerId,
+        echoes: Sequence[Echo],
+        names: TokenNames | None,
+    ) -> None:
+        self._request = request
+        self._answer_id = answer_id
+        self._echoes = echoes
+        self._names = names
+        self._num_choices = request.n or 1
+        self._usage = UsageSoFar()
+        self._columns: dict[int, CompletionLogprobs] = {}
+        self._is_plain = request.logprobs is None and not (request.return_token_ids or request.has_continuous_usage)
+        self._model = ""
+        self._head, self._tail = b"", b""
+
+    def events(self, response: GenerateResponse, prompt: int = 0) -> bytes:
+        """Returns the events for the next response to a prompt; empty if it has nothing to tell."""
+        self._usage.take(response)
+        parts = []
+        if response.HasField("prompt"):
+            parts.append(self._opening(response, prompt))
+        for chunk in response.chunks:
+            if chunk.text or chunk.finish_reason or not self._is_plain:
+                parts.append(self._chunk(chunk, prompt * self._num_choices + chunk.index))
+        return b"".join(parts)
+
+    def end(self) -> bytes:
+        """Returns the last events."""
+        if not self._request.includes_usage:
+            return DONE
+        if self._request.max_tokens == 0:
+            self._usage.completion_tokens = 0
+        body = self._object([], usage=self._usage.json(sees_cache=self._answer_id.sees_cache))
+        return event(orjson.dumps(body)) + DONE
+
+    def _opening(self, response: GenerateResponse, prompt: int) -> bytes:
+        if not self._head:
+            self._model = response.prompt.model
+            head = orjson.dumps(self._object([]))
+            end = head.index(b'"choices":[') + len(b'"choices":[')
+            self._head = b"data: " + head[:end] + b'{"index":'
+            self._tail = b"]" + (b',"usage":null' if self._request.includes_usage else b"") + b"}\n\n"
+        request, names, echo = self._request, self._names, self._echoes[prompt]
+        events = []
+        for index in range(prompt * self._num_choices, (prompt + 1) * self._num_choices):
+            if request.logprobs is not None and names is not None:
+                self._columns[index] = CompletionLogprobs(names, request.logprobs)
+            if not (request.echo or request.return_token_ids or request.prompt_logprobs is not None):
+                continue
+            choice: Json = {"index": index, "text": echo.text if request.echo else "", "logprobs": None}
+            choice["finish_reason"] = None
+            if request.echo and index in self._columns:
+                choice["logprobs"] = self._columns[index].columns(echo.token_ids, response.prompt.logprobs)
+            if request.return_token_ids:
+                choice["prompt_token_ids"] = list(echo.token_ids)
+            if request.prompt_logprobs is not None and names is not None:
+                choice["prompt_logprobs"] = prompt_logprobs(names, response.prompt.logprobs)
+            events.append(self._event(choice))
+        return b"".join(events)
+
+    def _chunk(self, chunk: OutputChunk, index: int) -> bytes:
+        if self._is_plain and not chunk.finish_reason:
+            text = orjson.dumps(chunk.text)
+            return (
+                b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}%b'
+                % (self._head, index, text, self._tail)
+            )
+        if self._request.max_tokens == 0:
+            if not chunk.finish_reason:
+                return b""
+            choice: Json = {"index": index, "text": "", "logprobs": None, "finish_reason": "length"}
+            return self._event(choice)
+        choice = {
+            "index": index,
+            "text": chunk.text,
+            "logprobs": None,
+            "finish_reason": FINISH_REASONS.get(chunk.finish_reason),
+        }
+        if index in self._columns:
+            choice["logprobs"] = self._columns[index].columns(chunk.token_ids, chunk.logprobs)
+        if self._request.return_token_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+        if chunk.finish_reason:
+            choice["stop_reason"] = stop_reason(chunk)
+        return self._event(choice)
+
+    def _event(self, choice: Json) -> bytes:
+        body = self._object([choice])
+        if self._request.includes_usage:
+            continuous = self._request.has_continuous_usage
+            body["usage"] = self._usage.json(sees_cache=self._answer_id.sees_cache) if continuous else None
+        return event(orjson.dumps(body))
+
+    def _object(self, choices: list[Json], **more: Any) -> Json:
+        return {
+            "id": self._answer_id.id,
+            "object": "text_completion",
+            "created": self._answer_id.created,
+            "model": self._model,
+            "choices": choices,
+            **more,
+        }

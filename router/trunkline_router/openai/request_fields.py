@@ -1,0 +1,204 @@
+"""Fields that completions and chat completions have in common.
+
+OpenAI's names, and vLLM's for what OpenAI does not have. A field that is not served is refused by name instead of being
+ignored, because an ignored constraint gives wrong answers. Null means the default, as with OpenAI.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trunkline.status import RequestRefused, invalid
+from trunkline.v1.generation_pb2 import Lane, SamplingParams
+
+MOST_UINT32 = (1 << 32) - 1
+SEED_MASK = (1 << 64) - 1  # a negative seed is taken modulo 2^64
+
+Uint32 = Annotated[int, Field(ge=0, le=MOST_UINT32)]
+
+
+class Fields(BaseModel):
+    """A JSON object. Values are not converted: a number in quotes is refused. Unknown fields are kept for check()."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    # Fields that other servers know and this one does not serve, each with the reason. A null or default is accepted.
+    unserved: ClassVar[Mapping[str, str]] = {}
+    # Fields that change nothing of the output, and are ignored.
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    def unknown(self, prefix: str = "") -> list[str]:
+        """Returns the names of unknown fields here and in nested objects. Raises RequestRefused (INVALID_REQUEST) for
+        one that is known and not served."""
+        found = []
+        for name, value in (self.model_extra or {}).items():
+            if name in self.ignored or value is None:
+                continue
+            if name in self.unserved:
+                if value not in (False, [], {}):
+                    raise invalid(prefix + name, self.unserved[name])
+                continue
+            found.append(prefix + name)
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Fields):
+                found += value.unknown(f"{prefix}{name}.")
+            elif isinstance(value, list) and value and isinstance(value[0], Fields):
+                for index, item in enumerate(value):
+                    if isinstance(item, Fields):
+                        found += item.unknown(f"{prefix}{name}[{index}].")
+        return found
+
+
+class StreamOptions(Fields):
+    """What a stream carries beside the output."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage in every event
+    ignored = frozenset({"include_obfuscation"})
+
+
+NOT_YET = "is not supported"
+GUIDED = "is not supported: structured output is not served"
+REMOVED = "was removed from vLLM; structured output is not served"
+
+
+class GenerationFields(Fields):
+    """How to sample, when to end, and how the request is scheduled."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_UINT32)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=SEED_MASK)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    # As vLLM names them.
+    top_k: Annotated[int, Field(ge=-1, le=MOST_UINT32)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Uint32 | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_UINT32)] | None = None
+    return_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    ignored = frozenset(
+        {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"}
+    )
+    unserved = {
+        "best_of": NOT_YET,
+        "use_beam_search": NOT_YET,
+        "length_penalty": NOT_YET,
+        "early_stopping": NOT_YET,
+        "response_format": GUIDED,
+        "structured_outputs": GUIDED,
+        "guided_json": REMOVED,
+        "guided_regex": REMOVED,
+        "guided_choice": REMOVED,
+        "guided_grammar": REMOVED,
+        "guided_decoding_backend": REMOVED,
+        "guided_whitespace_pattern": REMOVED,
+        "logits_processors": NOT_YET,
+        "truncate_prompt_tokens": NOT_YET,
+        "bad_words": NOT_YET,
+        "allowed_token_ids": NOT_YET,
+        "kv_transfer_params": NOT_YET,
+        "vllm_xargs": NOT_YET,
+        "lora_request": NOT_YET,
+    }
+
+    @property
+    def lane(self) -> "Lane.ValueType":
+        """The lane that a priority names: as in vLLM, lower numbers go first, and 0 is the default."""
+        if not self.priority:
+            return Lane.LANE_UNSPECIFIED
+        return Lane.LANE_INTERACTIVE if self.priority < 0 else Lane.LANE_BATCH
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with an event that has the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """Whether each event of a stream has the usage so far."""
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """Raises RequestRefused (INVALID_REQUEST) for fields that contradict each other or are not served."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "is only allowed with stream: true")
+        if self.spaces_between_special_tokens is False:
+            raise invalid("spaces_between_special_tokens", "is not supported: the tokenizer's decoder sets the blanks")
+
+    def sampling(self, max_tokens: int | None) -> SamplingParams:
+        """Returns the parameters; absent fields are left to the model's defaults. Raises RequestRefused."""
+        sampling = SamplingParams()
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(sampling, name, value)
+        if self.top_k is not None:
+            sampling.top_k = max(0, self.top_k)  # -1 also keeps all tokens
+        if max_tokens is not None:
+            sampling.max_tokens = max_tokens
+        if self.seed is not None:
+            sampling.seed = self.seed & SEED_MASK
+        if self.prompt_logprobs is not None:
+            sampling.prompt_logprobs = self.prompt_logprobs
+        sampling.min_tokens = self.min_tokens or 0
+        sampling.ignore_eos = bool(self.ignore_eos)
+        sampling.include_stop = bool(self.include_stop_str_in_output)
+        sampling.keep_special_tokens = self.skip_special_tokens is False
+        sampling.stop.extend([self.stop] if isinstance(self.stop, str) else self.stop or ())
+        sampling.stop_token_ids.extend(token_ids("stop_token_ids", self.stop_token_ids or ()))
+        for key, bias in (self.logit_bias or {}).items():
+            sampling.logit_bias[_token_id(key)] = bias
+        return sampling
+
+
+def token_ids(field: str, ids: "list[int] | tuple[int, ...]") -> "list[int] | tuple[int, ...]":
+    """Returns the ids. Raises RequestRefused (INVALID_REQUEST) if one does not fit into an int32."""
+    if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
+        wrong = next(token_id for token_id in ids if not 0 <= token_id < 1 << 31)
+        raise invalid(field, f"token id {wrong} is out of range")
+    return ids
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 1 << 31):
+        raise invalid("logit_bias", f"{key[:32]!r} is not a token id")
+    return int(key)
+
+
+def validated(kind: type[Any], body: Any) -> Any:
+    """Returns the body as a `kind` of Fields. Raises RequestRefused (INVALID_REQUEST) that names the first wrong
+    field."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise wrong_field(error) from None
+
+
+def wrong_field(error: ValidationError) -> RequestRefused:
+    """The refusal for a body that does not have the expected fields."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    parts: list[str] = []
+    for part in first["loc"]:
+        if isinstance(part, int):
+            parts.append(f"[{part}]")
+        elif part.isidentifier():  # names of alternatives in a union, such as list[str], are not fields
+            parts.append(f".{part}" if parts else part)
+    return invalid("".join(parts).replace(".str", "") or "body", first["msg"].lower())
