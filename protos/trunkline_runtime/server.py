@@ -43,29 +43,29 @@ class PortInUse(Exception):
 
 def check_port_is_free(host: str, port: int) -> None:
     """Raises PortInUse if the port cannot be bound now. An early check before a slow start: only bind() is certain."""
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+    with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise _port_problem(host, port, error) from None
+            raise port_problem(host, port, error) from None
 
 
-def hold_port(host: str, port: int) -> socket.socket:
+def hold_port(host: str, port: int, option: str = "--port") -> socket.socket:
     """A socket that reserves the port for this user's servers with `shared_port`. It accepts no connections itself.
 
-    Port 0 chooses a free port. Raises PortInUse.
+    Port 0 chooses a free port. Raises PortInUse, which names the `option` that chooses another one.
     """
     try:
-        return _hold(host, port, reuse=0)
+        return _hold(host, port, option, reuse=0)
     except PortInUse:
         # Connections of the last server may still be in TIME_WAIT, which only a socket with SO_REUSEADDR may ignore.
         # That is not the first attempt, because two sockets with SO_REUSEADDR can both bind a port without a listener.
-        return _hold(host, port, reuse=1)
+        return _hold(host, port, option, reuse=1)
 
 
-def _hold(host: str, port: int, *, reuse: int) -> socket.socket:
-    holder = socket.socket(_family(host), socket.SOCK_STREAM)
+def _hold(host: str, port: int, option: str, *, reuse: int) -> socket.socket:
+    holder = socket.socket(address_family(host), socket.SOCK_STREAM)
     try:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         holder.bind((host, port))  # exclusively: SO_REUSEPORT is not set yet
@@ -73,17 +73,19 @@ def _hold(host: str, port: int, *, reuse: int) -> socket.socket:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
         holder.close()
-        raise _port_problem(host, port, error) from None
+        raise port_problem(host, port, error, option) from None
     return holder
 
 
-def _family(host: str) -> socket.AddressFamily:
+def address_family(host: str) -> socket.AddressFamily:
+    """The address family of an address, not of a name."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _port_problem(host: str, port: int, error: OSError) -> PortInUse:
+def port_problem(host: str, port: int, error: OSError, option: str = "--port") -> PortInUse:
+    """What is wrong with a port that cannot be bound."""
     reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound: {error.strerror}"
-    return PortInUse(f"port {port} on {host} {reason}; choose another with --port")
+    return PortInUse(f"port {port} on {host} {reason}; choose another with {option}")
 
 
 def most_connections() -> int:

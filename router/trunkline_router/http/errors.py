@@ -1,0 +1,144 @@
+"""The error table over HTTP: the status of each reason, and the error bodies of OpenAI's and of Anthropic's API."""
+
+import json
+import math
+from dataclasses import dataclass
+
+from trunkline.status import (
+    CODE_DEADLINE_EXCEEDED,
+    CODE_FAILED_PRECONDITION,
+    CODE_INTERNAL,
+    CODE_INVALID_ARGUMENT,
+    CODE_NOT_FOUND,
+    CODE_PERMISSION_DENIED,
+    CODE_RESOURCE_EXHAUSTED,
+    CODE_UNAUTHENTICATED,
+    CODE_UNAVAILABLE,
+    CONTEXT_LENGTH_EXCEEDED,
+    DEADLINE_EXCEEDED,
+    FORBIDDEN,
+    INTERNAL,
+    INVALID_REQUEST,
+    MODEL_NOT_FOUND,
+    NO_WORKER,
+    OVERLOADED,
+    QUARANTINED,
+    QUOTA_EXCEEDED,
+    UNAUTHENTICATED,
+    RequestRefused,
+)
+
+Header = tuple[bytes, bytes]
+
+MAX_MESSAGE_CHARACTERS = 400  # a message may quote a client's input
+JSON_TYPE: Header = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """A row of the error table.
+
+    code: the machine-readable code in OpenAI's body
+    type: OpenAI's type of error
+    anthropic_type: Anthropic's
+    """
+
+    status: int
+    code: str
+    type: str
+    anthropic_type: str
+
+
+_INVALID, _SERVER = "invalid_request_error", "server_error"
+
+TABLE = {
+    INVALID_REQUEST: HttpError(400, "invalid_request", _INVALID, _INVALID),
+    CONTEXT_LENGTH_EXCEEDED: HttpError(400, "context_length_exceeded", _INVALID, _INVALID),
+    MODEL_NOT_FOUND: HttpError(404, "model_not_found", _INVALID, "not_found_error"),
+    # OpenAI's code, which clients test for
+    UNAUTHENTICATED: HttpError(401, "invalid_api_key", _INVALID, "authentication_error"),
+    FORBIDDEN: HttpError(403, "forbidden", "permission_error", "permission_error"),
+    OVERLOADED: HttpError(429, "overloaded", "rate_limit_error", "rate_limit_error"),
+    QUOTA_EXCEEDED: HttpError(429, "quota_exceeded", "rate_limit_error", "rate_limit_error"),
+    NO_WORKER: HttpError(503, "no_worker", _SERVER, "overloaded_error"),
+    DEADLINE_EXCEEDED: HttpError(504, "deadline_exceeded", _SERVER, "timeout_error"),
+    QUARANTINED: HttpError(422, "quarantined", _INVALID, _INVALID),
+    INTERNAL: HttpError(500, "internal", _SERVER, "api_error"),
+}
+# For reasons of newer versions, by number of google.rpc.Code.
+_BY_CODE = {
+    CODE_INVALID_ARGUMENT: TABLE[INVALID_REQUEST],
+    CODE_DEADLINE_EXCEEDED: TABLE[DEADLINE_EXCEEDED],
+    CODE_NOT_FOUND: TABLE[MODEL_NOT_FOUND],
+    CODE_PERMISSION_DENIED: TABLE[FORBIDDEN],
+    CODE_RESOURCE_EXHAUSTED: TABLE[OVERLOADED],
+    CODE_FAILED_PRECONDITION: TABLE[QUARANTINED],
+    CODE_INTERNAL: TABLE[INTERNAL],
+    CODE_UNAVAILABLE: TABLE[NO_WORKER],
+    CODE_UNAUTHENTICATED: TABLE[UNAUTHENTICATED],
+}
+# Errors of HTTP itself, which have no gRPC counterpart, by status. Their bodies have the same shape.
+PROTOCOL = {
+    400: HttpError(400, "bad_http", _INVALID, _INVALID),
+    404: HttpError(404, "not_found", _INVALID, "not_found_error"),
+    405: HttpError(405, "method_not_allowed", _INVALID, _INVALID),
+    408: HttpError(408, "request_timeout", _INVALID, "timeout_error"),
+    413: HttpError(413, "request_too_large", _INVALID, "request_too_large"),
+    414: HttpError(414, "uri_too_long", _INVALID, _INVALID),
+    417: HttpError(417, "expectation_failed", _INVALID, _INVALID),
+    431: HttpError(431, "headers_too_large", _INVALID, _INVALID),
+    503: HttpError(503, "stopping", _SERVER, "overloaded_error"),
+}
+
+
+def row_of(refused: RequestRefused) -> HttpError:
+    """The row of a refusal. A reason of a newer version gets the row of its code; an unknown code, INTERNAL's."""
+    return TABLE.get(refused.reason) or _BY_CODE.get(refused.code) or TABLE[INTERNAL]
+
+
+def status_of(refused: RequestRefused) -> int:
+    """The HTTP status of a refusal."""
+    return row_of(refused).status
+
+
+def internal(request_id: str) -> RequestRefused:
+    """What a client is told about a bug: the request's id, under which the log has the rest."""
+    message = f"an internal error; the server's log has it under request {request_id}"
+    return RequestRefused(CODE_INTERNAL, INTERNAL, message)
+
+
+def openai_body(refused: RequestRefused) -> bytes:
+    """OpenAI's error object, as JSON."""
+    row = row_of(refused)
+    return _openai(row, _shortened(refused.message), refused.field or None)
+
+
+def anthropic_body(refused: RequestRefused, request_id: str) -> bytes:
+    """Anthropic's error object, as JSON."""
+    error = {"type": row_of(refused).anthropic_type, "message": _shortened(refused.message)}
+    return _json({"type": "error", "error": error, "request_id": request_id})
+
+
+def retry_headers(refused: RequestRefused) -> list[Header]:
+    """Retry-After in seconds, rounded up, if a retry makes sense."""
+    if not refused.retry_delay_ms:
+        return []
+    return [(b"retry-after", b"%d" % math.ceil(refused.retry_delay_ms / 1e3))]
+
+
+def protocol_body(status: int, message: str) -> bytes:
+    """The body of an error of HTTP itself: an entry of PROTOCOL, in OpenAI's shape."""
+    return _openai(PROTOCOL[status], _shortened(message), None)
+
+
+def _openai(row: HttpError, message: str, param: str | None) -> bytes:
+    return _json({"error": {"message": message, "type": row.type, "param": param, "code": row.code}})
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE_CHARACTERS else message[:MAX_MESSAGE_CHARACTERS] + "…"
+
+
+def _json(value: object) -> bytes:
+    # ASCII only: a quoted input may have characters, such as lone surrogates, that UTF-8 cannot express.
+    return json.dumps(value, separators=(",", ":")).encode()

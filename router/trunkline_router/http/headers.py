@@ -1,0 +1,135 @@
+"""Request headers that the router uses, and its response headers. Credentials are returned and never logged."""
+
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
+from trunkline_router.http.errors import Header
+
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_CREDENTIAL_CHARACTERS = 8192  # a JWT with many claims
+_REQUEST_ID = re.compile(rb"[!-~]{1,%d}" % MAX_REQUEST_ID_CHARACTERS)  # visible ASCII
+# https://www.w3.org/TR/trace-context/#traceparent-header; higher versions may add fields
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+MAX_TRACESTATE_BYTES = 512  # what the specification asks servers to pass on
+
+# Two values of such a header could be used by different components.
+_ONCE = {b"x-request-id", b"traceparent", b"authorization", b"x-api-key", b"x-trunkline-tenant", b"content-type"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    """What a request's headers say.
+
+    request_id: from X-Request-Id, else a new one
+    credential: the API key or token of Authorization: Bearer or of x-api-key; "" if there is none. Not in repr()
+    tenant: from x-trunkline-tenant: the tenant that the client names; "" if it names none
+    """
+
+    request_id: str
+    traceparent: str = ""
+    tracestate: str = ""
+    credential: str = field(default="", repr=False)
+    tenant: str = ""
+    content_type: str = ""  # without parameters, in lower case
+
+
+def parse_headers(headers: Iterable[Header]) -> RequestHeaders:
+    """Parses the headers of an ASGI scope, whose names are in lower case.
+
+    Raises RequestRefused: INVALID_REQUEST for a repeated header or an unusable X-Request-Id, UNAUTHENTICATED for an
+    Authorization of another scheme than Bearer, or two different credentials. A malformed traceparent is ignored, as
+    its specification asks.
+    """
+    found: dict[bytes, bytes] = {}
+    states: list[bytes] = []
+    for name, value in headers:
+        if name in _ONCE:
+            if name in found:
+                raise invalid(name.decode(), "is given more than once")
+            found[name] = value
+        elif name == b"tracestate":
+            states.append(value)
+    traceparent, tracestate = _trace(found.get(b"traceparent", b""), states)
+    return RequestHeaders(
+        request_id=_request_id(found.get(b"x-request-id")),
+        traceparent=traceparent,
+        tracestate=tracestate,
+        credential=_credential(found.get(b"authorization"), found.get(b"x-api-key")),
+        tenant=_tenant(found.get(b"x-trunkline-tenant", b"")),
+        content_type=found.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1"),
+    )
+
+
+def response_headers(
+    request_id: str,
+    *,
+    worker: str = "",
+    cached_tokens: int | None = None,
+    rate_limits: Iterable[tuple[str, int]] = (),
+) -> list[Header]:
+    """Headers of a response.
+
+    worker: the worker that answers; "": not told
+    cached_tokens: tokens of the prompt that came from the cache; None: the tenant may not see them, or not known
+    rate_limits: names behind "x-ratelimit-", such as "remaining-requests", with their values
+    """
+    made = [(b"x-request-id", request_id.encode("latin-1"))]
+    if worker:
+        made.append((b"x-trunkline-worker", worker.encode("latin-1", "replace")))
+    if cached_tokens is not None:
+        made.append((b"x-trunkline-cached-tokens", b"%d" % cached_tokens))
+    made += [(f"x-ratelimit-{name}".encode(), b"%d" % value) for name, value in rate_limits]
+    return made
+
+
+def _request_id(given: bytes | None) -> str:
+    if given is None:
+        return uuid.uuid4().hex
+    if _REQUEST_ID.fullmatch(given) is None:
+        raise invalid("x-request-id", f"must have 1 to {MAX_REQUEST_ID_CHARACTERS} visible ASCII characters")
+    return given.decode()
+
+
+def _trace(parent: bytes, states: list[bytes]) -> tuple[str, str]:
+    found = _TRACEPARENT.fullmatch(parent)
+    if found is None or (parent[:2] == b"00" and found[1] is not None):
+        return "", ""
+    state = b",".join(states)
+    if len(state) > MAX_TRACESTATE_BYTES or not state.isascii():
+        state = b""
+    # `ignore`: a higher version's fields may have any bytes
+    return parent.decode("ascii", "ignore"), state.decode()
+
+
+def _credential(authorization: bytes | None, api_key: bytes | None) -> str:
+    given: set[bytes] = set()
+    if authorization is not None:
+        scheme, _, token = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or not token.strip():
+            raise _unauthenticated("Authorization must be Bearer with an API key or a token")
+        given.add(token.strip())
+    if api_key is not None:
+        if not api_key:
+            raise _unauthenticated("x-api-key is empty")
+        given.add(api_key)
+    if len(given) > 1:
+        raise _unauthenticated("Authorization and x-api-key name two different credentials")
+    for credential in given:
+        if len(credential) > MAX_CREDENTIAL_CHARACTERS or not credential.isascii():
+            raise _unauthenticated("the credential is too long or is not ASCII")
+        return credential.decode()
+    return ""
+
+
+def _tenant(given: bytes) -> str:
+    try:
+        return given.decode()
+    except UnicodeDecodeError:
+        raise invalid("x-trunkline-tenant", "is not UTF-8") from None
+
+
+def _unauthenticated(message: str) -> RequestRefused:
+    return RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, message)

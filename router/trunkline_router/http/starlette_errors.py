@@ -1,0 +1,22 @@
+"""Errors that Starlette's routing finds, in OpenAI's shape: unknown paths and wrong methods."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trunkline_router.http.errors import PROTOCOL, protocol_body
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = error.status_code if error.status_code in PROTOCOL else 400
+    message = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
+    body = protocol_body(status, message.get(status, error.detail))
+    return Response(body, status, headers=dict(error.headers or {}), media_type="application/json")
+
+
+HANDLERS: Mapping[int | type[Exception], Handler] = {HTTPException: _answer}  # Starlette(exception_handlers=HANDLERS)
