@@ -16,7 +16,10 @@ _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0
 MAX_TRACESTATE_BYTES = 512  # what the specification asks servers to pass on
 
 # Two values of such a header could be used by different components.
-_ONCE = {b"x-request-id", b"traceparent", b"authorization", b"x-api-key", b"x-trunkline-tenant", b"content-type"}
+_ONCE = {
+    *(b"x-request-id", b"traceparent", b"authorization", b"x-api-key", b"content-type"),
+    *(b"x-trunkline-tenant", b"x-trunkline-session"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class RequestHeaders:
     tracestate: str = ""
     credential: str = field(default="", repr=False)
     tenant: str = ""
+    session: str = ""  # groups requests, for example by conversation
     content_type: str = ""  # without parameters, in lower case
 
 
@@ -58,7 +62,8 @@ def parse_headers(headers: Iterable[Header]) -> RequestHeaders:
         traceparent=traceparent,
         tracestate=tracestate,
         credential=_credential(found.get(b"authorization"), found.get(b"x-api-key")),
-        tenant=_tenant(found.get(b"x-trunkline-tenant", b"")),
+        tenant=_text(b"x-trunkline-tenant", found),
+        session=_text(b"x-trunkline-session", found),
         content_type=found.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1"),
     )
 
@@ -76,7 +81,8 @@ def response_headers(
     cached_tokens: tokens of the prompt that came from the cache; None: the tenant may not see them, or not known
     rate_limits: names behind "x-ratelimit-", such as "remaining-requests", with their values
     """
-    made = [(b"x-request-id", request_id.encode("latin-1"))]
+    named = request_id.encode("latin-1")
+    made = [(b"x-request-id", named), (b"request-id", named)]  # Anthropic's clients read the second one
     if worker:
         made.append((b"x-trunkline-worker", worker.encode("latin-1", "replace")))
     if cached_tokens is not None:
@@ -108,13 +114,12 @@ def _credential(authorization: bytes | None, api_key: bytes | None) -> str:
     given: set[bytes] = set()
     if authorization is not None:
         scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer" or not token.strip():
+        if scheme.lower() != b"bearer":
             raise _unauthenticated("Authorization must be Bearer with an API key or a token")
         given.add(token.strip())
     if api_key is not None:
-        if not api_key:
-            raise _unauthenticated("x-api-key is empty")
         given.add(api_key)
+    given.discard(b"")  # some clients send an empty key if they have none
     if len(given) > 1:
         raise _unauthenticated("Authorization and x-api-key name two different credentials")
     for credential in given:
@@ -124,11 +129,11 @@ def _credential(authorization: bytes | None, api_key: bytes | None) -> str:
     return ""
 
 
-def _tenant(given: bytes) -> str:
+def _text(name: bytes, found: dict[bytes, bytes]) -> str:
     try:
-        return given.decode()
+        return found.get(name, b"").decode()
     except UnicodeDecodeError:
-        raise invalid("x-trunkline-tenant", "is not UTF-8") from None
+        raise invalid(name.decode(), "is not UTF-8") from None
 
 
 def _unauthenticated(message: str) -> RequestRefused:
