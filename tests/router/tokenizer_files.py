@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -10,6 +11,7 @@ DEMO_MODEL = Path(__file__).parents[2] / "deploy/demo/tiny-tales"  # a real one
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+LARGE_VOCABULARY = 40_000
 VOCAB_SIZE = len(SPECIAL) + len(BYTES)
 BOS, EOS = 1, 2
 CHAT_TEMPLATE = (
@@ -42,3 +44,19 @@ def tokenizer_files(
     if chat_template is not None:
         files["chat_template.jinja"] = chat_template.encode()
     return files
+
+
+def large_file(size: int = LARGE_VOCABULARY) -> bytes:
+    """The byte tokenizer with so many more tokens."""
+    described = json.loads(byte_tokenizer().to_str())
+    vocab, draw = described["model"]["vocab"], Random(0)
+    letters = [token for token in vocab if len(token) == 1]
+    merges = described["model"]["merges"]
+    while len(vocab) < size:
+        pair = [draw.choice(letters), draw.choice(letters)] if len(merges) < 500 else draw.choice(merges)
+        left, right = "".join(pair), draw.choice(letters)
+        for one, other in ((pair[0], pair[1]), (left, right)):
+            if one + other not in vocab and one in vocab:
+                vocab[one + other] = len(vocab)
+                merges.append([one, other])
+    return json.dumps(described).encode()

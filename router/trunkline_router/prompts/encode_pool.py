@@ -20,6 +20,7 @@ from trunkline_router.prompts.encode_process import (
     KEEPING,
     PLAIN,
     SKIPPING,
+    TOKEN_BYTES,
     TOKENIZER,
     TOKENIZER_FIELD,
     WITH_SPECIAL,
@@ -29,6 +30,7 @@ from trunkline_router.prompts.fair_places import FairPlaces
 from trunkline_router.prompts.fair_turns import Bounds
 from trunkline_router.prompts.frame_process import FrameProcess, ProcessEnded
 from trunkline_router.prompts.frames import REFUSED
+from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.prompts.tokenizer_traits import TokenizerTraits
 from trunkline_runtime.log import get_logger
 
@@ -109,6 +111,14 @@ class EncodePool:
         body = await asyncio.to_thread(packed, files)
         work = partial(self._answer, None, INSPECT, body, TOKENIZER_FIELD)
         return TokenizerTraits.from_json(await self._places.run(("worker", worker), work, num_bytes=0))
+
+    async def token_bytes(self, source: EncoderSource) -> TokenBytes:
+        """Returns the bytes of all tokens of a tokenizer, which takes its turn like a tenant.
+
+        Raises RequestRefused if the queue is full, or if the table takes too much time or memory.
+        """
+        work = partial(self._answer, source, TOKEN_BYTES, b"", TOKENIZER_FIELD)
+        return TokenBytes.from_wire(await self._places.run(("tokenizer", source.name), work, num_bytes=0))
 
     async def load(self, source: EncoderSource, *, worker: str) -> None:
         """Makes a process load a worker's tokenizer ahead of its first text. Raises RequestRefused if it cannot."""

@@ -5,6 +5,7 @@ It reads frames from standard input and answers on standard output (frames.py):
 - TOKENIZER loads a tokenizer.json in place of the previous one; answer: LOADED.
 - WITH_SPECIAL and PLAIN encode a UTF-8 text with and without special tokens; answer: IDS (int32 in native byte order).
 - KEEPING and SKIPPING decode such ids with and without the text of special tokens; answer: TEXT.
+- TOKEN_BYTES makes the table of all tokens' bytes; answer: TABLE (TokenBytes.to_wire()).
 - INSPECT carries all tokenizer files of a worker (packed); answer: TRAITS (TokenizerTraits as JSON).
 
 Any of them can be answered with REFUSED (RequestError). The argument is the CPU time in seconds that one frame may
@@ -25,10 +26,12 @@ from tokenizers import Tokenizer
 
 from trunkline.status import invalid
 from trunkline_router.prompts.frames import HEADER, READY, REFUSED, write_frame
+from trunkline_router.prompts.token_bytes import token_bytes
 from trunkline_router.prompts.tokenizer_traits import described
 
 TOKENIZER, WITH_SPECIAL, PLAIN, KEEPING, SKIPPING, IDS, TEXT, LOADED = 1, 2, 6, 7, 8, 4, 9, 10
 INSPECT, TRAITS = 11, 12
+TOKEN_BYTES, TABLE = 13, 14
 TOKENIZER_FIELD = "tokenizer"  # the field that a refusal of tokenizer files names
 MAX_MEMORY_BYTES = 4 << 30  # the largest text takes up to 1.2 GiB
 NICENESS = 10  # the router's event loop goes first
@@ -52,6 +55,8 @@ def main() -> None:
             tokenizer, answer = _loaded(body)
         elif kind == INSPECT:
             answer = _inspected(body)
+        elif kind == TOKEN_BYTES:
+            answer = _table(tokenizer)
         else:
             answer = _answer(tokenizer, kind, body)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -92,6 +97,14 @@ def unpacked(body: bytes) -> dict[str, bytes]:
         files[name] = body[at : at + size]
         at += size
     return files
+
+
+def _table(tokenizer: Tokenizer | None) -> tuple[int, bytes]:
+    assert tokenizer is not None
+    try:
+        return TABLE, token_bytes(tokenizer).to_wire()
+    except BaseException as error:
+        return _refused(TOKENIZER_FIELD, f"its tokens cannot be listed: {' '.join(str(error).split())}")
 
 
 def _answer(tokenizer: Tokenizer | None, kind: int, body: bytes) -> tuple[int, bytes]:

@@ -7,11 +7,13 @@ from functools import partial
 
 from tokenizers import Encoding, Tokenizer
 
-from trunkline.status import context_exceeded, invalid
+from trunkline.status import OVERLOADED, RequestRefused, context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline_router.prompts.chat_template import check_conversation, check_syntax
 from trunkline_router.prompts.encode_pool import EncodePool, EncoderSource
+from trunkline_router.prompts.encode_process import TOKENIZER_FIELD
 from trunkline_router.prompts.render_pool import RenderPool, TemplateSource
+from trunkline_router.prompts.token_bytes import TokenBytes, token_bytes
 from trunkline_router.prompts.tokenizer_config import TokenizerConfig, read_tokenizer_config
 from trunkline_router.prompts.tokenizer_traits import FILE, TokenizerTraits, described
 
@@ -19,6 +21,8 @@ from trunkline_router.prompts.tokenizer_traits import FILE, TokenizerTraits, des
 # beyond the second limit in a process, because a thread would still delay the event loop.
 INLINE_CHARACTERS = INLINE_TOKENS = 4096
 THREAD_CHARACTERS = THREAD_TOKENS = 32 << 10
+# Listing the bytes of this many tokens takes some milliseconds.
+INLINE_VOCABULARY = 2048
 # A conversation with more bytes than this per character that fits is not rendered. A character has at most four bytes,
 # and a template that leaves parts out, such as earlier thoughts, is assumed to keep at least an eighth.
 BYTES_PER_CHARACTER = 32
@@ -58,6 +62,7 @@ class PromptTokenizer:
         self._renderers = renderers
         self._template, self.template_problem = _template_of(config)
         self.rendering = b"" if self._template is None else self._template.name
+        self._token_bytes: asyncio.Task[TokenBytes | RequestRefused] | None = None
 
     @property
     def has_chat_template(self) -> bool:
@@ -126,6 +131,30 @@ class PromptTokenizer:
                 raise
             raise invalid("token_ids", f"the model's tokenizer cannot decode them: {_one_line(error)}") from None
 
+    async def token_bytes(self) -> TokenBytes:
+        """Returns the bytes of all tokens. They are listed once, at the first call. Raises RequestRefused if the
+        tokenizer's tokens cannot be listed, or cannot be listed now (OVERLOADED)."""
+        made = self._token_bytes
+        if made is None or (made.done() and _may_be_tried_again(made)):
+            made = self._token_bytes = asyncio.create_task(self._listed())
+        outcome = await asyncio.shield(made)  # other requests wait for it, too
+        if isinstance(outcome, RequestRefused):  # a copy, because raising it adds to its traceback
+            raise RequestRefused.from_proto(outcome.to_proto())
+        return outcome
+
+    async def _listed(self) -> TokenBytes | RequestRefused:
+        if self._tokenizer is None or self.largest_id >= INLINE_VOCABULARY:
+            try:
+                return await self._renderers.encoders.token_bytes(self._source)
+            except RequestRefused as refused:
+                return refused
+        try:
+            return token_bytes(self._tokenizer)
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            return invalid(TOKENIZER_FIELD, f"its tokens cannot be listed: {_one_line(error)}")
+
     def _check_fits(self, num_characters: int, num_bytes: int, most_tokens: int | None) -> None:
         width = self._characters_per_token
         if most_tokens is not None and width is not None and num_characters > most_tokens * width:
@@ -159,6 +188,13 @@ def _ids(encode: Callable[[], Encoding]) -> list[int]:
         if not _is_failure(error):
             raise
         raise invalid("text", f"the model's tokenizer cannot encode it: {_one_line(error)}") from None
+
+
+def _may_be_tried_again(made: "asyncio.Task[TokenBytes | RequestRefused]") -> bool:
+    if made.cancelled() or made.exception() is not None:
+        return True
+    outcome = made.result()
+    return isinstance(outcome, RequestRefused) and outcome.reason == OVERLOADED
 
 
 def damaged(problem: str) -> TokenizerError:

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from trunkline_router.prompts.text_width import characters_per_token
 from trunkline_router.prompts.tokenizer_config import TokenizerConfig, read_tokenizer_config
+from trunkline_router.prompts.vocabulary.text_width import characters_per_token
 
 FILE = "tokenizer.json"
 # Largest cheap tokenizer.json: reading it takes some 40 ms.
@@ -31,7 +31,7 @@ class TokenizerTraits:
     encoding: str  # identifies how text becomes tokens, in hex
     prefix: tuple[int, ...]  # special ids that the library leaves out
     suffix: tuple[int, ...]
-    characters_per_token: int | None  # see text_width.py
+    characters_per_token: int | None  # see vocabulary/text_width.py
     largest_id: int  # of its tokens; -1 if there are none
     padding_token: str | None  # that of tokenizer.json
 

@@ -1,10 +1,8 @@
 """Tokenizers that are large, or in which anything may be hidden, are read and run in processes that have limits."""
 
 import asyncio
-import json
 from array import array
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +12,14 @@ from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.liar import TokenizerLiar, innocents
 from tests.router.loop_work import watched_loop
-from tests.router.tokenizer_files import BOS, DEMO_MODEL, byte_tokenizer, tokenizer_files
+from tests.router.tokenizer_files import (
+    BOS,
+    DEMO_MODEL,
+    LARGE_VOCABULARY,
+    byte_tokenizer,
+    large_file,
+    tokenizer_files,
+)
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from trunkline_router.prompts.encode_pool import EncodePool
@@ -30,7 +35,6 @@ from trunkline_router.prompts.tokenizer_traits import (
 )
 
 HANGS = r"(a+)+$"  # takes two to the power of the letters before one that does not match
-LARGE_VOCABULARY = 40_000
 PIECE_BYTES = 256 << 10
 MOST_WORK_S = 0.1  # of the router and of the worker, which share the loop
 
@@ -40,22 +44,6 @@ def strange(**parts: Any) -> Tokenizer:
     for name, part in parts.items():
         setattr(tokenizer, name, part)
     return tokenizer
-
-
-def large_file(size: int = LARGE_VOCABULARY) -> bytes:
-    """The byte tokenizer with so many more tokens."""
-    described = json.loads(byte_tokenizer().to_str())
-    vocab, draw = described["model"]["vocab"], Random(0)
-    letters = [token for token in vocab if len(token) == 1]
-    merges = described["model"]["merges"]
-    while len(vocab) < size:
-        pair = [draw.choice(letters), draw.choice(letters)] if len(merges) < 500 else draw.choice(merges)
-        left, right = "".join(pair), draw.choice(letters)
-        for one, other in ((pair[0], pair[1]), (left, right)):
-            if one + other not in vocab and one in vocab:
-                vocab[one + other] = len(vocab)
-                merges.append([one, other])
-    return json.dumps(described).encode()
 
 
 def grows(times: int) -> normalizers.Normalizer:

@@ -14,8 +14,8 @@ from tests.router.tokenizer_files import DEMO_MODEL, byte_tokenizer
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline_router.prompts import tokenizer as tokenizer_module
 from trunkline_router.prompts.render_pool import RenderPool
-from trunkline_router.prompts.text_width import characters_per_token
 from trunkline_router.prompts.tokenizer import BYTES_PER_CHARACTER, PromptTokenizer
+from trunkline_router.prompts.vocabulary.text_width import characters_per_token
 
 LIKELY = "\u1f82\u03b1\u0313\u0300\u0345 \n<s>"
 DEMO = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

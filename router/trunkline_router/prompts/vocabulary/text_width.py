@@ -6,10 +6,11 @@ the bound. There is no bound if a component drops or merges text (by collapsing 
 unknown token) or is not known here.
 """
 
-import json
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
+
+from trunkline_router.prompts.vocabulary.components import parts_of
 
 # Composing normal forms merge at most four characters into one (U+1F82 decomposes into that many).
 SHRINKS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
@@ -20,7 +21,7 @@ BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 def characters_per_token(tokenizer: Tokenizer) -> int | None:
     """The largest number of characters that one token can stand for, or None if there is no bound."""
     vocabulary = tokenizer.get_vocab()
-    cutters = _parts(tokenizer.pre_tokenizer, "pretokenizers")
+    cutters = parts_of(tokenizer.pre_tokenizer, "pretokenizers") or []
     by_bytes = any(part["type"] == "ByteLevel" for part in cutters)
     alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if by_bytes else BYTE_TOKENS
     if not alphabet <= vocabulary.keys():  # a run of missing characters becomes one unknown token, however long
@@ -32,7 +33,7 @@ def characters_per_token(tokenizer: Tokenizer) -> int | None:
     if any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()):
         return None  # such a token absorbs all whitespace beside it
     width = max(map(len, vocabulary))
-    for part in _parts(tokenizer.normalizer, "normalizers"):
+    for part in parts_of(tokenizer.normalizer, "normalizers") or []:
         shrink = _shrink(part)
         if shrink is None:
             return None
@@ -46,18 +47,3 @@ def _shrink(normalizer: dict[str, Any]) -> int | None:
         pattern = normalizer["pattern"].get("String")
         return 1 if pattern and len(normalizer["content"]) >= len(pattern) else None
     return SHRINKS.get(normalizer["type"])
-
-
-def _parts(component: Any, name: str) -> list[dict[str, Any]]:
-    """The parts of a tokenizer's component as tokenizer.json describes them, with sequences flattened."""
-    if component is None:
-        return []
-    found: list[dict[str, Any]] = []
-    queue = [json.loads(component.__getstate__())]
-    while queue:
-        part = queue.pop(0)
-        if part["type"] == "Sequence":
-            queue = [*part[name], *queue]
-        else:
-            found.append(part)
-    return found
