@@ -12,7 +12,7 @@ from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import TenantsError, read_tenants
 from trunkline_router.router import SharedPort, serve
-from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
+from trunkline_router.settings import RouterSettings, address_problem, cors_problem, sharing_problem
 from trunkline_runtime.log import configure_logging
 from trunkline_runtime.server import PortInUse
 from trunkline_runtime.settings import load_settings
@@ -30,6 +30,7 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
     problem = (
         address_problem(settings.workers)
         or sharing_problem(settings.redis_url, settings.key_prefix)
+        or cors_problem(settings.cors_origins)
         or grant_key_problem(settings.grant_key)
     )
     if problem is not None:

@@ -1,4 +1,4 @@
-"""Runs several processes of one router on one port: starts them, restarts those that die, stops them together.
+"""Runs several processes of one router on the same ports: starts them, restarts those that die, stops them together.
 
 The kernel distributes connections among them (SO_REUSEPORT). They share nothing else: to workers, each is a router.
 """
@@ -25,16 +25,19 @@ KILL_AFTER_S = 3.0  # beyond the stop timeout: a process that still runs is kill
 
 def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
     """Runs `settings.processes` routers with these arguments until a signal; returns the exit status."""
-    try:
-        holder = hold_port(settings.host, settings.port)
-    except PortInUse as error:
-        print(f"trunkline-router: {error}", file=sys.stderr)
-        return EXIT_CANNOT_START
-    with holder:
-        port = holder.getsockname()[1]
-        name = settings.router_id or f"{settings.host}:{port}"
+    with contextlib.ExitStack() as held:
+        try:
+            holder = held.enter_context(hold_port(settings.host, settings.port))
+            ports = [f"--port={holder.getsockname()[1]}"]
+            if settings.http_port >= 0:
+                http_holder = held.enter_context(hold_port(settings.host, settings.http_port, "--http-port"))
+                ports.append(f"--http-port={http_holder.getsockname()[1]}")
+        except PortInUse as error:
+            print(f"trunkline-router: {error}", file=sys.stderr)
+            return EXIT_CANNOT_START
+        name = settings.router_id or f"{settings.host}:{holder.getsockname()[1]}"
         configure_logging("router", router=name)
-        overrides = [f"--port={port}", f"--stop-timeout-s={settings.stop_timeout_s}"]
+        overrides = [*ports, f"--stop-timeout-s={settings.stop_timeout_s}"]
         commands = [[*arguments, *overrides, f"--router-id={name}/{number}"] for number in range(settings.processes)]
         try:
             return asyncio.run(Processes(commands, settings.stop_timeout_s, Random()).run())

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -17,12 +17,15 @@ from trunkline_router.api.service import InferenceService
 from trunkline_router.discovery.membership import Membership
 from trunkline_router.discovery.sources import sources_of
 from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.edge.http_call import Edge
 from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.failover.quarantine import Quarantine
 from trunkline_router.gate.freed_memory import return_freed_memory
 from trunkline_router.gate.open_calls import request_bounds
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.http.server import LIMITS, HttpServer
+from trunkline_router.http_app import http_app
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -73,6 +76,7 @@ class Router:
     pools: Pools
     shared: SharedState
     server: GrpcServer
+    http: HttpServer | None
     service: InferenceService
     renderers: RenderPool
     lag: LoopLag
@@ -135,6 +139,7 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
     service = InferenceService(inference, access, grant_key=settings.grant_key.encode())
     add_InferenceServiceServicer_to_server(service, server.grpc)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
+    http = _http_server(settings, inference, access, gate, is_port_shared=is_port_shared)
     renderers, lag = RenderPool(), LoopLag()
 
     def in_and_freed() -> tuple[int, int]:
@@ -147,7 +152,28 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         lag.run,
         partial(return_freed_memory, in_and_freed),
     )
-    return Router(settings, pools, shared, server, service, renderers, lag, background)
+    return Router(settings, pools, shared, server, http, service, renderers, lag, background)
+
+
+def _http_server(
+    settings: RouterSettings, inference: Inference, access: Access, gate: RequestGate, *, is_port_shared: bool
+) -> HttpServer | None:
+    if settings.http_port < 0:
+        return None
+    edge = Edge(inference, access, gate, settings.sse_keep_alive_s, settings.allow_unknown_fields)
+    return HttpServer(
+        http_app(edge, is_ready=lambda: bool(inference.pools.models())),
+        settings.host,
+        settings.http_port,
+        shared_port=is_port_shared,
+        cors_origins=settings.cors_origins,
+        limits=replace(
+            LIMITS,
+            keep_alive_s=settings.http_keep_alive_s,
+            head_s=settings.http_head_timeout_s,
+            body_s=settings.http_body_timeout_s,
+        ),
+    )
 
 
 def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
@@ -211,8 +237,13 @@ async def has_a_worker(pools: Pools) -> None:
 async def listen(router: Router, shared_port: SharedPort | None) -> None:
     """Opens the port. Raises PortInUse."""
     await router.server.start()
+    if router.http is not None:
+        await router.http.start()
     spare_what_stays()
-    get_logger().info("router listening", port=router.server.port, workers=list(router.settings.workers))
+    http_port = None if router.http is None else router.http.port
+    get_logger().info(
+        "router listening", port=router.server.port, http_port=http_port, workers=list(router.settings.workers)
+    )
     if shared_port is not None:
         shared_port.on_listening()
 
@@ -231,7 +262,8 @@ async def drain(router: Router, signals: Signals) -> None:
     idle = asyncio.create_task(router.service.stop_admission())
     at_once = asyncio.create_task(signals.stop_now.wait())
     await asyncio.wait({idle, at_once}, timeout=router.settings.stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    await router.server.stop(FLUSH_S if idle.done() else 0)
+    grace_s = FLUSH_S if idle.done() else 0
+    await asyncio.gather(router.server.stop(grace_s), *([] if router.http is None else [router.http.stop(grace_s)]))
 
 
 async def close(router: Router, tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -240,6 +272,8 @@ async def close(router: Router, tasks: Sequence[asyncio.Task[Any]]) -> None:
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.gather(*tasks, return_exceptions=True)
+    if router.http is not None:
+        await router.http.stop(0)
     await router.server.stop(0)
     await router.shared.close()
     await router.renderers.close()

@@ -1,5 +1,6 @@
 """Settings of a router."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from trunkline_router.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.routing.routing_policy import PolicyName
 from trunkline_router.stores.redis_connection import redis_url_problem
 from trunkline_runtime.settings import setting
+
+ORIGIN = re.compile(r"https?://[^/\s?#@*]+")  # as browsers send it: without a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,32 @@ class RouterSettings:
         maximum=1 << 20,
     )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
+    http_port: int = setting(8000, help="HTTP port; 0 picks a free one, -1: no HTTP", minimum=-1, maximum=65535)
+    http_keep_alive_s: float = setting(
+        75.0, help="time after which an HTTP connection without requests is closed", minimum=1.0, maximum=3600.0
+    )
+    http_head_timeout_s: float = setting(
+        10.0, help="time in which the headers of an HTTP request must arrive", minimum=0.1, maximum=600.0
+    )
+    http_body_timeout_s: float = setting(
+        30.0, help="time in which the body of an HTTP request must arrive after its headers", minimum=0.1, maximum=600.0
+    )
+    sse_keep_alive_s: float = setting(
+        15.0,
+        help="a streamed HTTP response without output gets a comment after this time, because proxies cut silent "
+        "connections; 0: never",
+        minimum=0.0,
+        maximum=3600.0,
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        help="origins whose web pages may use the HTTP port from a browser, such as https://chat.example.com, "
+        "separated by commas; * stands for all; by default none",
+    )
+
+    allow_unknown_fields: bool = setting(
+        False, help="ignore unknown fields of HTTP requests, and name them in the response header x-trunkline-warning"
+    )
 
     @property
     def name(self) -> str:
@@ -123,6 +152,14 @@ def sharing_problem(redis_url: str, key_prefix: str) -> str | None:
     if not key_prefix.isascii() or not key_prefix.isprintable() or not key_prefix or set("{} ") & set(key_prefix):
         return f"--key-prefix={key_prefix!r} is not a prefix; allowed: printable ASCII without braces and spaces"
     return redis_url_problem(redis_url) if redis_url else None
+
+
+def cors_problem(origins: Sequence[str]) -> str | None:
+    """Returns what is wrong with --cors-origins, in one line; None if it is valid."""
+    for origin in origins:
+        if origin != "*" and ORIGIN.fullmatch(origin) is None:
+            return f"--cors-origins={origin} is not an origin; allowed: *, or http:// or https:// with a host and port"
+    return None
 
 
 def address_problem(workers: Sequence[str]) -> str | None:

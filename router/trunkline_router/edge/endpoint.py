@@ -1,4 +1,4 @@
-"""An endpoint of the HTTP API as an ASGI application: checks the caller, passes the gate, turns errors into responses."""
+"""An endpoint of the HTTP API as an ASGI application: checks the caller, passes the gate, answers errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

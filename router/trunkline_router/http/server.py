@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from email.utils import formatdate
 
 from starlette.middleware.cors import CORSMiddleware
-from uvicorn._types import ASGI3Application
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 
 from trunkline_router.http.connection import Connection, Shared
@@ -42,7 +42,7 @@ class HttpServer:
 
     def __init__(
         self,
-        app: ASGI3Application,
+        app: ASGIApp,
         host: str,
         port: int,
         *,
@@ -147,12 +147,12 @@ def listen(host: str, port: int, *, shared: bool) -> socket.socket:
     return listener
 
 
-def with_cors(app: ASGI3Application, origins: Sequence[str]) -> ASGI3Application:
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """The application, which answers pages of these origins; without any, the application as it is."""
     if not origins:
         return app
-    return CORSMiddleware(  # type: ignore[return-value]
-        app,  # type: ignore[arg-type]
+    return CORSMiddleware(
+        app,
         allow_origins=list(origins),
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),

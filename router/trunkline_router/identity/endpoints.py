@@ -1,4 +1,4 @@
-"""The role that each RPC needs, and what may be called without credentials.
+"""The role that each RPC and each HTTP endpoint needs, and what may be called without credentials.
 
 A call that is not listed here is refused. Liveness alone is always open: an orchestrator kills a process that does not
 answer it.
@@ -33,4 +33,22 @@ METHODS: Mapping[str, Role | Open] = {
     HEALTH_CHECK: Open.READINESS,  # but of the service "liveness", which is open
     HEALTH_WATCH: Open.READINESS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Open.REFLECTION,
+}
+
+# HTTP endpoints by method and path. None: always open.
+PATHS: Mapping[str, Role | Open | None] = {
+    "POST /v1/completions": Role.USER,
+    "POST /v1/chat/completions": Role.USER,
+    "GET /v1/models": Role.USER,
+    "GET /v1/models/{model:path}": Role.USER,
+    "POST /v1/responses": Role.USER,
+    "GET /v1/responses/{response}": Role.USER,
+    "DELETE /v1/responses/{response}": Role.USER,
+    "POST /v1/messages": Role.USER,
+    "POST /v1/messages/count_tokens": Role.USER,
+    "POST /tokenize": Role.USER,
+    "POST /detokenize": Role.USER,
+    "GET /health": None,
+    "GET /ready": Open.READINESS,
+    "GET /version": Open.VERSION,
 }

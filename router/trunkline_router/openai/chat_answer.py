@@ -5,8 +5,10 @@ from typing import Any
 
 import orjson
 
+from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.http.errors import openai_body
 from trunkline_router.http.sse import DONE, event
 from trunkline_router.openai.answer import (
     FINISH_REASONS,
@@ -82,6 +84,7 @@ class ChatStream:
         self._num_choices = request.n or 1
         self._usage = UsageSoFar()
         self._is_plain = not (request.logprobs or request.return_token_ids or request.has_continuous_usage)
+        self._model = ""
         self._head, self._tail = b"", b""
 
     def events(self, response: GenerateResponse) -> bytes:
@@ -101,6 +104,10 @@ class ChatStream:
             return DONE
         body = self._object([], usage=self._usage.json(sees_cache=self._answer_id.sees_cache))
         return event(orjson.dumps(body)) + DONE
+
+    def failed(self, refused: RequestRefused) -> bytes:
+        """Returns the event for an error. Without [DONE]: the answer is not whole."""
+        return event(openai_body(refused))
 
     def _opening(self, response: GenerateResponse) -> bytes:
         model = response.prompt.model
@@ -125,9 +132,11 @@ class ChatStream:
     def _chunk(self, chunk: OutputChunk) -> bytes:
         if self._is_plain and not chunk.finish_reason:
             text = orjson.dumps(chunk.text)
-            return (
-                b'%b%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b'
-                % (self._head, chunk.index, text, self._tail)
+            return b'%b%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
+                self._head,
+                chunk.index,
+                text,
+                self._tail,
             )
         delta: Json = {"content": chunk.text} if chunk.text else {}
         choice: Json = {

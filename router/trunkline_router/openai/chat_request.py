@@ -1,7 +1,8 @@
 """The body of POST /v1/chat/completions."""
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -33,7 +34,9 @@ class Part(Fields):
         raise invalid(where, f"content of type {kind!r} is not supported: the models that are served read text alone")
 
     # What clients send along: Anthropic's caching marks, and parts of an earlier answer.
-    ignored = frozenset({"cache_control", "annotations", "logprobs", "citations", "prompt_cache_breakpoint"})
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"cache_control", "annotations", "logprobs", "citations", "prompt_cache_breakpoint"}
+    )
 
 
 class Message(Fields):
@@ -44,8 +47,8 @@ class Message(Fields):
     name: str | None = None
 
     # An assistant's message comes back as it was sent to the client.
-    ignored = frozenset({"refusal", "annotations", "name"})
-    unserved = {
+    ignored: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations", "name"})
+    unserved: ClassVar[Mapping[str, str]] = {
         "tool_calls": TOOLS,
         "function_call": TOOLS,
         "tool_call_id": TOOLS,
@@ -84,8 +87,9 @@ class ChatRequest(GenerationFields):
     modalities: list[str] | None = None
     tool_choice: Any = None
 
-    ignored = GenerationFields.ignored | {"parallel_tool_calls"}
-    unserved = GenerationFields.unserved | {
+    ignored: ClassVar[frozenset[str]] = GenerationFields.ignored | {"parallel_tool_calls"}
+    unserved: ClassVar[Mapping[str, str]] = {
+        **GenerationFields.unserved,
         "tools": TOOLS,
         "functions": TOOLS,
         "function_call": TOOLS,

@@ -6,8 +6,10 @@ from typing import Any
 
 import orjson
 
+from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import OutputChunk, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.http.errors import openai_body
 from trunkline_router.http.sse import DONE, event
 from trunkline_router.openai.answer import (
     FINISH_REASONS,
@@ -112,8 +114,10 @@ class CompletionStream:
         self._model = ""
         self._head, self._tail = b"", b""
 
-    def events(self, response: GenerateResponse, prompt: int = 0) -> bytes:
-        """Returns the events for the next response to a prompt; empty if it has nothing to tell."""
+    def events(self, item: tuple[int, GenerateResponse]) -> bytes:
+        """Returns the events for the next response, which comes with the number of its prompt; empty if it has nothing
+        to tell."""
+        prompt, response = item
         self._usage.take(response)
         parts = []
         if response.HasField("prompt"):
@@ -131,6 +135,10 @@ class CompletionStream:
             self._usage.completion_tokens = 0
         body = self._object([], usage=self._usage.json(sees_cache=self._answer_id.sees_cache))
         return event(orjson.dumps(body)) + DONE
+
+    def failed(self, refused: RequestRefused) -> bytes:
+        """Returns the event for an error. Without [DONE]: the answer is not whole."""
+        return event(openai_body(refused))
 
     def _opening(self, response: GenerateResponse, prompt: int) -> bytes:
         if not self._head:
@@ -160,10 +168,7 @@ class CompletionStream:
     def _chunk(self, chunk: OutputChunk, index: int) -> bytes:
         if self._is_plain and not chunk.finish_reason:
             text = orjson.dumps(chunk.text)
-            return (
-                b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}%b'
-                % (self._head, index, text, self._tail)
-            )
+            return b'%b%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (self._head, index, text, self._tail)
         if self._request.max_tokens == 0:
             if not chunk.finish_reason:
                 return b""

@@ -1,6 +1,7 @@
 """The body of POST /v1/completions."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
@@ -38,7 +39,7 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
 
-    unserved = GenerationFields.unserved | {"suffix": "is not supported"}
+    unserved: ClassVar[Mapping[str, str]] = {**GenerationFields.unserved, "suffix": "is not supported"}
 
     def check(self) -> None:
         super().check()

@@ -1,5 +1,6 @@
 """POST /v1/completions and /v1/chat/completions."""
 
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 
@@ -7,8 +8,6 @@ from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.merging import merged
-from trunkline_router.http.errors import openai_body
-from trunkline_router.http.sse import event
 from trunkline_router.openai.answer import AnswerId, CollectedAnswer
 from trunkline_router.openai.chat_answer import ChatStream, chat_completion
 from trunkline_router.openai.chat_request import ChatRequest
@@ -37,7 +36,7 @@ async def chat_completions(call: HttpCall) -> None:
     answer_id = AnswerId(f"chatcmpl-{call.request_id}", call.created, call.caller.identity.sees_cache)
     responses = answer_of(call, generate)
     if request.stream:
-        await call.stream(responses, _ChatWriter(request, answer_id, names, prompt_ids))
+        await call.stream(responses, ChatStream(request, answer_id, names, prompt_ids))
         return
     answer = CollectedAnswer(generate.n)
     await call.collect(responses, answer.take)
@@ -66,7 +65,7 @@ async def completions(call: HttpCall) -> None:
     answer_id = AnswerId(f"cmpl-{call.request_id}", call.created, call.caller.identity.sees_cache)
     responses = merged([partial(answer_of, call, generate) for generate in generates])
     if request.stream:
-        await call.stream(responses, _CompletionWriter(request, answer_id, echoes, names))
+        await call.stream(responses, CompletionStream(request, answer_id, echoes, names))
         return
     answers = [CollectedAnswer(request.n or 1) for _ in prompts]
     await call.collect(responses, lambda item: answers[item[0]].take(item[1]))
@@ -125,30 +124,3 @@ async def _tokenized(
         ids = await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
     generate.token_ids.CopyFrom(TokenIds(ids=ids))
     return ids
-
-
-class _ChatWriter(ChatStream):
-    def failed(self, refused: RequestRefused) -> bytes:
-        return event(openai_body(refused))
-
-
-class _CompletionWriter:
-    """Writes responses together with the number of their prompt."""
-
-    def __init__(
-        self,
-        request: CompletionRequest,
-        answer_id: AnswerId,
-        echoes: Sequence[Echo],
-        names: TokenNames | None,
-    ) -> None:
-        self._stream = CompletionStream(request, answer_id, echoes, names)
-
-    def events(self, response: tuple[int, GenerateResponse]) -> bytes:
-        return self._stream.events(response[1], response[0])
-
-    def end(self) -> bytes:
-        return self._stream.end()
-
-    def failed(self, refused: RequestRefused) -> bytes:
-        return event(openai_body(refused))

@@ -34,7 +34,10 @@ class CompletionLogprobs:
     def columns(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> Json:
         """Returns the columns for the next tokens. A token without an entry, such as the first of a prompt, has null
         values."""
-        tokens, logprobs, tops, offsets = [], [], [], []
+        tokens: list[str] = []
+        offsets: list[int] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
         for token_id, entry in zip(token_ids, entries, strict=True):
             text = self._names.text(token_id)
             tokens.append(text)

@@ -56,7 +56,7 @@ class StreamOptions(Fields):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # usage in every event
-    ignored = frozenset({"include_obfuscation"})
+    ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
 
 NOT_YET = "is not supported"
@@ -93,10 +93,10 @@ class GenerationFields(Fields):
     priority: int | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
-    ignored = frozenset(
+    ignored: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"}
     )
-    unserved = {
+    unserved: ClassVar[Mapping[str, str]] = {
         "best_of": NOT_YET,
         "use_beam_search": NOT_YET,
         "length_penalty": NOT_YET,
