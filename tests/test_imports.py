@@ -67,6 +67,14 @@ MUST_NOT_REACH: dict[str, set[str]] = {
         ),
         PURE | {"redis"},
     ),
+    **dict.fromkeys(
+        (
+            "trunkline_router.identity." + module
+            for module in ("fleet_secret", "identity", "identity_fields", "key_file", "key_record", "token_claims")
+        ),
+        PURE | {"redis", "jwt", "cryptography"},
+    ),
+    "trunkline_router.identity.keys_command": PURE | {"redis", "jwt", "cryptography"},  # for keys in a file
     "trunkline_router.stores.embedded_store": {"torch", "grpc", "redis"},
     "trunkline_router.main": {"torch", "trunkline_worker", "triton", "transformers"},
     "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router"},
@@ -107,11 +115,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "stores": "quotas routing",
         "failover": "stores",
         "shared_state": "quotas routing stores workers",
-        "identity": "quotas",
+        "identity": "quotas stores",
         "request": "identity prompts quotas routing shared_state workers",
         "gate": "identity prompts request workers",
+        "http": "gate request",
         "dispatch": "failover quotas request routing streaming workers",
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
+        "edge": "api gate http identity request",
+        "openai": "api edge http prompts request workers",
     },
     "trunkline_bench": {
         "reports": "",

@@ -14,7 +14,7 @@ from trunkline_worker.front_settings import WorkerSettings
 SCHEMA = Path(__file__).parents[2] / "helm" / "trunkline" / "values.schema.json"
 # Settings that the chart derives from other values or from the cluster, and secrets, which must not be in a ConfigMap.
 SET_BY_CHART = {
-    "routerConfig": {"host", "port", "workers", "router_id", "tenants", "redis_url", "grant_key"},
+    "routerConfig": {"host", "port", "workers", "router_id", "tenants", "redis_url", "grant_key", "fleet_secret"},
     "workerConfig": {"host", "port", "model", "served_model_name", "worker_id", "grant_key"},
 }
 TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array"}

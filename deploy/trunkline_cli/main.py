@@ -22,12 +22,13 @@ MOST_THREADS = 4096  # a worker's own bound
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if arguments[:1] in (["router"], ["worker"]):
+    if arguments[:1] in (["router"], ["worker"], ["keys"]):
         command = script(f"trunkline-{arguments[0]}")
         try:
             os.execvp(command, [command, *arguments[1:]])
         except OSError as error:
-            sys.exit(f"trunkline {arguments[0]}: {command}: {error.strerror}")
+            hint = "; install it with: pip install 'trunkline[router]'" if arguments[0] == "keys" else ""
+            sys.exit(f"trunkline {arguments[0]}: {command}: {error.strerror}{hint}")
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHES:
         os.execv(sys.executable, [sys.executable, "-m", BENCHES[arguments[1]], *arguments[2:]])
     parser = Parser(prog="trunkline", description="An LLM serving cluster.")
@@ -41,6 +42,7 @@ def main() -> None:
     add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
     commands.add_parser("router", help="run a router (trunkline router --help)")
     commands.add_parser("worker", help="run a worker (trunkline worker --help)")
+    commands.add_parser("keys", help="create, list and revoke API keys (trunkline keys --help)")
     bench = commands.add_parser("bench", help="measure without a device").add_subparsers(
         dest="bench", required=True, metavar="COMMAND"
     )

@@ -8,15 +8,28 @@ import uvloop
 
 from trunkline.grant import grant_key_problem
 from trunkline_router.gate.freed_memory import keep_freed_memory
+from trunkline_router.identity.authenticator import Authenticator, authenticator_of
+from trunkline_router.identity.endpoints import Open
+from trunkline_router.identity.fleet_secret import LEAST_SECRET_BYTES, derived_key, read_fleet_secret
+from trunkline_router.identity.identity import IdentityError
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.request.access import Access
-from trunkline_router.request.tenants import TenantsError, read_tenants
+from trunkline_router.request.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.router import SharedPort, serve
-from trunkline_router.settings import RouterSettings, address_problem, cors_problem, sharing_problem
+from trunkline_router.settings import (
+    RouterSettings,
+    address_problem,
+    cors_problem,
+    exposure_problem,
+    identity_problem,
+    sharing_problem,
+)
 from trunkline_runtime.log import configure_logging
 from trunkline_runtime.server import PortInUse
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
+
+SALT_PURPOSE = "cache salts"
 
 
 def main() -> None:
@@ -32,11 +45,36 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
         or sharing_problem(settings.redis_url, settings.key_prefix)
         or cors_problem(settings.cors_origins)
         or grant_key_problem(settings.grant_key)
+        or identity_problem(settings)
+        or exposure_problem(settings)
+        or secret_problem(settings)
     )
     if problem is not None:
         print(f"trunkline-router: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
     return settings
+
+
+def secret_problem(settings: RouterSettings) -> str | None:
+    """Returns why the fleet's secret cannot be used, in one line; None if it can, or if there is none."""
+    try:
+        read_fleet_secret(settings.fleet_secret, settings.fleet_secret_file)
+    except IdentityError as error:
+        return str(error)
+    return None
+
+
+def access_of(settings: RouterSettings, tenants: Tenants, authenticator: Authenticator) -> Access:
+    """Returns the rules for callers. Without the fleet's secret, cache salts derive from the grant key, which routers
+    share too, or else from a random key: then only the processes of this router share tenants' cached prefixes."""
+    secret = read_fleet_secret(settings.fleet_secret, settings.fleet_secret_file) or settings.grant_key.encode()
+    return Access(
+        tenants,
+        authenticator if authenticator.is_configured else None,
+        allows_anonymous=settings.allow_anonymous,
+        opened=frozenset(Open(name) for name in settings.open),
+        salt_key=derived_key(secret or secrets.token_bytes(LEAST_SECRET_BYTES), SALT_PURPOSE),
+    )
 
 
 def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
@@ -49,9 +87,9 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
         tenants = read_tenants(settings.tenants)
         if settings.processes > 1 and not settings.redis_url and tenants.have_quotas:
             raise TenantsError("--tenants has quotas, which several processes can only keep together with --redis-url")
-        access = Access(tenants, salt_key=secrets.token_bytes(32))
-        uvloop.run(serve(settings, access, shared_port))
-    except (PortInUse, TenantsError) as error:
+        authenticator = authenticator_of(settings)
+        uvloop.run(serve(settings, access_of(settings, tenants, authenticator), authenticator, shared_port))
+    except (PortInUse, TenantsError, IdentityError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
     shutdown_tracing()

@@ -6,12 +6,14 @@ The kernel distributes connections among them (SO_REUSEPORT). They share nothing
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
 from random import Random
 from typing import IO
 
+from trunkline_router.identity.fleet_secret import LEAST_SECRET_BYTES
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import PortInUse, Signals, hold_port
@@ -35,6 +37,9 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
         except PortInUse as error:
             print(f"trunkline-router: {error}", file=sys.stderr)
             return EXIT_CANNOT_START
+        # Cache salts derive from it: processes that share them can use each other's cached prefixes.
+        if not (settings.fleet_secret or settings.fleet_secret_file or settings.grant_key):
+            os.environ["TRUNKLINE_FLEET_SECRET"] = secrets.token_hex(LEAST_SECRET_BYTES)
         name = settings.router_id or f"{settings.host}:{holder.getsockname()[1]}"
         configure_logging("router", router=name)
         overrides = [*ports, f"--stop-timeout-s={settings.stop_timeout_s}"]

@@ -26,6 +26,7 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.http.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
+from trunkline_router.identity.authenticator import Authenticator
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -83,8 +84,10 @@ class Router:
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
-async def serve(settings: RouterSettings, access: Access, shared_port: SharedPort | None = None) -> None:
-    """Builds a router, serves until a signal, then stops it. Raises PortInUse."""
+async def serve(
+    settings: RouterSettings, access: Access, authenticator: Authenticator, shared_port: SharedPort | None = None
+) -> None:
+    """Builds a router, serves until a signal, then stops it. Raises PortInUse, IdentityError."""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
@@ -94,7 +97,9 @@ async def serve(settings: RouterSettings, access: Access, shared_port: SharedPor
     metrics = None if reader is None else export_lag(router.lag, "trunkline-router", reader)
     tasks: list[asyncio.Task[Any]] = []
     try:
+        await authenticator.start()
         await router.shared.start()
+        tasks.append(asyncio.create_task(authenticator.run()))
         tasks += [asyncio.create_task(run()) for run in router.background]
         stopped = asyncio.create_task(signals.stop.wait())
         if shared_port is not None and shared_port.once_useful:

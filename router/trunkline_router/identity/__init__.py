@@ -1,1 +1,4 @@
-"""From a call's credential to an identity: API keys and JSON Web Tokens."""
+"""From credentials to identities: API keys (in a file or in Redis) and tokens (JWT) of other issuers.
+
+`authenticator.py` is the door. `identity.py` defines what it returns.
+"""

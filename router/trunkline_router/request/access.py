@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from trunkline.metadata import TENANT_KEY, only_value
-from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
+from trunkline.status import RequestRefused, invalid
 from trunkline.validation import tenant_problem
 from trunkline_router.identity.endpoints import Open
-from trunkline_router.identity.identity import ANY_TENANT, Identity, Role
+from trunkline_router.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
 from trunkline_router.request.caller import Caller, forbidden
 from trunkline_router.request.tenants import Tenants
 
@@ -73,7 +73,7 @@ class Access:
         tenant = identity.tenant
         named = tenant_of(metadata)
         if named and named != tenant:
-            if named not in identity.acts_for and ANY_TENANT not in identity.acts_for:
+            if not identity.may_act_for(named):
                 raise forbidden(f"these credentials may not act for tenant {named!r}", field=TENANT_KEY)
             tenant = named
         terms = self._tenants.terms(tenant)
@@ -117,8 +117,3 @@ def tenant_of(metadata: Metadata) -> str:
     if problem := tenant_problem(tenant):
         raise invalid(TENANT_KEY, problem)
     return tenant
-
-
-def unauthenticated(message: str) -> RequestRefused:
-    """A refusal with UNAUTHENTICATED."""
-    return RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, message)

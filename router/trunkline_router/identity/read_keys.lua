@@ -1,0 +1,24 @@
+-- One page of the sealed records of API keys.
+-- KEYS: records (hash: key id → sealed record), version (string: changes with each write)
+-- ARGV: the version that the router knows ("" reads in any case), cursor, number of records of a page, size limit of one
+-- Returns the version alone if it is the known one, else version, next cursor ("0" after the last page), and
+-- [id, record, id, record, …] as JSON. Records over the limit are left out.
+local version = redis.pcall('GET', KEYS[2])
+if type(version) ~= 'string' or #version > 64 then
+  version = ''
+end
+if version ~= '' and version == ARGV[1] then
+  return {version}
+end
+if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then
+  return {version, '0', '[]'}
+end
+local page = redis.call('HSCAN', KEYS[1], ARGV[2], 'COUNT', ARGV[3])
+local most, found = tonumber(ARGV[4]), {}
+for i = 1, #page[2], 2 do
+  if #page[2][i] <= 64 and #page[2][i + 1] <= most then
+    found[#found + 1] = page[2][i]
+    found[#found + 1] = page[2][i + 1]
+  end
+end
+return {version, page[1], #found > 0 and cjson.encode(found) or '[]'}

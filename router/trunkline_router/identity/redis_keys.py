@@ -1,0 +1,206 @@
+"""API keys in Redis.
+
+| key | type | holds |
+|---|---|---|
+| `{prefix}:api-keys:1` | hash | key id → record, sealed with a key that derives from the fleet's secret |
+| `{prefix}:api-keys:1:version` | string | a random text, another one after each write |
+
+A process that can write to Redis, but does not have the fleet's secret, cannot make or change a record: one that is not
+sealed is ignored. It can hide records, or put an old one back. So nothing but a sealed record that says `revoked`
+revokes a key: routers keep what they know if Redis is lost, emptied or overwritten, they do not take a revoked record
+back, and they write what is missing into Redis again, for routers that start later.
+"""
+
+import asyncio
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trunkline_router.identity.fleet_secret import sealed, unsealed
+from trunkline_router.identity.identity_fields import JSON_ERRORS, FieldError, loaded
+from trunkline_router.identity.key_record import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
+from trunkline_router.stores.redis_connection import CONNECT_TIMEOUT_S, RedisConnection, Script
+from trunkline_router.stores.store import StoreDown
+from trunkline_runtime.log import get_logger
+
+FORMAT = 1
+SEAL_PURPOSE = "API keys in Redis"
+POLL_S = 1.0  # a revocation counts within 5 s
+READ_ALL_S = 60.0  # also without a new version: a process that writes past this program sets none
+ANSWER_TIMEOUT_S = 1.0
+MOST_KEYS = 100_000
+PAGE_KEYS = 64  # reading a page must not hold the event loop for more than about a millisecond
+# Twice as many as the keys need: a hash returns some of them twice while it grows.
+MOST_PAGES = 2 * MOST_KEYS // PAGE_KEYS
+MOST_SEALED_BYTES = MOST_RECORD_BYTES + 65  # with the code and the colon before it
+MOST_REPORTED = 1024  # logged problems that are remembered
+
+
+class RedisKeys:
+    """The records of API keys in Redis. Requests read `records`, and never wait for Redis."""
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str,
+        seal_key: bytes,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        steady_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._write = (
+            Script(Path(__file__).with_name(f"{name}_keys.lua").read_text()) for name in ("read", "write")
+        )
+        self._redis = RedisConnection(url, (self._read, self._write), connect_timeout_s=connect_timeout_s)
+        self._names = tuple(f"{{{prefix.rstrip(':')}}}:api-keys:{FORMAT}{end}" for end in ("", ":version"))
+        self._seal_key = seal_key
+        self._steady_s = steady_s
+        self.has_loaded = False
+        self._known: dict[str, str] = {}  # sealed records by id, each of them read
+        self._records: dict[str, KeyRecord] = {}
+        self.records: Mapping[str, KeyRecord] = self._records
+        self._version = ""
+        self._read_all_s = -math.inf
+        self._reported: set[tuple[str, str]] = set()
+        self._problem = ""
+        self._log = get_logger()
+
+    async def start(self) -> None:
+        """Reads the records. If Redis cannot be reached, that is logged, and run() tries again."""
+        await self.poll()
+
+    async def run(self) -> None:
+        """Follows the records until it is cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(POLL_S)
+                await self.poll()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        await self._redis.close()
+
+    async def poll(self) -> None:
+        """Looks for new records once. If that fails, the known ones stay valid, and it is logged once."""
+        try:
+            await self.update()
+        except Exception as error:  # whatever Redis contains, the router goes on
+            problem = str(error) if isinstance(error, StoreDown) else f"unexpected {type(error).__name__}"
+            if problem != self._problem and not isinstance(error, StoreDown):
+                self._log.error("unexpected error", exc_info=error)
+            if not self._problem:
+                self._log.warning("API keys in Redis cannot be read: the known ones stay valid", problem=problem)
+            self._problem = problem
+            return
+        if self._problem:
+            self._log.info("API keys in Redis can be read again")
+            self._problem = ""
+
+    async def update(self) -> None:
+        """Reads the records if they may have changed. Raises StoreDown."""
+        if not self._redis.is_connected:
+            await self._redis.connect()
+        try:
+            missing = await self._read_changes()
+        except (TypeError, LookupError, *JSON_ERRORS) as error:
+            raise StoreDown(f"an invalid answer: {type(error).__name__}") from None
+        for at in range(0, len(missing), PAGE_KEYS):
+            await self._put({key_id: self._known[key_id] for key_id in missing[at : at + PAGE_KEYS]})
+        if missing:
+            self._log.warning(
+                "API keys were missing or changed in Redis: their records were written back", num_keys=len(missing)
+            )
+
+    async def _read_changes(self) -> list[str]:
+        """Takes all records if they may have changed. Returns the ids of known keys that Redis should have and does
+        not."""
+        now_s = self._steady_s()
+        known_version = "" if now_s >= self._read_all_s else self._version
+        reply = await self._ask(self._read, known_version, "0", PAGE_KEYS, MOST_SEALED_BYTES)
+        if len(reply) == 1:
+            return []
+        version, cursor, page = reply
+        present = self._take(page)
+        for _ in range(MOST_PAGES):
+            if cursor == "0":
+                break
+            _, cursor, page = await self._ask(self._read, "", cursor, PAGE_KEYS, MOST_SEALED_BYTES)
+            present |= self._take(page)
+        self._version, self._read_all_s = str(version), now_s + READ_ALL_S
+        self.has_loaded = True
+        return [key_id for key_id in self._known if key_id not in present]
+
+    async def put(self, fields: Mapping[str, Any]) -> None:
+        """Writes a record, which is valid. Raises StoreDown."""
+        if not self._redis.is_connected:
+            await self._redis.connect()
+        await self._put({fields["id"]: sealed(self._seal_key, json.dumps(fields))})
+
+    def fields_of(self, key_id: str) -> dict[str, Any]:
+        """The record of a known key, as JSON."""
+        fields: dict[str, Any] = loaded(self._known[key_id].partition(":")[2])
+        return fields
+
+    def _take(self, page: Any) -> set[str]:
+        """Takes the records of a page. Returns the ids of keys about which Redis knows what this router knows."""
+        values = loaded(page)
+        present = set()
+        for key_id, value in zip(values[::2], values[1::2], strict=True):
+            if self._known.get(key_id) != value:
+                self._take_one(key_id, value)
+            if self._known.get(key_id) == value:
+                present.add(key_id)
+        return present
+
+    def _take_one(self, key_id: Any, value: Any) -> None:
+        text = unsealed(self._seal_key, value) if isinstance(value, str) and is_key_id(key_id) else None
+        if text is None:
+            self._report(key_id, "it is not sealed with this fleet's secret")
+            return
+        try:
+            record = read_record(loaded(text))
+        except (FieldError, *JSON_ERRORS) as error:
+            self._report(key_id, str(error) if isinstance(error, FieldError) else "it is not JSON")
+            return
+        if record.key_id != key_id:
+            self._report(key_id, "it is the record of another key")
+            return
+        if key_id not in self._known and len(self._known) >= MOST_KEYS:
+            self._report("", f"there are more than {MOST_KEYS} keys")
+            return
+        if self._is_news(record, value):
+            self._known[key_id], self._records[key_id] = value, record
+
+    def _is_news(self, record: KeyRecord, value: str) -> bool:
+        """Whether a valid record replaces the known one: a revoked one always wins. The order of two others is
+        arbitrary, but the same for all routers, so that they do not overwrite each other's."""
+        known = self._records.get(record.key_id)
+        if known is None:
+            return True
+        revoked, was_revoked = record.revoked_unix_s is not None, known.revoked_unix_s is not None
+        return (revoked, value) > (was_revoked, self._known[record.key_id])
+
+    async def _put(self, values: Mapping[str, str]) -> None:
+        flat = (part for pair in values.items() for part in pair)
+        await self._ask(self._write, secrets.token_hex(8), *flat)
+
+    async def _ask(self, script: Script, *arguments: str | int) -> Any:
+        """The script's reply. Raises StoreDown."""
+        reply = self._redis.call(script, self._names, arguments)
+        await asyncio.wait((reply,), timeout=ANSWER_TIMEOUT_S)
+        if reply.done():
+            return reply.result()
+        await self._redis.close()  # replies on this connection are now too late
+        raise StoreDown(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+
+    def _report(self, key_id: Any, problem: str) -> None:
+        """Logs once per id. An invalid id is not repeated: it could be a whole key."""
+        shown = key_id if is_key_id(key_id) else ""
+        if len(self._reported) < MOST_REPORTED and (shown, problem) not in self._reported:
+            self._reported.add((shown, problem))
+            self._log.warning("an API key's record in Redis is ignored", key_id=shown, problem=problem)
