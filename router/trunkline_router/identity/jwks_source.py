@@ -7,8 +7,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
@@ -103,9 +104,10 @@ class JwksUrl:
         try:
             content = await self._answer()
             keys = self.keys if content == self._content and self.keys.by_id else read_jwks(content)
-        except (IdentityError, OSError, TimeoutError, ValueError) as error:
+        except (IdentityError, OSError, HTTPException, ValueError) as error:
             self._failed(_problem(error))
             return
+        self._asked.clear()  # again: a token that came meanwhile finds the new keys, or asks once more
         self.has_loaded = True
         self._fetched_s = self._steady_s()
         if self._problem:
@@ -127,7 +129,7 @@ class JwksUrl:
         began_s = time.monotonic()
         request = Request(self._url, headers={"Accept": "application/json", "User-Agent": "trunkline-router"})
         content = bytearray()
-        with self._opener.open(request, timeout=FETCH_TIMEOUT_S) as response:
+        with self._opened(request) as response:
             if response.status != 200:
                 raise IdentityError(f"HTTP status {response.status}")
             while chunk := response.read1(_CHUNK_BYTES):
@@ -137,6 +139,14 @@ class JwksUrl:
                 if time.monotonic() - began_s > FETCH_S:
                     raise TimeoutError
         return bytes(content)
+
+    def _opened(self, request: Request) -> HTTPResponse:
+        try:
+            response: HTTPResponse = self._opener.open(request, timeout=FETCH_TIMEOUT_S)
+        except HTTPError as error:
+            with error:  # it holds the connection
+                raise IdentityError(f"HTTP status {error.code}") from None
+        return response
 
     def _failed(self, problem: str) -> None:
         age_s = self._steady_s() - self._fetched_s
@@ -162,10 +172,10 @@ def place_of(url: str) -> str:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A redirect could lead to plain HTTP or to an internal service."""
+    """A redirect, which could lead to plain HTTP or to an internal service, is an error like any other status."""
 
     def redirect_request(self, *_: Any) -> None:
-        raise IdentityError("the server redirects; --jwt-jwks must be the final URL")
+        """Follows none."""
 
 
 def _opener(url: str, context: ssl.SSLContext | None) -> OpenerDirector:
@@ -205,5 +215,7 @@ def _problem(error: BaseException) -> str:
     """The error in one line."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, HTTPException):
+        return f"not HTTP: {type(error).__name__}"  # its text is what the server has sent
     reason = error.reason if isinstance(error, URLError) else error
     return str(reason).splitlines()[0] if str(reason) else type(reason).__name__

@@ -1,9 +1,11 @@
 """API keys in Redis: the fleet's secret makes them, and nothing that happens to Redis unmakes or forges one."""
 
 import asyncio
+import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -140,14 +142,15 @@ async def test_an_old_record_that_is_put_back_does_not_undo_a_revocation(opened:
     old = await client.hget(RECORDS, key.key_id)
     await writer.put(record(key) | REVOKED)
     await router.poll()
-    for attack in (
-        client.hset(RECORDS, key.key_id, old),
-        client.hset(RECORDS, key.key_id, b"garbage"),
-        client.hdel(RECORDS, key.key_id),
-        client.flushall(),
-    ):
-        await attack
-        await client.set(VERSION, "another")
+    attacks: list[Callable[[], Awaitable[Any]]] = [
+        partial(client.hset, RECORDS, key.key_id, old),
+        partial(client.hset, RECORDS, key.key_id, b"garbage"),
+        partial(client.hdel, RECORDS, key.key_id),
+        client.flushall,
+    ]
+    for number, attack in enumerate(attacks):
+        await attack()
+        await client.set(VERSION, number)
         await router.poll()
         assert answer(Authenticator([router]), key.credential) == WAS_REVOKED
         # The router has written the revoked record back, so that one that starts now knows it too.
@@ -192,8 +195,9 @@ async def test_without_redis_the_known_keys_stay_valid_and_others_are_not_called
             assert (caught.value.reason, caught.value.retry_delay_ms) == (NO_WORKER, 1000)
             server.start()
             await router.poll()
-        assert [entry["log_level"] for entry in logs[:1] + logs[-1:]] == ["warning", "info"]
-        assert len(logs) == 3
+        # Lost, for each of the two routers once; then back, and the keys with it.
+        assert [entry["log_level"] for entry in logs] == ["warning", "warning", "warning", "info"]
+        assert logs[2]["num_keys"] == 1
         await router.close()
         await fresh.close()
 
@@ -217,17 +221,24 @@ async def test_a_redis_that_hangs_blocks_no_request(server: RedisServer, opened:
 
 
 async def test_a_server_that_is_no_redis_ends_with_one_log_line() -> None:
+    served = asyncio.Semaphore(0)
+
     async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await reader.read(65536):
-            writer.write(b"*1000000000\r\n$5\r\nhello\r\n:1\r\n-ERR\r\n")
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(65536):
+                writer.write(b"*1000000000\r\n$5\r\nhello\r\n:1\r\n-ERR\r\n")
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        served.release()
 
     listening = await asyncio.start_server(answers, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     router = RedisKeys(f"redis://127.0.0.1:{port}", "trunkline:", SEAL_KEY, connect_timeout_s=0.2)
     with capture_logs() as logs:
-        await router.poll()
-        await router.poll()
+        for _ in range(2):
+            await router.poll()
+            await served.acquire()
     assert [entry["log_level"] for entry in logs] == ["warning"]
     await router.close()
     listening.close()
