@@ -31,7 +31,7 @@ MAY: dict[str, set[str]] = {
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME
     | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"}
-    | {"jwt", "cryptography", "orjson", "pydantic", "starlette", "uvicorn"},
+    | {"jwt", "cryptography", "httptools", "orjson", "pydantic", "starlette", "uvicorn"},
     "trunkline_bench": CONTRACT
     | {
         *OURS,
@@ -118,7 +118,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "identity": "quotas stores",
         "request": "identity prompts quotas routing shared_state workers",
         "gate": "identity prompts request workers",
-        "http": "gate request",
+        "http": "gate prompts request",
         "dispatch": "failover quotas request routing streaming workers",
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
         "edge": "api gate http identity request",
