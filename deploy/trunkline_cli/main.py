@@ -16,19 +16,21 @@ BENCHES = {
     "simulate": "trunkline_bench.simulation.main",
     "simulate-fleet": "trunkline_bench.simulation.fleet.main",
 }
+KEYS = "trunkline_router.identity.keys_command"
 
 MOST_THREADS = 4096  # a worker's own bound
 
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if arguments[:1] in (["router"], ["worker"], ["keys"]):
+    if arguments[:1] in (["router"], ["worker"]):
         command = script(f"trunkline-{arguments[0]}")
         try:
             os.execvp(command, [command, *arguments[1:]])
         except OSError as error:
-            hint = "; install it with: pip install 'trunkline[router]'" if arguments[0] == "keys" else ""
-            sys.exit(f"trunkline {arguments[0]}: {command}: {error.strerror}{hint}")
+            sys.exit(f"trunkline {arguments[0]}: {command}: {error.strerror}")
+    if arguments[:1] == ["keys"]:  # -P: modules in the working directory must not be in the way of installed ones
+        os.execv(sys.executable, [sys.executable, "-P", "-m", KEYS, *arguments[1:]])
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHES:
         os.execv(sys.executable, [sys.executable, "-m", BENCHES[arguments[1]], *arguments[2:]])
     parser = Parser(prog="trunkline", description="An LLM serving cluster.")
