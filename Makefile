@@ -13,6 +13,7 @@ NAME ?=
 WORKERS ?= 2
 PORT ?= 50051
 WORKER_PORT ?= 50061
+HTTP_PORT ?= 8000
 ARGS ?=
 # A folder with vllm/bin/python, for bench-peer.
 PEERS ?= peers
@@ -36,7 +37,7 @@ PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 help:
 	@echo 'make serve        runs a router and workers on this machine; options:'
-	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 WORKER_PORT=50061'
+	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 HTTP_PORT=8000 WORKER_PORT=50061'
 	@echo '                  ARGS="flags", such as --verbose, or flags of the workers'
 	@echo 'make test         runs the test suite (test-slow: the tests that take minutes)'
 	@echo 'make lint         checks style, types, generated files and the wire contract'
@@ -69,7 +70,7 @@ help-bench:
 	@echo 'make bench-calibration   the simulator against the engine on this CPU'
 
 serve: $(SERVE_STAMP)
-	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' $(ARGS)
+	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' --http-port '$(HTTP_PORT)' $(ARGS)
 
 test: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -m 'not slow' $(ENGINE_TESTS) > $(ENGINE_LOG) 2>&1 & engine=$$!; \

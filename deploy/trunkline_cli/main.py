@@ -21,6 +21,8 @@ KEYS = "trunkline_router.identity.keys_command"
 MOST_THREADS = 4096  # a worker's own bound
 
 
+HTTP_PORT = 8000  # as of trunkline-router
+
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] in (["router"], ["worker"]):
@@ -71,6 +73,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-port", type=whole(1, MOST_PORT), default=50061, help="the first worker's (default: %(default)s)"
     )
+    parser.add_argument(
+        "--http-port", type=whole(-1, MOST_PORT), default=int(os.environ.get("TRUNKLINE_HTTP_PORT", HTTP_PORT)),
+        help="the router's HTTP port; -1: no HTTP (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--tenants", default="", help="JSON file with the terms of tenants (trunkline router --help)")
     parser.add_argument(
         "--no-liveness", action="store_true", help="do not restart processes that hang: for a debugger, for example"
@@ -102,6 +108,7 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
             worker_arguments=rest,
             threads=parsed.threads,
             tenants=parsed.tenants,
+            http_port=parsed.http_port,
             gpus=visible_gpus(),
         )
     except LaunchError as error:
