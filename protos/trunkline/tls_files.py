@@ -27,14 +27,18 @@ def read_pair(cert_file: str, key_file: str) -> KeyPair:
     """A certificate chain and its key, which belong together. Raises TlsFileError."""
     pair = _read_pair(cert_file, key_file)
     for _ in range(READ_TRIES):
-        problem = _problem(lambda: _server_context().load_cert_chain(cert_file, key_file, password=_no_password))
+        load_pair(_server_context(), cert_file, key_file)
         checked, pair = pair, _read_pair(cert_file, key_file)
-        if pair != checked:
-            continue  # replaced meanwhile: what was checked may be neither of both
-        if problem:
-            raise TlsFileError(f"{cert_file} and {key_file} are not a certificate and its key: {problem}")
-        return pair
+        if pair == checked:  # otherwise what was checked may be neither of both
+            return pair
     raise TlsFileError(f"{cert_file} and {key_file} are being replaced")
+
+
+def load_pair(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
+    """Loads a certificate chain and its key into a context. Raises TlsFileError."""
+    problem = _problem(lambda: context.load_cert_chain(cert_file, key_file, password=_no_password))
+    if problem:
+        raise TlsFileError(f"{cert_file} and {key_file} are not a certificate and its key: {problem}")
 
 
 def read_authorities(ca_file: str) -> bytes:
