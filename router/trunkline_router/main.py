@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import uvloop
 
-from trunkline.grant import grant_key_problem
+from trunkline.grant_keys import grant_key_problem
+from trunkline.tls_files import TlsFileError
 from trunkline_router.gate.freed_memory import keep_freed_memory
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.request.tenants import TenantsError, read_tenants
@@ -25,10 +26,14 @@ def main() -> None:
 def router_settings(arguments: Sequence[str]) -> RouterSettings:
     """Reads the settings. If one is invalid, prints one line to standard error and exits with status 2."""
     settings = load_settings(RouterSettings, arguments, prog="trunkline-router", description=__doc__ or "")
+    allow_plaintext = settings.tls.allow_plaintext
     problem = (
         address_problem(settings.workers)
         or sharing_problem(settings.redis_url, settings.key_prefix)
-        or grant_key_problem(settings.grant_key)
+        or grant_key_problem(settings.grant_key, settings.grant_key_previous)
+        or settings.tls.problem(settings.host)
+        or settings.worker_tls.problem(settings.workers, allow_plaintext=allow_plaintext)
+        or settings.redis_tls.problem(settings.redis_url, allow_plaintext=allow_plaintext)
     )
     if problem is not None:
         print(f"trunkline-router: {problem}", file=sys.stderr)
@@ -46,12 +51,21 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
         tenants = read_tenants(settings.tenants)
         if settings.processes > 1 and not settings.redis_url and tenants.have_quotas:
             raise TenantsError("--tenants has quotas, which several processes can only keep together with --redis-url")
+        check_files(settings)
         uvloop.run(serve(settings, tenants, shared_port))
-    except (PortInUse, TenantsError) as error:
+    except (PortInUse, TenantsError, TlsFileError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
     shutdown_tracing()
     return status
+
+
+def check_files(settings: RouterSettings) -> None:
+    """Raises TlsFileError if a certificate for connections to workers or Redis cannot be used now."""
+    tls = settings.worker_tls.client_tls()
+    if tls is not None:
+        tls.credentials()
+    settings.redis_tls.redis_tls().check()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.stores.store import Store
 from trunkline_router.streaming.backlog import Backlog
-from trunkline_router.workers.link_context import LinkContext, LinkLimits
+from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
@@ -114,7 +114,8 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
 
 
 def build(settings: RouterSettings, tenants: Tenants, *, is_port_shared: bool) -> Router:
-    """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop."""
+    """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
+    TlsFileError."""
     rng = Random()
     pools = Pools(rng, RoutingPolicy(settings.policy))
     fleet = PoolFleet(pools)
@@ -129,13 +130,15 @@ def build(settings: RouterSettings, tenants: Tenants, *, is_port_shared: bool) -
         max_connection_age_s=settings.max_connection_age_s,
         max_request_bytes=MAX_REQUEST_BYTES,
         gate=gate,
+        tls=settings.tls.server_tls(),
+        health_port=settings.tls.health_port,
     )
     service = InferenceService(
         dispatcher,
         max_choices=settings.max_choices,
         tenants=tenants,
         shared=shared,
-        grant_key=settings.grant_key.encode(),
+        grant_keys=settings.grant_keys,
     )
     add_InferenceServiceServicer_to_server(service, server.grpc)
     fleet_service = FleetService(pools, max_choices=settings.max_choices, shared=shared, tenants=tenants)
@@ -159,7 +162,9 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
     """The state shared with other routers: in Redis if the settings have a URL, else in this process alone."""
     patience_s = settings.redis_patience_ms / 1e3
     if settings.redis_url:
-        store: Store = RedisStore(settings.redis_url, settings.key_prefix, patience_s=patience_s)
+        store: Store = RedisStore(
+            settings.redis_url, settings.key_prefix, patience_s=patience_s, tls=settings.redis_tls.redis_tls()
+        )
     else:
         store = EmbeddedStore(lambda: time.monotonic() * 1e3)
     return SharedState(
@@ -173,7 +178,7 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
 
 
 def _dispatcher(settings: RouterSettings, pools: Pools, shared: SharedState, rng: Random) -> Dispatcher:
-    key = conviction_key(settings.redis_url, settings.key_prefix, settings.grant_key.encode())
+    key = conviction_key(settings.redis_url, settings.key_prefix, settings.grant_keys.newest)
     return Dispatcher(
         pools,
         time.monotonic,
@@ -195,7 +200,8 @@ def _membership(
         pools.notify,
         rng,
         LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s),
-        settings.grant_key.encode(),
+        settings.grant_keys,
+        security=LinkSecurity(settings.worker_tls.client_tls(), settings.tls.allow_plaintext),
     )
     members = Membership(pools.links, connect=lambda address: WorkerLink(address, context))
     sources, lookups = sources_of(settings.workers, rng)

@@ -1,13 +1,16 @@
 """Settings of a router."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from trunkline.grant_keys import GrantKeys
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.routing.routing_policy import PolicyName
 from trunkline_router.stores.redis_connection import redis_url_problem
+from trunkline_router.tls_settings import RedisTlsSettings, WorkerTlsSettings
 from trunkline_runtime.settings import setting
+from trunkline_runtime.tls_settings import ServerTlsSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,14 @@ class RouterSettings:
         "directly from the workers; without it the router gives no grants. Pass it as TRUNKLINE_GRANT_KEY: other "
         "users of the host can see arguments",
     )
+    grant_key_previous: str = setting(
+        "",
+        help="another key of the workers, used with those that do not have the grant key yet, while it is being "
+        "changed; pass it as TRUNKLINE_GRANT_KEY_PREVIOUS",
+    )
+    tls: ServerTlsSettings = field(default_factory=ServerTlsSettings)
+    worker_tls: WorkerTlsSettings = field(default_factory=WorkerTlsSettings)
+    redis_tls: RedisTlsSettings = field(default_factory=RedisTlsSettings)
     max_resumptions: int = setting(
         8,
         help="how often a request may continue on another worker when its own is lost; 0: never",
@@ -112,6 +123,10 @@ class RouterSettings:
         maximum=1 << 20,
     )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
+
+    @property
+    def grant_keys(self) -> GrantKeys:
+        return GrantKeys.of(self.grant_key, self.grant_key_previous)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from trunkline.grant import LEAST_KEY_BYTES, grant_key_problem, key_id, open_grant, sign_grant
+from trunkline.grant import open_grant, sign_grant
+from trunkline.grant_keys import LEAST_KEY_BYTES, GrantKeys, grant_key_problem, key_id
 from trunkline.status import FORBIDDEN, INVALID_REQUEST, RequestRefused
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.worker_pb2 import Grant, Resume, Submit
@@ -34,7 +35,7 @@ def granted() -> Grant:
 
 def opened(grant: Grant, **given: Any) -> Submit:
     options: dict[str, Any] = {"key": KEY, "epoch": EPOCH, "now_unix_ms": EXPIRES_MS - 1, **given}
-    return open_grant(options.pop("key"), grant, **options)
+    return open_grant(GrantKeys(options.pop("key")), grant, **options)
 
 
 def refused(grant: Grant, **given: Any) -> RequestRefused:

@@ -12,6 +12,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
+from trunkline.grant_keys import GrantKeys
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
@@ -153,7 +154,7 @@ async def router_before(
         tokenizers = Tokenizers(renderers)
         pools = Pools(rng, RoutingPolicy(policy))
         limits = link_limits or LinkLimits()
-        context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, grant_key)
+        context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, GrantKeys(grant_key))
         links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
         gate = RequestGate(pools)
@@ -170,7 +171,7 @@ async def router_before(
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
         service = InferenceService(
-            dispatcher, max_choices=max_choices, tenants=tenants, shared=shared, grant_key=grant_key
+            dispatcher, max_choices=max_choices, tenants=tenants, shared=shared, grant_keys=GrantKeys(grant_key)
         )
         add_InferenceServiceServicer_to_server(service, server.grpc)
         fleet = FleetService(pools, max_choices=max_choices, shared=shared, tenants=tenants)

@@ -10,6 +10,7 @@ from typing import Any
 from opentelemetry.trace import Span, Status, StatusCode
 
 from trunkline.grant import forbidden
+from trunkline.grant_keys import GrantKeys
 from trunkline.status import (
     CODE_INTERNAL,
     DEADLINE_EXCEEDED,
@@ -60,7 +61,7 @@ class InferenceService(InferenceServiceServicer):
         max_choices: int,
         shared: SharedState,
         tenants: Tenants | None = None,
-        grant_key: bytes = b"",
+        grant_keys: GrantKeys | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._pools = dispatcher.pools
@@ -68,7 +69,7 @@ class InferenceService(InferenceServiceServicer):
         self._tenants = tenants or Tenants()
         self._preparer = Preparer(self._pools, shared, self._tenants, max_choices)
         self._running = Running()
-        self._granter = Granter(dispatcher, grant_key, lambda: int(time.time() * 1e3), self._running)
+        self._granter = Granter(dispatcher, grant_keys or GrantKeys(), lambda: int(time.time() * 1e3), self._running)
 
     async def stop_admission(self) -> None:
         """Refuses new requests from now on. Returns when the last running request has ended."""
