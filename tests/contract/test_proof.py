@@ -83,4 +83,4 @@ def test_proofs_are_those_of_other_implementations() -> None:
     signed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     proof = "00d9f6e1c7b74e5d74570d4de663761644c17790bcc2147f2df1eec9caa9e8dd"
     assert hmac.digest(KEY, signed, "sha256").hex() == proof
-    assert made() == ((PROOF_KEY, f"1700000000000.{proof}"),)
+    assert made() == ((PROOF_KEY, f"1700000000000.{proof}"), (PROOF_KEY_ID_KEY, key_id(KEY).hex()))
