@@ -29,7 +29,9 @@ MAY: dict[str, set[str]] = {
     "trunkline_kernels": {"torch", "triton", "numpy"},
     "trunkline_worker": RUNTIME
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
-    "trunkline_router": RUNTIME | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"},
+    "trunkline_router": RUNTIME
+    | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"}
+    | {"jwt", "cryptography", "orjson", "pydantic", "starlette", "uvicorn"},
     "trunkline_bench": CONTRACT
     | {
         *OURS,
@@ -104,10 +106,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "stores": "quotas routing",
         "failover": "stores",
         "shared_state": "quotas routing stores workers",
-        "request": "prompts quotas routing shared_state workers",
-        "gate": "prompts request workers",
+        "identity": "quotas",
+        "request": "identity prompts quotas routing shared_state workers",
+        "gate": "identity prompts request workers",
         "dispatch": "failover quotas request routing streaming workers",
-        "api": "dispatch gate prompts quotas request routing sessions shared_state streaming workers",
+        "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
     },
     "trunkline_bench": {
         "reports": "",

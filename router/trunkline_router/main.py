@@ -1,5 +1,6 @@
 """`trunkline-router`: routes clients' requests to workers."""
 
+import secrets
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from trunkline.grant_keys import grant_key_problem
 from trunkline.tls_files import TlsFileError
 from trunkline_router.gate.freed_memory import keep_freed_memory
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
+from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import TenantsError, read_tenants
 from trunkline_router.router import SharedPort, serve
 from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
@@ -51,8 +53,9 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
         tenants = read_tenants(settings.tenants)
         if settings.processes > 1 and not settings.redis_url and tenants.have_quotas:
             raise TenantsError("--tenants has quotas, which several processes can only keep together with --redis-url")
+        access = Access(tenants, salt_key=secrets.token_bytes(32))
         check_files(settings)
-        uvloop.run(serve(settings, tenants, shared_port))
+        uvloop.run(serve(settings, access, shared_port))
     except (PortInUse, TenantsError, TlsFileError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START

@@ -12,6 +12,7 @@ from typing import Any
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.api.fleet_service import FleetService
+from trunkline_router.api.inference import Inference
 from trunkline_router.api.service import InferenceService
 from trunkline_router.discovery.membership import Membership
 from trunkline_router.discovery.sources import sources_of
@@ -24,7 +25,7 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
-from trunkline_router.request.tenants import Tenants
+from trunkline_router.request.access import Access
 from trunkline_router.routing.routing_policy import RoutingPolicy
 from trunkline_router.settings import RouterSettings
 from trunkline_router.shared_state.fleet import Fleet
@@ -78,13 +79,13 @@ class Router:
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
-async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedPort | None = None) -> None:
+async def serve(settings: RouterSettings, access: Access, shared_port: SharedPort | None = None) -> None:
     """Builds a router, serves until a signal, then stops it. Raises PortInUse."""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
-    router = build(settings, tenants, is_port_shared=shared_port is not None)
+    router = build(settings, access, is_port_shared=shared_port is not None)
     reader = metric_reader("trunkline-router")
     metrics = None if reader is None else export_lag(router.lag, "trunkline-router", reader)
     tasks: list[asyncio.Task[Any]] = []
@@ -113,7 +114,7 @@ async def serve(settings: RouterSettings, tenants: Tenants, shared_port: SharedP
     log.info("router stopped")
 
 
-def build(settings: RouterSettings, tenants: Tenants, *, is_port_shared: bool) -> Router:
+def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> Router:
     """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
     TlsFileError."""
     rng = Random()
@@ -121,7 +122,7 @@ def build(settings: RouterSettings, tenants: Tenants, *, is_port_shared: bool) -
     fleet = PoolFleet(pools)
     shared = share(settings, fleet, rng)
     dispatcher = _dispatcher(settings, pools, shared, rng)
-    gate = RequestGate(pools, request_bounds(settings.max_calls, settings.max_tenant_calls))
+    gate = RequestGate(pools, access, request_bounds(settings.max_calls, settings.max_tenant_calls))
     server = GrpcServer(
         settings.host,
         settings.port,
@@ -133,16 +134,10 @@ def build(settings: RouterSettings, tenants: Tenants, *, is_port_shared: bool) -
         tls=settings.tls.server_tls(),
         health_port=settings.tls.health_port,
     )
-    service = InferenceService(
-        dispatcher,
-        max_choices=settings.max_choices,
-        tenants=tenants,
-        shared=shared,
-        grant_keys=settings.grant_keys,
-    )
+    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared)
+    service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
-    fleet_service = FleetService(pools, max_choices=settings.max_choices, shared=shared, tenants=tenants)
-    add_FleetServiceServicer_to_server(fleet_service, server.grpc)
+    add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
     renderers, lag = RenderPool(), LoopLag()
 
     def in_and_freed() -> tuple[int, int]:

@@ -17,6 +17,7 @@ from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServic
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.api.fleet_service import FleetService
+from trunkline_router.api.inference import Inference
 from trunkline_router.api.service import InferenceService
 from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.failover.failover import FailoverLimits
@@ -24,6 +25,7 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.shared_state.pool_fleet import PoolFleet
@@ -51,9 +53,11 @@ class Cluster:
         fleet: Any,
         port: int,
         shared: SharedState,
+        inference: Inference,
         service: InferenceService,
         gate: RequestGate,
     ) -> None:
+        self.inference = inference
         self.service = service
         self.gate = gate
         self.links = links
@@ -100,6 +104,7 @@ class Options(TypedDict, total=False):
     seed: int
     expected: tuple[bool, ...] | None
     tenants: Tenants | None
+    access: Access | None
     render_limit_s: float
     link_limits: LinkLimits | None
     failover: FailoverLimits | None
@@ -137,6 +142,7 @@ async def router_before(
     seed: int = 0,
     expected: tuple[bool, ...] | None = None,
     tenants: Tenants | None = None,
+    access: Access | None = None,
     render_limit_s: float = TIME_LIMIT_S,
     link_limits: LinkLimits | None = None,
     failover: FailoverLimits | None = None,
@@ -157,7 +163,8 @@ async def router_before(
         context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, GrantKeys(grant_key))
         links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
-        gate = RequestGate(pools)
+        access = access or Access(tenants)
+        gate = RequestGate(pools, access)
         server = GrpcServer(
             "127.0.0.1",
             0,
@@ -170,19 +177,17 @@ async def router_before(
         await shared.start()
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        service = InferenceService(
-            dispatcher, max_choices=max_choices, tenants=tenants, shared=shared, grant_keys=GrantKeys(grant_key)
-        )
+        inference = Inference(dispatcher, max_choices=max_choices, shared=shared)
+        service = InferenceService(inference, access, grant_keys=GrantKeys(grant_key))
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        fleet = FleetService(pools, max_choices=max_choices, shared=shared, tenants=tenants)
-        add_FleetServiceServicer_to_server(fleet, server.grpc)
+        add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, service, gate)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

@@ -9,12 +9,14 @@ from typing import Any
 
 from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from trunkline_router.api.inference import Inference
 from trunkline_router.api.service import InferenceService
 from trunkline_router.discovery.membership import Membership
 from trunkline_router.discovery.sources import Addresses, Source, watch_name
 from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.request.access import Access
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
@@ -77,7 +79,8 @@ async def serving(pools: Pools) -> AsyncIterator[Any]:
     server = GrpcServer("127.0.0.1", 0, services=[])
     shared = share_with_nobody(pools, Random(0))
     await shared.start()
-    service = InferenceService(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4, shared=shared)
+    inference = Inference(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4, shared=shared)
+    service = InferenceService(inference, Access())
     add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:

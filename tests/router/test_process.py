@@ -22,14 +22,14 @@ from trunkline_runtime.channel import open_channel
 FREEZE_COUNT = """
 import asyncio, gc, os, signal, sys
 from trunkline_router.main import router_settings
-from trunkline_router.request.tenants import Tenants
+from trunkline_router.request.access import Access
 from trunkline_router.router import SharedPort, serve
 
 def on_listening():
     print("frozen:", gc.get_freeze_count())
     os.kill(os.getpid(), signal.SIGTERM)
 
-asyncio.run(serve(router_settings(sys.argv[1:]), Tenants(), SharedPort(on_listening, once_useful=False)))
+asyncio.run(serve(router_settings(sys.argv[1:]), Access(), SharedPort(on_listening, once_useful=False)))
 """
 
 

@@ -78,8 +78,14 @@ class ChatMessages(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     continue_final_message: _builtins.bool
     """Continue the last message instead of opening an assistant turn after it."""
+    add_generation_prompt: _builtins.bool
+    """Open an assistant turn after the last message. Default: true, unless the final message is continued."""
+    template_variables: _builtins.str
+    """Further variables for the chat template, as a JSON object: {"enable_thinking": false}. Empty: none."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """In order, at least one."""
@@ -89,12 +95,16 @@ class ChatMessages(_message.Message):
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         continue_final_message: _builtins.bool = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        template_variables: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_variables", b"template_variables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
 
@@ -112,6 +122,8 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    FIT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name. May be empty if the router serves only one model."""
     text: _builtins.str
@@ -126,6 +138,12 @@ class GenerateRequest(_message.Message):
     """The priority class. A lane above the tenant's highest one is lowered to that one: LANE_STANDARD, unless the
     router's operator granted the tenant LANE_INTERACTIVE. PromptInfo has the lane that the request runs in.
     """
+    cache_salt: _builtins.str
+    """Separates cached prefixes: the request shares them only with requests of the same tenant and the same salt. Only
+    callers with permission may set it. At most 256 bytes.
+    """
+    fit_max_tokens: _builtins.bool
+    """Lower max_tokens to what the context leaves after the prompt, instead of refusing the request."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Tokens, used as they are."""
@@ -149,10 +167,12 @@ class GenerateRequest(_message.Message):
         n: _builtins.int | None = ...,
         request_id: _builtins.str = ...,
         lane: _generation_pb2.Lane.ValueType = ...,
+        cache_salt: _builtins.str = ...,
+        fit_max_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "lane", b"lane", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "chat", b"chat", "fit_max_tokens", b"fit_max_tokens", "lane", b"lane", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015

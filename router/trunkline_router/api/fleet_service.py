@@ -1,8 +1,8 @@
 """FleetService: a router's RPCs for operators.
 
-Clients can call them too, so the answers must not reveal one tenant's prompts to another. The number of cached blocks
-would tell whether a prompt was new, so it is left out. Numbers that depend on waiting or running requests are rounded
-to one significant digit. A request's trace and a worker's GetStats have the exact numbers.
+Without identities any client can call them, so the answers must not reveal one tenant's prompts to another. The number
+of cached blocks would tell whether a prompt was new, so it is left out. Numbers that depend on waiting or running
+requests are rounded to one significant digit. A request's trace and a worker's GetStats have the exact numbers.
 """
 
 import re
@@ -19,13 +19,12 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
+from trunkline_router.identity.identity import Role
+from trunkline_router.request.access import Access
 from trunkline_router.request.call_charge import charged_call
 from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import Context, RequestCall
-from trunkline_router.request.tenants import Tenants
 from trunkline_router.routing.policy import Candidate
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 
 EXACT_MS = re.compile(r"\d+\.\d(?= ms)")
@@ -39,15 +38,15 @@ class FleetService(FleetServiceServicer):
     If no worker is connected, ExplainRoute searches for one as requests do, which brings connection attempts forward.
     """
 
-    def __init__(self, pools: Pools, *, max_choices: int, shared: SharedState, tenants: Tenants | None = None) -> None:
-        self._pools = pools
-        self._shared = shared
-        self._tenants = tenants or Tenants()
-        self._preparer = Preparer(pools, shared, self._tenants, max_choices)
+    def __init__(self, preparer: Preparer, access: Access) -> None:
+        self._preparer = preparer
+        self._pools = preparer.pools
+        self._access = access
 
     async def ExplainRoute(self, request: ExplainRouteRequest, context: Context) -> ExplainRouteResponse:
-        prepared = await self._preparer.prepare(RequestCall.of(request.request, context))
-        async with charged_call(self._shared, self._tenants, prepared.scheduling.tenant):
+        call = RequestCall.of(request.request, context, self._access, Role.OPERATOR)
+        prepared = await self._preparer.prepare(call)
+        async with charged_call(self._preparer.shared, call.caller):
             now_s = time.monotonic()
             pool = self._pools.pool(prepared.model)
             workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
@@ -62,6 +61,7 @@ class FleetService(FleetServiceServicer):
         )
 
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
+        self._access.caller(context.invocation_metadata(), Role.OPERATOR)
         now_s = time.monotonic()
         return ListWorkersResponse(workers=[worker_status(link, now_s) for link in self._pools.links])
 

@@ -1,4 +1,5 @@
-"""The limits that every call to a router passes before its request is parsed: open calls, concurrent reads, sizes."""
+"""What every call to a router passes before its request is parsed: credentials, and the limits on open calls,
+concurrent reads and sizes."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,6 +7,7 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest
 
 from trunkline_router.gate.held_bytes import ByteBounds, HeldBytes
 from trunkline_router.gate.message_turns import MessageTurns, taken_in_turn
@@ -22,12 +24,16 @@ from trunkline_router.gate.open_calls import (
 from trunkline_router.gate.reading import ReadBounds, Reading
 from trunkline_router.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
 from trunkline_router.gate.sender import sender_of
-from trunkline_router.request.tenants import tenant_of
+from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS
+from trunkline_router.identity.identity import Role
+from trunkline_router.request.access import Access
 from trunkline_router.workers.pool import Pools
+from trunkline_runtime.server import LIVENESS
 
 BYTE_BOUNDS = ByteBounds()
 REQUEST_BOUNDS = request_bounds(MAX_CALLS, MAX_TENANT_CALLS)
-HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+HEALTH = (HEALTH_CHECK, HEALTH_WATCH)
+LIVENESS_CHECK = HealthCheckRequest(service=LIVENESS).SerializeToString()
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -38,7 +44,8 @@ class RequestGate:
     bounds: limits on open requests; None for REQUEST_BOUNDS
     """
 
-    def __init__(self, pools: Pools, bounds: CallBounds | None = None) -> None:
+    def __init__(self, pools: Pools, access: Access, bounds: CallBounds | None = None) -> None:
+        self.access = access
         self.size = RequestSize(pools)
         self.held = HeldBytes(BYTE_BOUNDS)
         self._requests = OpenCalls(bounds or REQUEST_BOUNDS, "requests")
@@ -55,10 +62,14 @@ class RequestGate:
         return self.held.num_bytes, self.held.bytes_so_far
 
     def enter(self, method: str, context: Context) -> "Passage":
-        """Admits a new call. Raises RequestRefused (OVERLOADED or INVALID_REQUEST)."""
+        """Admits a new call. Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED or INVALID_REQUEST)."""
         peer, task = context.peer(), asyncio.current_task()
         assert task is not None  # grpc gives each call one
-        tenant = tenant_of(context.invocation_metadata()) if method in SHAPES else ""
+        needed, metadata, tenant = METHODS[method], context.invocation_metadata(), ""
+        if isinstance(needed, Role):
+            tenant = self.access.caller(metadata, needed).tenant
+        elif method not in HEALTH:  # see Passage.read
+            self.access.check(metadata, needed)
         call = OpenCall(sender_of(peer, tenant), task.cancel)
         if method == HEALTH_CHECK:
             self._checks.open_in_any_case(call)
@@ -90,6 +101,8 @@ class Passage:
         self._has_first = True
         if self._method in SHAPES:
             self._calls.keep(self._call)  # a request that was read is not given up
+        if self._method in HEALTH and raw != LIVENESS_CHECK:
+            self._gate.access.check(context.invocation_metadata(), METHODS[self._method])
         if raw is not grpc.aio.EOF and len(raw) > UNSEEN_BYTES:
             held = self._gate.held.holding(len(raw), self._call.sender, self._call.give_up)
             held.__enter__()

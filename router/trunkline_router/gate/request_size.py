@@ -38,7 +38,12 @@ STOP_TOKEN_IDS = "trunkline.v1.SamplingParams.stop_token_ids"
 TEXTS = ("trunkline.v1.GenerateRequest.text", "trunkline.v1.TokenizeRequest.text")
 CHATS = ("trunkline.v1.GenerateRequest.chat", "trunkline.v1.TokenizeRequest.chat")
 TEXT_BYTES = {**dict.fromkeys(TEXTS, MAX_TEXT_BYTES), **dict.fromkeys(CHATS, MAX_CHAT_BYTES)}
-CHAT_TEXTS = ("trunkline.v1.ChatMessage.role", "trunkline.v1.ChatMessage.content")  # count as their chat
+# These count as their chat.
+CHAT_TEXTS = (
+    "trunkline.v1.ChatMessage.role",
+    "trunkline.v1.ChatMessage.content",
+    "trunkline.v1.ChatMessages.template_variables",
+)
 
 
 class RequestSize:

@@ -19,6 +19,8 @@ from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 
 FIELD = "chat"
+VARIABLES = "template_variables"
+RESERVED = {"messages", "add_generation_prompt", "continue_final_message", "tools", "documents"}
 CONTENT = "content"  # the templates' name for a message's text
 MAX_MESSAGES = 4096
 MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one conversation is broken
@@ -49,31 +51,32 @@ class ChatTemplate:
         """The prompt's text. Raises RequestRefused (INVALID_REQUEST) if the template refuses the conversation."""
         check_conversation(chat)
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+        variables = _variables(chat.template_variables)
         if not chat.continue_final_message:
-            return self._render(messages, add_generation_prompt=True)
+            opens_turn = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+            return self._render(messages, variables, add_generation_prompt=opens_turn)
         # As in transformers: a mark shows where the final message ends, and the text after it, such as an end-of-turn
         # token, is cut off. If the template strips the blank after the mark, it trims messages, so the text before the
         # mark is trimmed too. The mark is random, so no message contains it.
         content = messages[-1][CONTENT]
         mark = secrets.token_hex(16).upper()
         messages[-1][CONTENT] = content + mark + " "
-        text = self._render(messages, add_generation_prompt=False)
+        text = self._render(messages, variables, add_generation_prompt=False)
         end = text.rfind(mark)
         if end < 0 or content.strip() not in text or not self._names_content:
             raise invalid(FIELD, "the model's chat template does not keep the final message, so it cannot be continued")
         kept = text[:end] if text.startswith(" ", end + len(mark)) else text[:end].rstrip()
         return kept.replace(mark + " ", "").replace(mark, "")  # the template may repeat the message
 
-    def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], *, add_generation_prompt: bool
+    ) -> str:
         parts: list[str] = []
         size = 0
         try:
+            own = {"messages": messages, "add_generation_prompt": add_generation_prompt}
             for part in self._template.generate(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
+                {"tools": None, "documents": None, **self._special_tokens, **variables, **own}
             ):
                 size += len(part)
                 if size > MAX_RENDERED_BYTES:
@@ -94,8 +97,25 @@ def check_syntax(source: str) -> None:
         raise ValueError(f"the chat template does not compile: {error}") from None
 
 
+def _variables(template_variables: str) -> Mapping[str, Any]:
+    """Raises RequestRefused (INVALID_REQUEST) if they are not a JSON object, or replace what the router sets."""
+    if not template_variables:
+        return {}
+    try:
+        variables = json.loads(template_variables)
+    except (ValueError, RecursionError):
+        variables = None
+    if not isinstance(variables, dict):
+        raise invalid(VARIABLES, "must be a JSON object")
+    if reserved := sorted(RESERVED & variables.keys()):
+        raise invalid(VARIABLES, f"{', '.join(reserved)} cannot be replaced")
+    return variables
+
+
 def check_conversation(chat: ChatMessages) -> None:
     """Raises RequestRefused (INVALID_REQUEST) if no template could render the conversation."""
+    if chat.continue_final_message and chat.add_generation_prompt:
+        raise invalid(FIELD, "add_generation_prompt and continue_final_message exclude each other")
     if not chat.messages:
         raise invalid(FIELD, "the conversation is empty")
     if len(chat.messages) > MAX_MESSAGES:

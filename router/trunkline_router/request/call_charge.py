@@ -6,23 +6,23 @@ from contextlib import asynccontextmanager
 
 from trunkline.status import RequestRefused
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.tenants import Tenants
+from trunkline_router.request.caller import Caller
 from trunkline_router.shared_state.state import SharedState
 
 
 @asynccontextmanager
-async def charged_call(shared: SharedState, tenants: Tenants, tenant: str) -> AsyncIterator[None]:
-    """Counts one request of the tenant. If the body raises RequestRefused, the count is taken back, at other routers
-    with the next sync. A call that its client cancels counts. Raises RequestRefused (QUOTA_EXCEEDED)."""
-    terms = tenants.terms(tenant)
+async def charged_call(shared: SharedState, caller: Caller) -> AsyncIterator[None]:
+    """Counts one request of the caller's tenant. If the body raises RequestRefused, the count is taken back, at other
+    routers with the next sync. A call that its client cancels counts. Raises RequestRefused (QUOTA_EXCEEDED)."""
+    terms = caller.terms
     most = terms.quotas.requests_per_minute
     if most is None:
         yield
         return
     reservation = await shared.reserve(
-        tenant,
+        caller.tenant,
         Quotas(requests_per_minute=most),
-        is_listed=tenants.lists(tenant),
+        is_listed=caller.is_listed,
         weight=terms.weight,
         prompt_tokens=0,
         max_tokens=0,

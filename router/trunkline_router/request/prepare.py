@@ -17,13 +17,14 @@ from trunkline.validation import (
 )
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.request.caller import Scheduling
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
-from trunkline_router.request.tenants import Scheduling, Tenants, tenant_of
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.workers.pool import Pools
 
+MAX_CACHE_SALT_BYTES = 256
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -33,37 +34,42 @@ class Preparer:
 
     pools: Pools
     shared: SharedState
-    tenants: Tenants
     max_choices: int
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises
         RequestRefused."""
-        request, log_fields = call.request, call.log_fields
+        request, caller, log_fields = call.request, call.caller, call.log_fields
         call.check_request_id()
-        log_fields["tenant"] = tenant = tenant_of(call.metadata)
-        scheduling = self.tenants.scheduling(tenant, request.lane)
+        if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+            raise invalid("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
+        log_fields["tenant"] = tenant = caller.tenant
+        scheduling = caller.scheduling(request.lane, request.cache_salt)
         log_fields["lane"] = scheduling.lane_name
         pool = await self.pools.found(request.model, tenant, call.time_left())
         log_fields["model"] = pool.name
+        caller.check_model(pool.name)
         scheduling = scheduling.corrected(self.shared.weight_factor(tenant))
-        affinity_key = call.affinity_key(tenant)
+        affinity_key = call.affinity_key()
         limits = pool.limits
         validate_sampling(request.sampling, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
         choices = request.n if request.HasField("n") else 1
         if not 1 <= choices <= self.max_choices:
             raise invalid("n", f"{choices} is not in [1, {self.max_choices}]")
         prompt = await prompt_tokens(request, pool.tokenizer, limits, scheduling)
+        room = max_total_tokens(limits) - len(prompt)
+        has_limit = request.sampling.HasField("max_tokens") and not (request.fit_max_tokens and room > 0)
         check_length(
             len(prompt),
-            request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None,
+            request.sampling.max_tokens if has_limit else None,
             context_length=limits.context_length,
             capacity=limits.kv_token_capacity,
         )
         check_prompt_logprobs(request.sampling, len(prompt))
         log_fields |= {"prompt_tokens": len(prompt), "choices": choices}
         sampling = resolve_sampling(request.sampling, limits.default_sampling)
-        room = max_total_tokens(limits) - len(prompt)
+        if request.fit_max_tokens and sampling.max_tokens > room:
+            sampling.max_tokens = room
         return PreparedRequest(
             call.request_id,
             pool.name,

@@ -1,20 +1,14 @@
-"""The terms of tenants: weights, lanes, quotas and cache groups.
-
-A call names its tenant in the metadata x-trunkline-tenant. The router does not authenticate callers: keep it on a
-private network.
-"""
+"""The terms of tenants: weights, lanes, quotas and cache groups."""
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trunkline.metadata import TENANT_KEY, only_value
 from trunkline.names import lane_name
-from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import Lane
-from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem, validate_scheduling
+from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem
 from trunkline_router.quotas.quota import QUOTA_NAMES, Quotas
 
 OTHER_TENANTS = "*"
@@ -42,31 +36,13 @@ class Tenant:
         """Returns the lane that a request of the tenant runs in."""
         return max(asked or Lane.LANE_STANDARD, self.cap)
 
-    def cache_salt(self, name: str) -> bytes:
-        """Returns the salt of the tenant's cache entries: requests with equal salts share cached prefixes. Without it,
-        a prompt's latency and cached tokens would tell one tenant what another has sent."""
+    def cache_scope(self, name: str) -> bytes:
+        """Returns the scope of the tenant's cache entries: requests of one scope share cached prefixes. Without scopes,
+        a prompt's latency and cached tokens would tell one tenant what another has sent. Empty: shared by all callers
+        without a tenant."""
         if self.cache_group is not None:
             return f"group\0{self.cache_group}".encode() if self.cache_group else b""
         return f"tenant\0{name}".encode() if name else b""
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """How a request is scheduled: its tenant, weight and lane, and the salt of its cached prefixes."""
-
-    tenant: str
-    weight: float
-    lane: "Lane.ValueType"  # never unspecified
-    cache_salt: bytes = b""
-
-    def corrected(self, factor: float) -> "Scheduling":
-        """Returns a copy with the weight multiplied by `factor`, within the bounds on weights."""
-        weight = min(MOST_TENANT_WEIGHT, max(LEAST_TENANT_WEIGHT, factor * self.weight))
-        return replace(self, weight=weight)
-
-    @property
-    def lane_name(self) -> str:
-        return lane_name(self.lane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +63,6 @@ class Tenants:
     def lists(self, name: str) -> bool:
         """Whether a tenant has terms of its own."""
         return name in self.named
-
-    def scheduling(self, tenant: str, asked: "Lane.ValueType") -> Scheduling:
-        """Returns the scheduling of a tenant's request for a lane. Raises RequestRefused (INVALID_REQUEST)."""
-        terms = self.terms(tenant)
-        validate_scheduling(asked, tenant, terms.weight)
-        return Scheduling(tenant, terms.weight, terms.lane(asked), terms.cache_salt(tenant))
-
-
-def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Returns the tenant that a call names, "" if it names none. Raises RequestRefused (INVALID_REQUEST)."""
-    tenant = only_value(metadata, TENANT_KEY)
-    if problem := tenant_problem(tenant):
-        raise invalid(TENANT_KEY, problem)
-    return tenant
 
 
 def read_tenants(path: str) -> Tenants:

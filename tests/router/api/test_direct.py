@@ -22,6 +22,7 @@ from trunkline.errors import (
 from trunkline.status import CODE_INTERNAL, CODE_RESOURCE_EXHAUSTED, INTERNAL, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline_router.failover.failover import FailoverLimits
+from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenant, Tenants
 
 
@@ -49,7 +50,7 @@ async def test_what_the_worker_computes_is_what_the_router_made_of_the_request()
     (submit,) = worker.submits
     assert (submit.tenant, submit.tenant_weight, submit.lane) == ("acme", 3.0, Lane.LANE_BATCH)
     assert (submit.sampling.max_tokens, submit.sampling.top_k, submit.request_id) == (9, 7, "r-1")
-    assert submit.cache_salt == b"tenant\0acme"
+    assert submit.cache_salt == Access(tenants).caller((("x-trunkline-tenant", "acme"),)).cache_salt() != b""
     assert submit.sampling.HasField("seed")
     assert 0 < submit.timeout.ToSeconds() <= 15
 

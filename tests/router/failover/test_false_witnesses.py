@@ -74,7 +74,7 @@ async def kills_two(router: Cluster, workers: list[FakeWorker], call: Any) -> li
 async def test_beyond_what_is_believed_a_deadly_request_is_still_refused_here_and_no_other_router_is_told() -> None:
     workers = fakes("a", "b", "c", "d")
     async with cluster(*workers) as router:
-        dispatcher = router.service._dispatcher
+        dispatcher = router.inference.dispatcher
         for _ in range(MOST_CONVICTIONS):
             assert dispatcher.witnesses.believe("", {worker.address for worker in workers}, dispatcher.clock_s())
         with capture_logs() as lines:
@@ -95,7 +95,7 @@ async def test_beyond_what_is_believed_a_deadly_request_is_still_refused_here_an
 async def test_one_tenants_deadly_requests_leave_the_others_their_protection() -> None:
     workers = fakes("a", "b", "c", "d")
     async with cluster(*workers) as router:
-        dispatcher = router.service._dispatcher
+        dispatcher = router.inference.dispatcher
         for _ in range(MOST_CONVICTIONS):
             assert dispatcher.witnesses.believe("flood", {worker.address for worker in workers}, dispatcher.clock_s())
         call = router.generate(LONG)

@@ -16,9 +16,21 @@ from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.validation import validate_scheduling
+from trunkline_router.request.access import Access
+from trunkline_router.request.caller import Caller, Scheduling
 from trunkline_router.request.tenants import TERMS, Tenant, Tenants, TenantsError, read_tenants
 
 TENANTS = Tenants({"acme": Tenant(3.0, Lane.LANE_STANDARD)})
+
+
+def named(tenants: Tenants, name: str) -> Caller:
+    """The caller of a call that names a tenant, at a router that trusts its callers."""
+    return Access(tenants, salt_key=b"fleet").caller((("x-trunkline-tenant", name),))
+
+
+def scheduling(tenants: Tenants, name: str) -> Scheduling:
+    """Of a request for the interactive lane."""
+    return named(tenants, name).scheduling(Lane.LANE_INTERACTIVE)
 
 
 def test_a_tenant_may_go_lower_than_its_cap_but_not_higher() -> None:
@@ -46,10 +58,10 @@ def test_the_interactive_lane_has_to_be_granted(tmp_path: Path, text: str, grant
     path.write_text(text)
     tenants = read_tenants(str(path))
     for name in ("acme", "else", ""):
-        has = tenants.scheduling(name, Lane.LANE_INTERACTIVE).lane
+        has = scheduling(tenants, name).lane
         assert (has == Lane.LANE_INTERACTIVE) == (name in granted), name
     for name in ("acme", "else", ""):
-        assert Tenants().scheduling(name, Lane.LANE_INTERACTIVE).lane == Lane.LANE_STANDARD
+        assert scheduling(Tenants(), name).lane == Lane.LANE_STANDARD
 
 
 def test_a_tenants_file_is_read_with_a_rule_for_everybody_else(tmp_path: Path) -> None:
@@ -131,17 +143,18 @@ def test_the_limits_of_scheduling_themselves_are_allowed() -> None:
 def test_every_named_tenant_is_kept_apart_unless_a_group_says_otherwise() -> None:
     pair, shared = Tenant(cache_group="pair"), Tenant(cache_group="")
     tenants = Tenants({"a": Tenant(), "b": pair, "c": pair, "d": shared, "pair": Tenant()})
-    salts = {name: tenants.terms(name).cache_salt(name) for name in ("", "a", "b", "c", "d", "e", "pair")}
+    salts = {name: named(tenants, name).cache_salt() for name in ("", "a", "b", "c", "d", "e", "pair")}
     assert salts[""] == salts["d"] == b"", "as where there are no tenants"
     assert salts["b"] == salts["c"]
     assert len({salts[name] for name in ("", "a", "b", "e", "pair")}) == 5
     all_shared = Tenants(otherwise=shared)
-    assert {all_shared.terms(name).cache_salt(name) for name in ("", "a", "b")} == {b""}
+    assert {named(all_shared, name).cache_salt() for name in ("", "a", "b")} == {b""}
 
 
 async def test_a_tenants_prefixes_are_sought_and_kept_under_its_own_salt_also_across_a_failover() -> None:
     workers = [FakeWorker(name, answer=None) for name in ("a", "b")]
     tenants = Tenants({"left": Tenant(cache_group="pair"), "right": Tenant(cache_group="pair")})
+    named_salt = Access(tenants).caller((("x-trunkline-tenant", "right"),)).cache_salt()
     prompt = list(range(5, 45))
 
     def matched(router: Cluster, tenant: str) -> Any:
@@ -163,7 +176,7 @@ async def test_a_tenants_prefixes_are_sought_and_kept_under_its_own_salt_also_ac
         choice.fail(no_worker("it drains"))
         other = next(worker for worker in workers if worker is not first)
         resumed = await other.arrived.get()
-        assert resumed.submit.cache_salt == choice.submit.cache_salt == b"group\0pair"
+        assert resumed.submit.cache_salt == choice.submit.cache_salt == named_salt
         call.cancel()
 
 
@@ -230,10 +243,10 @@ def test_any_tenants_file_is_read_or_refused_in_one_line(tmp_path: Path, entries
         assert "\n" not in tenants
         return
     for name in ("a", "", "else"):
-        scheduling = tenants.scheduling(name, Lane.LANE_INTERACTIVE)
+        scheduled = scheduling(tenants, name)
         granted = entries.get(name, entries.get("*", {})).get("lane", "standard")
-        assert scheduling.lane_name == granted
-        assert 0.001 <= scheduling.weight <= 1000
+        assert scheduled.lane_name == granted
+        assert 0.001 <= scheduled.weight <= 1000
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -116,7 +116,7 @@ async def test_no_news_of_a_cache_hold_up_the_loop_or_an_innocent(name: str) -> 
                 await until(lambda link=link: SET_ASIDE[name] in link.problem)  # type: ignore[misc]
             else:
                 assert "unexpected" not in link.problem
-            router.service._pools.index.check_integrity()
+            router.inference.pools.index.check_integrity()
     assert min(stalls_s) < MOST_STALL_S
 
 

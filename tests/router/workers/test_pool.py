@@ -223,4 +223,4 @@ def test_a_breaker_says_when_it_opens_and_closes() -> None:
 
 
 def pools_of(router: Cluster) -> Pools:
-    return router.service._pools
+    return router.inference.pools

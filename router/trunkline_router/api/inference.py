@@ -1,0 +1,151 @@
+"""What a router does for its clients, over any protocol: generate, tokenize, detokenize, list models."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+
+from opentelemetry.trace import Span, Status, StatusCode
+
+from trunkline.status import CODE_INTERNAL, DEADLINE_EXCEEDED, INTERNAL, RequestRefused, invalid
+from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateResponse, TokenizeRequest
+from trunkline.validation import max_total_tokens
+from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.dispatch.running import Running
+from trunkline_router.gate.request_size import MAX_DETOKENIZED_IDS
+from trunkline_router.prompts.token_ids import read_ids
+from trunkline_router.quotas.reservation import Reservation
+from trunkline_router.request.call_charge import charged_call
+from trunkline_router.request.caller import Caller
+from trunkline_router.request.prepare import Preparer
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import RequestCall
+from trunkline_router.request.steps import give_way
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.workers.pool import Pool
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.tracing import request_span, trace_context_of
+
+
+class Inference:
+    """Serves clients' requests. A request that fails raises RequestRefused."""
+
+    def __init__(self, dispatcher: Dispatcher, *, max_choices: int, shared: SharedState) -> None:
+        self.dispatcher = dispatcher
+        self.pools = dispatcher.pools
+        self.shared = shared
+        self.preparer = Preparer(self.pools, shared, max_choices)
+        self.running = Running()
+
+    async def generate(self, call: RequestCall) -> AsyncGenerator[GenerateResponse, None]:
+        """Yields the responses to a request: the first one has its prompt, the last one its usage."""
+        with self.observed("router.generate", call) as span, self.running.admitted():
+            prepared = await self.preparer.prepare(call)
+            with await self.reserve(call.caller, prepared) as reservation:
+                async with aclosing(
+                    self.dispatcher.dispatch(prepared, call.time_left, span, call.log_fields, reservation.meter)
+                ) as responses:
+                    reservation.follow(responses.stream)
+                    async for response in responses:
+                        reservation.took(response)
+                        yield response
+
+    @contextmanager
+    def observed(self, name: str, call: RequestCall) -> Iterator[Span]:
+        """Opens the request's span and, when the request ends, writes its log line. An unexpected error becomes
+        RequestRefused (INTERNAL)."""
+        started_s = time.monotonic()
+        traceparent, tracestate = trace_context_of(call.metadata)
+        request_id, log_fields = call.request_id, call.log_fields
+        log = get_logger().bind(request_id=request_id)
+        log_fields["outcome"] = "cancelled"
+        attributes = {"trunkline.request_id": request_id}
+        with request_span(name, traceparent=traceparent, tracestate=tracestate, attributes=attributes) as span:
+            try:
+                yield span
+            except RequestRefused as refused:
+                log_fields["outcome"] = refused.reason
+                span.set_status(Status(StatusCode.ERROR, refused.reason))
+                if refused.reason == INTERNAL and request_id not in refused.message:  # a worker's
+                    raise _internal(request_id) from None
+                raise
+            except Exception as error:
+                log_fields["outcome"] = INTERNAL
+                log.error("unexpected error", exc_info=error)
+                raise _internal(request_id) from None
+            except (asyncio.CancelledError, GeneratorExit):
+                remaining_s = call.time_left()
+                if remaining_s is not None and remaining_s <= 0:
+                    log_fields["outcome"] = DEADLINE_EXCEEDED
+                raise
+            finally:
+                if span.is_recording():
+                    span.set_attributes({f"trunkline.{name}": value for name, value in log_fields.items()})
+                log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **log_fields)
+
+    async def reserve(self, caller: Caller, prepared: PreparedRequest, *, in_full: bool = False) -> Reservation:
+        """Reserves the request's tokens in its tenant's quotas; `in_full`: the most that it can use. Raises
+        RequestRefused (QUOTA_EXCEEDED)."""
+        sampling = prepared.sampling
+        most_tokens = prepared.most_output_tokens
+        return await self.shared.reserve(
+            caller.tenant,
+            caller.terms.quotas,
+            is_listed=caller.is_listed,
+            weight=caller.terms.weight,
+            prompt_tokens=len(prepared.prompt),
+            max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,
+            most_tokens=most_tokens,
+            choices=prepared.choices,
+        )
+
+    async def tokenize(self, request: TokenizeRequest, caller: Caller, time_left_s: float | None) -> Sequence[int]:
+        """Returns the token ids of a text or conversation. Raises RequestRefused."""
+        pool = await self.found(request.model, caller, time_left_s)
+        tokenizer = pool.tokenizer
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise invalid("input", "one of text and chat must be set")
+        tenant, weight = caller.tenant, caller.terms.weight
+        if kind == "chat":
+            chat = request.chat
+            tokenizer.check_chat(chat)
+            async with charged_call(self.shared, caller):
+                return await tokenizer.encode_chat(chat, tenant=tenant, weight=weight)
+        text = request.text  # each access makes a copy
+        await give_way(len(text))
+        tokenizer.check_fits(text)
+        await give_way(len(text))
+        special_tokens = not request.omit_special_tokens
+        async with charged_call(self.shared, caller):
+            return await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+
+    async def detokenize(self, request: DetokenizeRequest, caller: Caller, time_left_s: float | None) -> bytes:
+        """Returns the text of token ids, in UTF-8. Raises RequestRefused."""
+        pool = await self.found(request.model, caller, time_left_s)
+        most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
+        if len(request.token_ids) > most:
+            raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
+        ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
+        keep_special, weight = request.keep_special_tokens, caller.terms.weight
+        async with charged_call(self.shared, caller):
+            return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=caller.tenant, weight=weight)
+
+    async def models(self, caller: Caller) -> Mapping[str, Pool]:
+        """Returns the models with a ready worker that the caller may use, by name."""
+        found = await self.pools.found_models(caller.tenant)
+        allowed = caller.identity.models
+        return {name: pool for name, pool in sorted(found.items()) if allowed is None or name in allowed}
+
+    async def found(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
+        """Returns the pool of a model; an empty name means the only one. Raises RequestRefused (MODEL_NOT_FOUND,
+        NO_WORKER, FORBIDDEN)."""
+        pool = await self.pools.found(model, caller.tenant, time_left_s)
+        caller.check_model(pool.name)
+        return pool
+
+
+def _internal(request_id: str) -> RequestRefused:
+    return RequestRefused(
+        CODE_INTERNAL, INTERNAL, f"an internal error; the servers' logs have it under request {request_id}"
+    )

@@ -1,0 +1,1 @@
+"""From a call's credential to an identity: API keys and JSON Web Tokens."""

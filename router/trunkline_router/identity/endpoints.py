@@ -1,0 +1,36 @@
+"""The role that each RPC needs, and what may be called without credentials.
+
+A call that is not listed here is refused. Liveness alone is always open: an orchestrator kills a process that does not
+answer it.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from trunkline_router.identity.identity import Role
+
+
+class Open(StrEnum):
+    """What an operator can open to callers without credentials."""
+
+    READINESS = "readiness"
+    REFLECTION = "reflection"
+    VERSION = "version"
+    DOCS = "docs"
+
+
+HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+
+# Full names of methods. An Open value: any identity may call it, and without credentials where it is opened.
+METHODS: Mapping[str, Role | Open] = {
+    "/trunkline.v1.InferenceService/Generate": Role.USER,
+    "/trunkline.v1.InferenceService/Grant": Role.USER,
+    "/trunkline.v1.InferenceService/Tokenize": Role.USER,
+    "/trunkline.v1.InferenceService/Detokenize": Role.USER,
+    "/trunkline.v1.InferenceService/ListModels": Role.USER,
+    "/trunkline.v1.FleetService/ExplainRoute": Role.OPERATOR,
+    "/trunkline.v1.FleetService/ListWorkers": Role.OPERATOR,
+    HEALTH_CHECK: Open.READINESS,  # but of the service "liveness", which is open
+    HEALTH_WATCH: Open.READINESS,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Open.REFLECTION,
+}

@@ -1,0 +1,124 @@
+"""Decides whether a call is allowed, and for which tenant it acts."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from trunkline.metadata import TENANT_KEY, only_value
+from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
+from trunkline.validation import tenant_problem
+from trunkline_router.identity.endpoints import Open
+from trunkline_router.identity.identity import ANY_TENANT, Identity, Role
+from trunkline_router.request.caller import Caller, forbidden
+from trunkline_router.request.tenants import Tenants
+
+CREDENTIAL_KEY = "authorization"
+SCHEME = "bearer"
+MAX_CREDENTIAL = 8 << 10  # characters; a token with many claims has two thousand
+
+Metadata = Iterable[tuple[str, str | bytes]] | None
+
+# Of a router without any source of identities: every caller may do everything and names its tenant itself.
+UNCHECKED = Identity("anonymous", "", frozenset(Role), frozenset({ANY_TENANT}), may_salt=True)
+# Of a caller without credentials, where a router that has identities admits such callers.
+ANONYMOUS = Identity("anonymous", "", frozenset({Role.USER}), sees_cache=False)
+
+
+class Identifier(Protocol):
+    """Finds the identity of a credential."""
+
+    def identify(self, credential: str) -> Identity:
+        """Raises RequestRefused (UNAUTHENTICATED)."""
+        ...
+
+
+class Access:
+    """Turns a call's metadata into its caller.
+
+    identifier: None if credentials are not checked: then all callers are UNCHECKED
+    allows_anonymous: callers without credentials are admitted as ANONYMOUS
+    opened: what callers without credentials may call in any case
+    salt_key: a secret of the fleet that cache salts derive from
+    """
+
+    def __init__(
+        self,
+        tenants: Tenants | None = None,
+        identifier: Identifier | None = None,
+        *,
+        allows_anonymous: bool = False,
+        opened: frozenset[Open] = frozenset(),
+        salt_key: bytes = b"",
+    ) -> None:
+        self._tenants = tenants or Tenants()
+        self._identifier = identifier
+        self._allows_anonymous = allows_anonymous
+        self._opened = opened
+        self._salt_key = salt_key
+
+    def check(self, metadata: Metadata, needed: Role | Open) -> None:
+        """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN) if the call is not allowed."""
+        if needed not in self._opened:
+            self.caller(metadata, needed if isinstance(needed, Role) else None)
+
+    def caller(self, metadata: Metadata, role: Role | None = Role.USER) -> Caller:
+        """Returns the caller of a call that needs `role`; None: any identity may make it.
+
+        Raises RequestRefused: UNAUTHENTICATED without valid credentials, FORBIDDEN if the identity lacks the role or
+        names a tenant that it may not act for, INVALID_REQUEST for a malformed tenant.
+        """
+        identity = self._identity(metadata)
+        if role is not None and role not in identity.roles:
+            raise forbidden(f"these credentials do not have the role {role.value!r}, which this call needs")
+        tenant = identity.tenant
+        named = tenant_of(metadata)
+        if named and named != tenant:
+            if named not in identity.acts_for and ANY_TENANT not in identity.acts_for:
+                raise forbidden(f"these credentials may not act for tenant {named!r}", field=TENANT_KEY)
+            tenant = named
+        terms = self._tenants.terms(tenant)
+        if identity.lane is not None or identity.quotas is not None:
+            terms = replace(
+                terms,
+                cap=terms.cap if identity.lane is None else identity.lane,
+                quotas=identity.quotas or terms.quotas,
+            )
+        return Caller(tenant, identity, terms, self._tenants.lists(tenant), self._salt_key)
+
+    def _identity(self, metadata: Metadata) -> Identity:
+        if self._identifier is None:
+            return UNCHECKED
+        credential = credential_of(metadata)
+        if credential:
+            return self._identifier.identify(credential)
+        if self._allows_anonymous:
+            return ANONYMOUS
+        raise unauthenticated("this call needs credentials: send the metadata 'authorization: Bearer KEY'")
+
+
+def credential_of(metadata: Metadata) -> str:
+    """Returns the credential that a call presents, "" if it presents none. Raises RequestRefused (UNAUTHENTICATED) if
+    it cannot be read."""
+    try:
+        given = only_value(metadata, CREDENTIAL_KEY)
+    except RequestRefused as refused:
+        raise unauthenticated(refused.message) from None
+    if not given:
+        return ""
+    scheme, _, credential = given.partition(" ")
+    if scheme.lower() != SCHEME or not credential or len(credential) > MAX_CREDENTIAL:
+        raise unauthenticated("the authorization is not of the form 'Bearer KEY'")
+    return credential
+
+
+def tenant_of(metadata: Metadata) -> str:
+    """Returns the tenant that a call names, "" if it names none. Raises RequestRefused (INVALID_REQUEST)."""
+    tenant = only_value(metadata, TENANT_KEY)
+    if problem := tenant_problem(tenant):
+        raise invalid(TENANT_KEY, problem)
+    return tenant
+
+
+def unauthenticated(message: str) -> RequestRefused:
+    """A refusal with UNAUTHENTICATED."""
+    return RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, message)
