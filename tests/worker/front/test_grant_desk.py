@@ -36,7 +36,7 @@ def test_a_worker_with_a_key_takes_grants_and_nothing_else() -> None:
 
 
 def test_a_worker_without_a_key_takes_requests_and_no_grants() -> None:
-    desk = GrantDesk(b"", EPOCH, now_unix_ms=lambda: 0)
+    desk = GrantDesk(GrantKeys(), EPOCH, now_unix_ms=lambda: 0)
     assert desk.take(WorkerServiceGenerateRequest(submit=SUBMIT)) == SUBMIT
     assert "--grant-key" in refusal(desk, WorkerServiceGenerateRequest(grant=granted())).message
 
