@@ -110,3 +110,26 @@ def test_a_key_that_can_be_guessed_is_refused_without_telling_it() -> None:
     assert problem is not None
     assert "hunter2" not in problem
     assert "32" in problem
+
+
+def test_a_previous_key_is_accepted_and_a_grant_names_its_key_without_disclosing_it() -> None:
+    new = KEY[::-1]
+    assert granted().key_id == key_id(KEY)
+    for keys in (GrantKeys(KEY), GrantKeys(new, KEY), GrantKeys(KEY, new)):
+        assert open_grant(keys, granted(), epoch=EPOCH, now_unix_ms=0)
+        unnamed = granted()
+        unnamed.ClearField("key_id")  # of a router that knows one key only
+        assert open_grant(keys, unnamed, epoch=EPOCH, now_unix_ms=0)
+    with pytest.raises(RequestRefused, match="not signed"):
+        open_grant(GrantKeys(new), granted(), epoch=EPOCH, now_unix_ms=0)
+    misnamed = granted()
+    misnamed.key_id = key_id(new)
+    with pytest.raises(RequestRefused, match="not signed"):
+        open_grant(GrantKeys(new, KEY), misnamed, epoch=EPOCH, now_unix_ms=0)
+
+
+def test_a_previous_key_that_cannot_be_used_is_told_by_its_name() -> None:
+    good = "k" * LEAST_KEY_BYTES
+    assert grant_key_problem(good, good) is None
+    assert str(grant_key_problem(good, "short")).startswith("--grant-key-previous has 5 bytes")
+    assert grant_key_problem("", good) == "--grant-key-previous needs --grant-key"

@@ -52,11 +52,12 @@ def main() -> None:
     try:
         if settings.port:
             check_port_is_free(settings.host, settings.port)  # before the model is loaded, not after
+        tls = settings.tls.server_tls()
         directory = Path(settings.engine.model)
         files = read_tokenizer_files(directory)
         spec = read_spec(directory, settings.engine.ignore_config_keys)
         files.check_vocabulary(spec.vocab_size)  # before the weights are read, which takes minutes for a large model
-        status = uvloop.run(serve(settings, worker_id, files, settings.tls.server_tls()))
+        status = uvloop.run(serve(settings, worker_id, files, tls))
     except (PortInUse, ModelError, EngineStartError, TlsFileError, OSError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
