@@ -1,4 +1,3 @@
-
 import os
 
 # Routers that benchmarks start serve no HTTP unless a benchmark asks for it: several cannot share the default port.

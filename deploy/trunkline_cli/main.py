@@ -23,6 +23,7 @@ MOST_THREADS = 4096  # a worker's own bound
 
 HTTP_PORT = 8000  # as of trunkline-router
 
+
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] in (["router"], ["worker"]):

@@ -7,6 +7,7 @@ from trunkline.status import invalid
 TENANT_KEY = "x-trunkline-tenant"  # the tenant's name
 SESSION_KEY = "x-trunkline-session"  # groups requests, for example by conversation
 PROOF_KEY = "x-trunkline-proof"  # see proof.py
+PROOF_KEY_ID_KEY = "x-trunkline-proof-key-id"  # in hex; identifies the key of the proof
 
 
 def only_value(metadata: Iterable[tuple[str, str | bytes]] | None, key: str) -> str:

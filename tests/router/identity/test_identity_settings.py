@@ -78,7 +78,7 @@ async def test_each_source_that_is_set_is_used(tmp_path: Path) -> None:
     redis = {"redis_url": "redis://127.0.0.1:1", "api_keys_in_redis": True, "fleet_secret_file": str(secret)}
     assert not authenticator_of(RouterSettings(**plain)).is_configured
     for given in ({"api_keys": str(keys)}, tokens, redis):
-        authenticator = authenticator_of(RouterSettings(**plain, **given))  # type: ignore[arg-type]
+        authenticator = authenticator_of(RouterSettings(**plain, **given))
         assert authenticator.is_configured
         assert len(authenticator._sources()) == 1
     put(issuer, b"{}")

@@ -98,7 +98,7 @@ async def test_a_file_that_changes_twice_within_one_tick_of_its_clock_is_read_ag
 
 
 async def test_a_file_that_has_settled_is_not_read_again(path: Path) -> None:
-    reads = []
+    reads: list[bytes] = []
     put(path, b"x")
     os.utime(path, (OLD, OLD))
     watched = WatchedFile("--x", str(path), reads.append)
