@@ -44,7 +44,7 @@ def trained() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<é>"], show_progress=False
     )
     tokenizer.train_from_iterator(["the 🦊 and the 🦉 ate 漢字 and été", "🦊🦊🦉 漢漢 then the end"] * 4, trainer)
     return tokenizer
@@ -124,6 +124,10 @@ DECODED: dict[str, tuple[Any, dict[str, bytes]]] = {
         decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("^x|b$"), "")]),
         {"xab": b"xab"},
     ),
+    "bytes before another step": (
+        decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex("x"), "y")]),
+        {"<0xFF>": b"\xff", "x": b"y"},
+    ),
     "sequences of sequences": (
         decoders.Sequence([decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()]), decoders.Fuse()]),
         {"▁a": b" a", "<0xFF>": b"\xff"},
@@ -144,7 +148,7 @@ def test_added_tokens_are_their_own_text() -> None:
     tokenizer.add_tokens([AddedToken("   "), AddedToken("été")])
     table = token_bytes(tokenizer)
     assert [table.text(size + index) for index in range(3)] == ["<end▁of é>", "   ", "été"]
-    assert table.text(0) == "<s>"
+    assert table.text(0) == "<é>", "its characters are not bytes of the alphabet"
 
 
 def test_an_added_token_that_is_a_piece_of_the_model_is_decoded() -> None:
