@@ -61,7 +61,7 @@ async def test_a_key_in_a_file_is_created_listed_and_revoked(tmp_path: Path) -> 
     found = authenticator.identify(key.credential)
     assert (found.tenant, found.lane, found.quotas) == ("acme", Lane.LANE_INTERACTIVE, Quotas(60, None, 9))
     assert (found.roles, found.acts_for) == (frozenset({Role.USER, Role.OPERATOR}), frozenset({"b"}))
-    assert found.models == {"m"}
+    assert found.models == frozenset({"m"})
     assert (found.may_salt, found.sees_cache) == (True, False)
     listed = keys("list", place).stdout
     assert [word in listed for word in (key.key_id, "acme", "operator,user", "active", "for tests")] == [True] * 5
