@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.router.http.http_rig import SHORT, WAIT_S, connected, error_of, get, post, serving
-from trunkline_router.http.connection import HIGH_WATER_BYTES
+from trunkline_router.http.connection import HIGH_WATER_BYTES, Connection
 from trunkline_router.http.disconnect import ClientGone, ends_with_client
 from trunkline_router.http.json_body import read_body
 from trunkline_router.http.sse import EventStream, event
@@ -154,6 +154,7 @@ async def test_output_that_the_client_does_not_read_stays_with_its_producer() ->
                 written = written_bytes
                 await asyncio.sleep(0.2)
             [connection] = list(server.connections)
+            assert isinstance(connection, Connection)
             assert connection.transport.get_write_buffer_size() <= HIGH_WATER_BYTES + 2 * len(chunk)
             # Whatever the kernels took is bounded too, and a client that reads again gets all.
             assert written_bytes < 8 << 20
