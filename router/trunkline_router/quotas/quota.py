@@ -48,6 +48,16 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What is left of one of a tenant's limits per minute."""
+
+    of: str  # "requests" or "tokens"
+    limit: int
+    remaining: int
+    reset_ms: int  # until everything that counts now has left the window
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A request was refused because a quota is used up."""
 
@@ -115,6 +125,19 @@ class Window:
     def contents(self) -> list[tuple[int, int, int]]:
         """(bucket number, requests, tokens) of every bucket in the window."""
         return [(bucket.number, bucket.requests, bucket.tokens) for bucket in self._buckets]
+
+
+def rate_limits(quotas: Quotas, used: Used, window: Window, now_ms: float) -> list[RateLimit]:
+    """Returns what is left of the limits per minute. The reset time comes from `window`, which may contain less than
+    `used`."""
+    limits = (
+        ("requests", quotas.requests_per_minute, used.requests),
+        ("tokens", quotas.tokens_per_minute, used.tokens),
+    )
+    reset_ms = window.free_in_ms(now_ms, requests=window.requests, tokens=window.tokens) if window else 0
+    return [
+        RateLimit(of, limit, max(0, int(limit - count)), reset_ms) for of, limit, count in limits if limit is not None
+    ]
 
 
 def judge(quotas: Quotas, used: Used, tokens: int, window: Window, now_ms: float) -> Refusal | None:

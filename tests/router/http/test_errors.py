@@ -139,7 +139,7 @@ def test_an_empty_credential_is_none(header: tuple[bytes, bytes]) -> None:
 
 def test_response_headers_tell_what_is_known() -> None:
     assert response_headers("req-1") == [(b"x-request-id", b"req-1"), (b"request-id", b"req-1")]
-    assert response_headers("r", worker="w:1", cached_tokens=0, rate_limits=[("remaining-requests", 5)])[2:] == [
+    assert response_headers("r", worker="w:1", cached_tokens=0, rate_limits=[("remaining-requests", "5")])[2:] == [
         (b"x-trunkline-worker", b"w:1"),
         (b"x-trunkline-cached-tokens", b"0"),
         (b"x-ratelimit-remaining-requests", b"5"),
