@@ -20,7 +20,7 @@ OURS = {
     "trunkline_cli": "deploy",
 }
 CONTRACT = {"grpc", "grpc_status", "google", "xxhash"}
-RUNTIME = CONTRACT | {"structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
+RUNTIME = CONTRACT | {"cryptography", "structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
 
 # package → what it may import beside the standard library and itself
 MAY: dict[str, set[str]] = {

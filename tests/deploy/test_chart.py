@@ -250,7 +250,7 @@ def test_certificates_are_where_the_processes_look_for_them(values: Values) -> N
         config = json.loads(config_of(rendered, workload, container)[0])
         assert config["allow_plaintext"] is False
         volumes = {volume["name"]: volume.get("secret", {}) for volume in pod_of(workload)["volumes"]}
-        mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+        mounts = {mount["mountPath"]: volumes.get(mount["name"], {}) for mount in container["volumeMounts"]}
         files = {value for value in config.values() if str(value).startswith("/etc/trunkline-")}
         for file in files:
             secret = mounts[str(Path(file).parent)]
