@@ -163,7 +163,7 @@ def test_the_worker_is_drained_by_a_router_or_an_operator_and_not_by_a_client(se
             [
                 script("trunkline"), "drain", f"--address={secured.worker_address}", f"--grant-key={KEY}",
                 f"--tls-ca={tls.ca_file}", f"--tls-cert={tls.cert_file}", f"--tls-key={tls.key_file}",
-                "--tls-name=trunkline-worker",
+                "--tls-server-name=trunkline-worker",
             ],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
