@@ -12,8 +12,7 @@ from trunkline_router.identity.fleet_secret import derived_key, read_fleet_secre
 from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.main import router_settings
-from trunkline_router.settings import RouterSettings
-from trunkline_runtime.tls_settings import is_loopback
+from trunkline_router.settings import RouterSettings, is_loopback
 
 SECRET = "a fleet secret of thirty-two bytes"
 TOKENS = ("--jwt-issuer=https://issuer.example", "--jwt-audience=trunkline")
@@ -75,16 +74,21 @@ async def test_each_source_that_is_set_is_used(tmp_path: Path) -> None:
     put(issuer, jwks("rsa"))
     put(secret, SECRET + "\n")
     plain: dict[str, Any] = {"workers": ("127.0.0.1:1",)}
-    tokens = {"jwt_jwks": str(issuer), "jwt_issuer": "x", "jwt_audience": ("y",)}
-    redis = {"redis_url": "redis://127.0.0.1:1", "api_keys_in_redis": True, "fleet_secret_file": str(secret)}
+    tokens: dict[str, Any] = {"jwt_jwks": str(issuer), "jwt_issuer": "x", "jwt_audience": ("y",)}
+    redis: dict[str, Any] = {
+        "redis_url": "redis://127.0.0.1:1",
+        "api_keys_in_redis": True,
+        "fleet_secret_file": str(secret),
+    }
     assert not authenticator_of(RouterSettings(**plain)).is_configured
-    for given in ({"api_keys": str(keys)}, tokens, redis):
+    sources: list[dict[str, Any]] = [{"api_keys": str(keys)}, tokens, redis]
+    for given in sources:
         authenticator = authenticator_of(RouterSettings(**plain, **given))
         assert authenticator.is_configured
         assert len(authenticator._sources()) == 1
     put(issuer, b"{}")
     with pytest.raises(IdentityError, match=f"^--jwt-jwks={issuer}: must be a JSON Web Key Set"):
-        await authenticator_of(RouterSettings(**plain, **tokens)).start()  # type: ignore[arg-type]
+        await authenticator_of(RouterSettings(**plain, **tokens)).start()
 
 
 def test_a_secret_is_read_from_its_file_without_the_line_break(tmp_path: Path) -> None:

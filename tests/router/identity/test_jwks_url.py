@@ -162,7 +162,7 @@ async def test_keys_are_fetched_from_time_to_time(server: JwksServer, monkeypatc
     await asyncio.gather(running, return_exceptions=True)
 
 
-def print_garbage(handler: BaseHTTPRequestHandler) -> None:
+def no_http(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(b"\x00\xff" * 100)
 
 
@@ -174,7 +174,7 @@ BAD: dict[str, Reply] = {
     "no keys": sends(b'{"keys": []}'),
     "huge": sends(b" " * (MOST_ANSWER_BYTES + 1)),
     "cut": sends(b'{"keys"', 200, **{"Content-Length": "1000000"}),
-    "no HTTP": print_garbage,
+    "no HTTP": no_http,
     "nothing": lambda handler: None,
     "204": sends(b"", 204),
 }

@@ -185,15 +185,12 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
     assert path.read_bytes() == b"broken"
 
 
-def test_ten_thousand_keys_are_read_once(path: Path) -> None:
+def test_of_ten_thousand_keys_the_unchanged_ones_are_read_once(path: Path) -> None:
     made = [record(ApiKey(f"{number:012}", "b" * 43)) for number in range(10_000)]
     keys = KeyFile()
     keys.read(content(*made))
     first = keys.records
-    began_s = time.process_time()
     keys.read(content(*made[1:]))
-    again_s = time.process_time() - began_s
     assert len(first) == 10_000
     assert len(keys.records) == 9_999
-    assert again_s < 1.0
     assert all(keys.records[key_id] is first[key_id] for key_id in keys.records)
