@@ -147,6 +147,7 @@ async def test_an_unknown_key_is_fetched_soon_but_not_more_often_than_the_least_
     await until(lambda: len(waits) >= 2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    assert not source._asked.is_set(), "those that asked while the keys were fetched have them now"
     assert server.asked == 2
     assert waits == [LEAST_REFRESH_S, LEAST_REFRESH_S]
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -84,15 +83,15 @@ async def test_a_mount_that_is_swapped_by_symbolic_links_is_followed(tmp_path: P
     assert [answer(authenticator, key.credential) for key in (first, second)] == [WRONG, "acme"]
 
 
-async def test_a_file_that_changes_twice_within_one_tick_of_its_clock_is_read_again(path: Path) -> None:
-    """Two contents of one length and one time: only the content tells them apart."""
+async def test_a_file_that_changes_twice_within_one_tick_of_its_clock_is_read_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system tells the two contents apart by no time, number or length."""
+    monkeypatch.setattr(watched_file, "_signature", lambda status: (0, 0, 0, 0, 0))
     first, second = ApiKey.new(), ApiKey.new()
-    now_ns = time.time_ns()
     write(path, record(first))
-    os.utime(path, ns=(now_ns, now_ns))
     authenticator, source = await started(path)
     write(path, record(second))
-    os.utime(path, ns=(now_ns, now_ns))
     await source.file.poll()
     assert [answer(authenticator, key.credential) for key in (first, second)] == [WRONG, "acme"]
 
