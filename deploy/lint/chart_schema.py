@@ -18,20 +18,24 @@ SET_FOR_BOTH = {
     *("tls_cert", "tls_key", "tls_client_ca", "allow_plaintext"),
 }
 SET_BY_CHART = {
-<<<<<<< HEAD
-    "routerConfig": {"host", "port", "workers", "router_id", "tenants", "redis_url", "grant_key", "fleet_secret"},
-    "workerConfig": {"host", "port", "model", "served_model_name", "worker_id", "grant_key"},
-=======
     "routerConfig": {
         *SET_FOR_BOTH,
-        *("workers", "router_id", "tenants", "redis_url", "redis_tls_ca", "redis_tls_cert", "redis_tls_key"),
+        *(
+            "workers",
+            "router_id",
+            "tenants",
+            "fleet_secret",
+            "redis_url",
+            "redis_tls_ca",
+            "redis_tls_cert",
+            "redis_tls_key",
+        ),
         *("worker_tls_ca", "worker_tls_cert", "worker_tls_key", "worker_tls_name"),
     },
     "workerConfig": {
         *SET_FOR_BOTH,
         *("model", "served_model_name", "worker_id", "tls_router_names", "allow_anonymous"),
     },
->>>>>>> h-tls
 }
 TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array"}
 
