@@ -15,7 +15,7 @@ SCHEMA = Path(__file__).parents[2] / "helm" / "trunkline" / "values.schema.json"
 # Settings that the chart derives from other values or from the cluster, and secrets, which must not be in a ConfigMap.
 SET_FOR_BOTH = {
     *("host", "port", "health_port", "grant_key", "grant_key_previous"),
-    *("tls_cert", "tls_key", "tls_client_ca", "allow_plaintext"),
+    *("tls_cert", "tls_key", "tls_client_ca", "allow_plaintext", "allow_anonymous"),
 }
 SET_BY_CHART = {
     "routerConfig": {
@@ -34,7 +34,7 @@ SET_BY_CHART = {
     },
     "workerConfig": {
         *SET_FOR_BOTH,
-        *("model", "served_model_name", "worker_id", "tls_router_names", "allow_anonymous"),
+        *("model", "served_model_name", "worker_id", "tls_router_names"),
     },
 }
 TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array"}

@@ -64,7 +64,8 @@ def main() -> None:
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Processes that die or hang are started again. "
-        "All other flags are passed to every worker: see trunkline worker --help."
+        "All other flags are passed to every worker (trunkline worker --help). The router too gets --allow-plaintext "
+        "and --allow-anonymous, which --host needs for other addresses than loopback ones."
     )
     parser.add_argument("--model", required=True, help="directory in Hugging Face layout, or hub id")
     parser.add_argument("--name", type=text, default="", help="served model name; default: the directory's base name")

@@ -15,6 +15,9 @@ class LaunchError(Exception):
     """The cluster cannot start. The message is one line for a person."""
 
 
+OF_ALL = ("--allow-plaintext", "--allow-anonymous")  # workers' arguments that the router needs too
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """The settings of a local cluster."""
@@ -101,6 +104,7 @@ class ClusterPlan:
             "--stop-timeout-s=2",
             "--open=readiness",  # the launcher has no credentials
             *([f"--tenants={self.tenants}"] if self.tenants else []),
+            *(flag for flag in self.worker_arguments if flag in OF_ALL),
         ]
 
 

@@ -27,8 +27,16 @@ SPREAD: Values = {
 }
 
 PLAIN: Values = {"allowPlaintext": True, "allowAnonymous": True}
-SECURED: Values = {"tls": {"routerSecret": "router", "workerSecret": "worker", "redisSecret": "redis"}}
-MUTUAL: Values = {"tls": {**SECURED["tls"], "clientCertificates": True}}
+SECURED: Values = {
+    "tls": {"routerSecret": "router", "workerSecret": "worker", "redisSecret": "redis"},
+    "router": {
+        "config": {"api_keys_in_redis": True},
+        "env": [
+            {"name": "TRUNKLINE_FLEET_SECRET", "valueFrom": {"secretKeyRef": {"name": "fleet", "key": "secret"}}},
+        ],
+    },
+}
+MUTUAL: Values = SECURED | {"tls": {**SECURED["tls"], "clientCertificates": True}}
 
 DEFAULT: Values = {}
 SEVERAL_POOLS: Values = {

@@ -201,7 +201,7 @@ def test_processes_accept_their_settings_and_listen_where_everybody_looks(render
         assert settings.host == "0.0.0.0"
         assert settings.port == port_of(container)
         for probe in ("readinessProbe", "livenessProbe"):
-            assert container[probe]["grpc"]["port"] == (settings.tls.health_port or settings.port)
+            assert container[probe]["grpc"]["port"] == settings.tls.health_port != settings.port
         assert container["readinessProbe"]["grpc"]["service"] == READINESS
         assert container["livenessProbe"]["grpc"]["service"] == LIVENESS
 
@@ -220,7 +220,11 @@ def refusal(values: Values) -> str:
             {"allowPlaintext": False},
             "set tls.routerSecret and tls.workerSecret, or permit plaintext with allowPlaintext",
         ),
-        ({"allowPlaintext": True}, "workers.qwen3-0-6b: any client could use it: set tls, TRUNKLINE_GRANT_KEY in env"),
+        (
+            {"allowPlaintext": True, "router": SECURED["router"]},
+            "workers.qwen3-0-6b: any client could use it: set tls, TRUNKLINE_GRANT_KEY in env",
+        ),
+        ({"tls": SECURED["tls"]}, "router.config: any caller could use it: set api_keys_in_redis or jwt_jwks there"),
         ({"tls": {"routerSecret": "a", "redisSecret": "c"}}, "tls.routerSecret and tls.workerSecret: set both or none"),
         ({"tls": {"routerSecret": "a", "workerSecret": "b"}}, "redis: set tls.redisSecret, or permit plaintext"),
         (PLAIN | {"tls": {"clientCertificates": True}}, "tls.clientCertificates needs tls.routerSecret"),
@@ -239,8 +243,8 @@ def test_a_chart_that_would_be_readable_or_open_without_being_told_so_does_not_r
 
 def test_workers_with_a_grant_key_need_no_other_identity() -> None:
     env = [{"name": "TRUNKLINE_GRANT_KEY", "valueFrom": {"secretKeyRef": {"name": "grants", "key": "key"}}}]
-    rendered = Rendered({"allowPlaintext": True, "workerDefaults": {"env": env}})
-    assert all(json.loads(config_of(rendered, *one)[0]).get("allow_anonymous") is not True for one in rendered.ours())
+    rendered = Rendered({"allowPlaintext": True, "router": SECURED["router"], "workerDefaults": {"env": env}})
+    assert all(json.loads(config_of(rendered, *one)[0])["allow_anonymous"] is False for one in rendered.ours())
 
 
 @pytest.mark.parametrize("values", [SECURED, MUTUAL | SEVERAL_POOLS], ids=["secured", "mutual"])

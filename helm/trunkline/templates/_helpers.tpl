@@ -142,12 +142,23 @@ checked by the routers themselves. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Fails if any caller could use the routers without being permitted. */}}
+{{- define "trunkline.identityCheck" -}}
+{{- $config := .Values.router.config -}}
+{{- $known := or .Values.allowAnonymous $config.api_keys $config.api_keys_in_redis $config.jwt_jwks -}}
+{{- range .Values.router.env -}}
+{{- if has .name (list "TRUNKLINE_API_KEYS" "TRUNKLINE_API_KEYS_IN_REDIS" "TRUNKLINE_JWT_JWKS") -}}{{- $known = true -}}{{- end -}}
+{{- end -}}
+{{- if not $known -}}
+{{- fail "router.config: any caller could use it: set api_keys_in_redis or jwt_jwks there, or allowAnonymous: true" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The settings of a server's own port. Takes the root. */}}
 {{- define "trunkline.serverTls" -}}
 {{- $made := dict "allow_plaintext" .Values.allowPlaintext -}}
 {{- if include "trunkline.tls" . -}}
-{{- $made = merge $made (dict "tls_cert" "/etc/trunkline-tls/tls.crt" "tls_key" "/etc/trunkline-tls/tls.key"
-  "health_port" .Values.tls.healthPort) -}}
+{{- $made = merge $made (dict "tls_cert" "/etc/trunkline-tls/tls.crt" "tls_key" "/etc/trunkline-tls/tls.key") -}}
 {{- end -}}
 {{- $made | toJson -}}
 {{- end -}}
