@@ -1,6 +1,6 @@
 """The key that a client sends with each call.
 
-Error messages and repr() never contain it: they end up in logs.
+Error messages and repr() never contain it: they end up in logs, as do the local variables of a traceback.
 """
 
 import inspect
@@ -17,6 +17,15 @@ BlockingApiKey = str | Callable[[], str]
 MAX_KEY_BYTES = 7 << 10  # servers accept 8 KiB of metadata by default
 
 Metadata = tuple[tuple[str, str], ...]
+
+
+class _Hidden(str):
+    """Text that repr() does not show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<hidden>"
 
 
 class KeySource:
@@ -62,4 +71,4 @@ def _bearer(key: object) -> Metadata:
         raise ValueError(f"api_key must be text, not {type(key).__name__}")
     if not key or len(key) > MAX_KEY_BYTES or not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError(f"api_key must be 1 to {MAX_KEY_BYTES} bytes of printable ASCII without spaces")
-    return ((AUTHORIZATION_KEY, f"Bearer {key}"),)
+    return ((AUTHORIZATION_KEY, _Hidden(f"Bearer {key}")),)
