@@ -96,6 +96,7 @@ class Client:
         self._stubs: Iterator[Any] = cycle([InferenceServiceStub(channel) for channel in self._channels])
         self._direct = DirectPath(inter_token_timeout_s, tls) if direct else None
         self._closed = asyncio.Event()
+        self._streams: set[Any] = set()  # calls that stream; to close a channel does not reliably end them
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,6 +109,8 @@ class Client:
     async def close(self) -> None:
         """Ends all calls of this client with a TrunklineError, and closes its connections."""
         self._closed.set()
+        for call in self._streams:
+            call.cancel()
         if self._direct is not None:
             await self._direct.close()
         await asyncio.gather(*(channel.close() for channel in self._channels))
@@ -207,21 +210,16 @@ class Client:
         while True:
             metadata = self._terms.metadata(await self._terms.key.metadata())
             with self._ends_when_closed():
-                call = watch(
-                    ASKS_READINESS,
-                    metadata=metadata,
-                    timeout=max(0.0, deadline_s - time.monotonic()),
-                    wait_for_ready=True,
-                )
+                left_s = max(0.0, deadline_s - time.monotonic())
+                call = watch(ASKS_READINESS, metadata=metadata, timeout=left_s, wait_for_ready=True)
                 try:
-                    async for status in call:
-                        if status == SERVING:
-                            return
+                    with self._stream(call):
+                        async for status in call:
+                            if status == SERVING:
+                                return
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not grpc.StatusCode.UNAVAILABLE:  # the router is restarting
                         raise
-                finally:
-                    call.cancel()
             await self._pause(WATCH_AGAIN_S)
 
     async def _responses(
@@ -265,11 +263,10 @@ class Client:
                 raise late()
             call = router.Generate(request, timeout=left_s, metadata=metadata)
             try:
-                yield call
+                with self._stream(call):
+                    yield call
             except grpc.aio.AioRpcError as error:
                 raise self._error(error) from None
-            finally:
-                call.cancel()
 
     async def _call(self, method: str, request: Message, timeout_s: float | None) -> Any:
         """A call with one response. Raises TrunklineError."""
@@ -318,6 +315,16 @@ class Client:
         if failed.code() is grpc.StatusCode.CANCELLED and self._closed.is_set():
             return closed()
         return error_of(failed)
+
+    @contextmanager
+    def _stream(self, call: Any) -> Iterator[None]:
+        """Cancels the call at the end, or when the client is closed."""
+        self._streams.add(call)
+        try:
+            yield
+        finally:
+            self._streams.discard(call)
+            call.cancel()
 
     @contextmanager
     def _ends_when_closed(self) -> Iterator[None]:
