@@ -28,7 +28,8 @@ class _Forwarder(grpc.GenericRpcHandler):
     def _streaming(self, method: str) -> Any:
         async def forward(request: bytes, context: Any) -> AsyncIterator[bytes]:
             await self._admit(context)
-            async for response in self._channel.unary_stream(method)(request):  # type: ignore[call-overload]
+            call: Any = self._channel.unary_stream(method)  # bytes to bytes
+            async for response in call(request):
                 yield response
 
         return forward
@@ -36,7 +37,8 @@ class _Forwarder(grpc.GenericRpcHandler):
     def _unary(self, method: str) -> Any:
         async def forward(request: bytes, context: Any) -> Any:
             await self._admit(context)
-            return await self._channel.unary_unary(method)(request)  # type: ignore[call-overload]
+            call: Any = self._channel.unary_unary(method)  # bytes to bytes
+            return await call(request)
 
         return forward
 

@@ -35,7 +35,7 @@ async def cancelled(service: ScriptedService) -> None:
 
 
 def others() -> set["asyncio.Task[object]"]:
-    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+    return asyncio.all_tasks() - {asyncio.current_task()}
 
 
 async def test_leaving_an_asynchronous_loop_cancels_the_request(endless: ScriptedService) -> None:
@@ -50,7 +50,7 @@ async def test_cancelling_the_task_cancels_the_request_and_stays_a_cancellation(
     async with Client(endless.address) as client:
         pieces = client.generate("x")
         await anext(pieces)
-        waiting = asyncio.create_task(anext(pieces))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(anext(pieces))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -62,7 +62,7 @@ async def test_closing_the_client_ends_a_stream_with_an_error_and_not_a_cancella
     client = Client(endless.address)
     pieces = client.generate("x", request_id="r-1")
     await anext(pieces)
-    waiting = asyncio.create_task(anext(pieces))  # type: ignore[arg-type]
+    waiting = asyncio.create_task(anext(pieces))
     await asyncio.sleep(0)
     await client.close()
     with pytest.raises(TrunklineError, match="the client was closed") as caught:
