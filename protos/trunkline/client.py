@@ -27,7 +27,7 @@ from trunkline.client_requests import (
     generate_request,
     tokenize_request,
 )
-from trunkline.completion import Choice, Collector, Completion, Piece, pieces_of
+from trunkline.completion import Choice, Collector, Completion, Piece, piece_of
 from trunkline.direct import DirectPath
 from trunkline.errors import TrunklineError, error_of
 from trunkline.grant_call import NotOffered
@@ -145,8 +145,8 @@ class Client:
         )
         async with aclosing(self._responses(request, timeout_s, session)) as responses:
             async for response in responses:
-                for piece in pieces_of(response):
-                    yield piece
+                for chunk in response.chunks:
+                    yield piece_of(chunk, response)
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """Returns the whole answer when it is complete. Takes the options of generate(), and raises its errors."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from trunkline.names import finish_name
-from trunkline.v1.generation_pb2 import TokenLogprobs
+from trunkline.v1.generation_pb2 import OutputChunk, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
 
 
@@ -44,19 +44,16 @@ class Completion:
         return self.choices[0].text
 
 
-def pieces_of(response: GenerateResponse) -> list[Piece]:
-    """One piece for each choice with new output."""
-    return [
-        Piece(
-            chunk.index,
-            chunk.text,
-            list(chunk.token_ids),
-            list(chunk.logprobs),
-            finish_name(chunk.finish_reason) if chunk.finish_reason else None,
-            response,
-        )
-        for chunk in response.chunks
-    ]
+def piece_of(chunk: OutputChunk, response: GenerateResponse) -> Piece:
+    """The piece for a chunk of a response."""
+    return Piece(
+        chunk.index,
+        chunk.text,
+        list(chunk.token_ids),
+        list(chunk.logprobs),
+        finish_name(chunk.finish_reason) if chunk.finish_reason else None,
+        response,
+    )
 
 
 class Collector:

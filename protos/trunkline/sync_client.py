@@ -28,7 +28,7 @@ from trunkline.client_requests import (
     generate_request,
     tokenize_request,
 )
-from trunkline.completion import Collector, Completion, Piece, pieces_of
+from trunkline.completion import Collector, Completion, Piece, piece_of
 from trunkline.errors import TrunklineError, error_of
 from trunkline.retries import DEFAULT_RETRIES, Tries
 from trunkline.tls import ClientTls, open_blocking_channel
@@ -108,7 +108,8 @@ class SyncClient:
             prompt, model=self._terms.model(model), n=n, request_id=request_id, lane=lane, **sampling
         )
         for response in self._responses(request, timeout_s, session):
-            yield from pieces_of(response)
+            for chunk in response.chunks:
+                yield piece_of(chunk, response)
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """Returns the whole answer when it is complete. Takes the options of generate(), and raises its errors."""

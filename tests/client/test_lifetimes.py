@@ -142,10 +142,10 @@ def run_script(script: str, *arguments: str) -> "subprocess.CompletedProcess[str
 
 async def test_leaving_a_blocking_loop_cancels_the_request_at_once(endless: ScriptedService) -> None:
     def leave(client: SyncClient) -> None:
+        gc.disable()  # the generator must not need the collector
         for piece in client.generate("x"):
             assert piece.text == "a"
             break
-        gc.disable()  # the generator must not need the collector
 
     with SyncClient(endless.address) as client:
         try:
