@@ -2,7 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
 import pytest
 
 from tests.client.scripted_service import Kind, ScriptedService, complete, model_names, serving
@@ -17,6 +20,7 @@ from trunkline.errors import (
     Unauthenticated,
 )
 from trunkline.status import RequestRefused, invalid, no_worker
+from trunkline.v1.inference_pb2 import GrantResponse
 from trunkline_bench.servers.ports import free_port
 
 both = pytest.mark.parametrize("kind", list(Kind))
@@ -130,3 +134,25 @@ async def test_the_clients_deadline_counts_for_calls_that_set_none(kind: Kind) -
     async with serving(service):
         with pytest.raises(DeadlineExceeded):
             await complete(kind, service.address, timeout_s=None, default_timeout_s=0.3)
+
+
+class GrantsRefused(ScriptedService):
+    """A router that is full when it is first asked for a grant, and then gives none."""
+
+    async def Grant(self, request_iterator: Any, context: Any) -> AsyncIterator[GrantResponse]:
+        await anext(request_iterator)
+        self._arrived("", context)
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+        yield GrantResponse()
+
+
+async def test_a_direct_clients_refused_calls_are_sent_again_with_the_key() -> None:
+    service = GrantsRefused(refusals=[FULL])
+    async with serving(service):
+        answer = await complete(Kind.ASYNC, service.address, direct=True, api_key="k")
+    assert answer.text == "ab"
+    first, second, routed = service.asked
+    assert second.at_s - first.at_s >= 0.02
+    assert (first.request_id, second.request_id) == ("", "")
+    assert routed.request_id == answer.request_id
+    assert {asked.metadata["authorization"] for asked in service.asked} == {"Bearer k"}
