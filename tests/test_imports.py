@@ -124,6 +124,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
         "edge": "api gate http identity request",
         "openai": "api edge http prompts request workers",
+        "anthropic": "edge http openai prompts",
     },
     "trunkline_bench": {
         "reports": "",

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trunkline.status import RequestRefused
-from trunkline_router.edge.endpoint import Endpoint, openai_error
+from trunkline_router.anthropic.endpoints import count_tokens, messages
+from trunkline_router.edge.endpoint import Endpoint, ErrorBody, anthropic_error, openai_error
 from trunkline_router.edge.http_call import Edge, HttpCall, metadata_of
 from trunkline_router.http.errors import openai_body, status_of
 from trunkline_router.http.headers import parse_headers
@@ -28,8 +29,15 @@ HANDLERS_BY_PATH: dict[str, Handler] = {
     "POST /v1/chat/completions": chat_completions,
     "GET /v1/models": list_models,
     "GET /v1/models/{model:path}": retrieve_model,
+    "POST /v1/messages": messages,
+    "POST /v1/messages/count_tokens": count_tokens,
     "POST /tokenize": tokenize,
     "POST /detokenize": detokenize,
+}
+# The shape of errors, where it is not OpenAI's.
+ERROR_BODIES: dict[str, ErrorBody] = {
+    "POST /v1/messages": anthropic_error,
+    "POST /v1/messages/count_tokens": anthropic_error,
 }
 
 
@@ -40,7 +48,8 @@ def http_app(edge: Edge, is_ready: Callable[[], bool]) -> Starlette:
         method, path = name.split(" ")
         needed = PATHS[name]
         assert isinstance(needed, Role)
-        routes.append(Route(path, endpoint=Endpoint(edge, needed, handle, openai_error), methods=[method]))
+        error_body = ERROR_BODIES.get(name, openai_error)
+        routes.append(Route(path, endpoint=Endpoint(edge, needed, handle, error_body), methods=[method]))
     for name, answer in _status_answers(is_ready).items():
         path = name.removeprefix("GET ")
         routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
