@@ -123,6 +123,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
         "edge": "api gate http identity request",
         "openai": "api edge http prompts request workers",
+        "responses": "edge http openai prompts request",
     },
     "trunkline_bench": {
         "reports": "",
