@@ -150,9 +150,10 @@ class ResponseRequest(GenerationFields):
         super().check()
         if not self.input and self.previous_response_id is None:
             raise invalid("input", "is missing or empty")
-        for name in ("prompt_logprobs", "return_token_ids"):
-            if getattr(self, name) not in (None, False):
-                raise invalid(name, "is not supported for responses")
+        if self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "is not supported for responses")
+        if self.return_token_ids:
+            raise invalid("return_token_ids", "is not supported for responses")
         if self.n not in (None, 1):
             raise invalid("n", "is not supported for responses, which have one choice")
         if self.has_continuous_usage:
