@@ -125,6 +125,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "edge": "api gate http identity request",
         "openai": "api edge http prompts request workers",
         "anthropic": "edge http openai prompts",
+        "responses": "edge http openai prompts request",
     },
     "trunkline_bench": {
         "reports": "",

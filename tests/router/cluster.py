@@ -30,6 +30,7 @@ from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenants
+from trunkline_router.responses.response_store import ResponseStore
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
@@ -123,6 +124,7 @@ class Options(TypedDict, total=False):
     share: Callable[[Pools, Random], SharedState]
     backlog: Backlog | None
     edge: EdgeOf | None
+    store: ResponseStore | None
 
 
 @asynccontextmanager
@@ -163,6 +165,7 @@ async def router_before(
     share: Callable[[Pools, Random], SharedState] = share_with_nobody,
     backlog: Backlog | None = None,
     edge: EdgeOf | None = None,
+    store: ResponseStore | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
     Edge itself, the HTTP endpoints, which run only with it."""
@@ -199,7 +202,8 @@ async def router_before(
         stack.push_async_callback(server.stop, 0)
         http_port = 0
         if edge is not None:
-            http = HttpServer(http_app(edge(inference, access, gate), lambda: bool(pools.models())), "127.0.0.1", 0)
+            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), store)
+            http = HttpServer(app, "127.0.0.1", 0)
             await http.start()
             stack.push_async_callback(http.stop, 0)
             http_port = http.port
