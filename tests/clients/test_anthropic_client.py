@@ -48,7 +48,7 @@ async def test_a_message_is_the_text_that_grpc_gives(
     assert message.stop_reason == "max_tokens"
     assert message.stop_sequence is None
     async with Client(edge.cluster.address) as over_grpc:
-        same = await over_grpc.complete([dict(turn) for turn in QUESTION], max_tokens=24, temperature=0.0)
+        same = await over_grpc.complete([("user", "Tell me a story about a fox.")], max_tokens=24, temperature=0.0)
     assert text_of(message) == same.text
     assert message.usage.output_tokens == 24
     alike = await async_client.messages.create(model=edge.model, messages=QUESTION, **GREEDY)

@@ -19,9 +19,8 @@ HISTORY = [
 
 @pytest.fixture
 def chat(edge: Edge) -> ChatOpenAI:
-    return ChatOpenAI(
-        model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), temperature=0, max_retries=0, stream_usage=True
-    ).bind(max_tokens=24)  # type: ignore[return-value]  # what bind returns is used like a model
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "max_retries": 0, "stream_usage": True}
+    return ChatOpenAI(model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), **options)
 
 
 async def test_invoked_streamed_batched_and_asynchronous_chats_are_equal(chat: ChatOpenAI) -> None:
@@ -51,6 +50,6 @@ def test_many_prompts_in_one_request_are_told_apart(edge: Edge) -> None:
     complete = OpenAI(
         model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), temperature=0, max_tokens=12, max_retries=0
     )
-    prompts = [f"Once upon a time there was a {animal}" for animal in ("fox", "hen", "frog", "bear", "owl")]
+    prompts: list[Any] = [f"Once upon a time there was a {animal}" for animal in ("fox", "hen", "frog", "bear", "owl")]
     assert complete.batch(prompts) == [complete.invoke(prompt) for prompt in prompts]
     assert "".join(complete.stream(prompts[0])) == complete.invoke(prompts[0])

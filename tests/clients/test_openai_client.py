@@ -97,7 +97,9 @@ def test_echo_scores_the_prompt_and_only_it(client: OpenAI, edge: Edge) -> None:
     assert choice.logprobs.text_offset is not None
     assert answer.usage is not None
     count = answer.usage.prompt_tokens + 3
-    assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == len(choice.logprobs.text_offset) == count
+    assert (
+        len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == len(choice.logprobs.text_offset) == count
+    )
     assert choice.logprobs.token_logprobs[0] is None, "nothing comes before the first token"
     assert choice.logprobs.top_logprobs[0] is None
     for own, best in zip(choice.logprobs.token_logprobs[1:], choice.logprobs.top_logprobs[1:], strict=True):
@@ -223,7 +225,8 @@ def test_stop_texts_end_an_answer_before_them(client: OpenAI, edge: Edge) -> Non
 
 def test_content_may_come_in_parts_and_a_developer_speaks_as_the_system(client: OpenAI, edge: Edge) -> None:
     def answer(messages: list[ChatCompletionMessageParam]) -> str | None:
-        return client.chat.completions.create(model=edge.model, messages=messages, **GREEDY).choices[0].message.content
+        given: ChatCompletion = client.chat.completions.create(model=edge.model, messages=messages, **GREEDY)
+        return given.choices[0].message.content
 
     parts: list[ChatCompletionMessageParam] = [
         {"role": "user", "content": [{"type": "text", "text": "Tell me a story about a fox."}]}

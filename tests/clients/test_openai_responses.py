@@ -73,9 +73,7 @@ def test_an_answer_that_reaches_its_limit_is_incomplete_and_one_that_ends_is_com
 @pytest.mark.parametrize(("limit", "status"), [(24, "incomplete"), (None, "completed")])
 def test_a_stream_gives_its_events_in_order(client: OpenAI, edge: Edge, limit: int | None, status: str) -> None:
     events = list(
-        client.responses.create(
-            model=edge.model, input=QUESTION, temperature=0.0, max_output_tokens=limit, stream=True
-        )
+        client.responses.create(model=edge.model, input=QUESTION, temperature=0.0, max_output_tokens=limit, stream=True)
     )
     for event in events:
         assert_as_declared(event)
