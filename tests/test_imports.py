@@ -55,6 +55,7 @@ ENGINE = {"grpc", "trunkline_runtime", "structlog", "opentelemetry", "redis", "u
 MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline.block_hash": {"grpc", "google", "torch"},
     "trunkline.validation": {"grpc", "torch"},
+    "trunkline.sync_client": {"torch", "trunkline_runtime", "structlog", "redis", "uvloop"},
     "trunkline_worker.step.plan": PURE,
     "trunkline_worker.engine.engine": PURE,
     "trunkline_worker.engine.engine_process": ENGINE,
@@ -123,6 +124,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
         "edge": "api gate http identity request",
         "openai": "api edge http prompts request workers",
+        "anthropic": "edge http openai prompts",
+        "responses": "edge http openai prompts request",
     },
     "trunkline_bench": {
         "reports": "",

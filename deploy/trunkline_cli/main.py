@@ -5,8 +5,9 @@ import os
 import sys
 
 from trunkline_cli import drain, generate, launcher
-from trunkline_cli.arguments import MOST_PORT, Parser, host, server, text, whole
+from trunkline_cli.arguments import MOST_PORT, Parser, host, text, whole
 from trunkline_cli.child import script
+from trunkline_cli.connection import add_connection_arguments
 from trunkline_cli.console import console
 from trunkline_cli.gpus import visible_gpus
 from trunkline_cli.liveness import CHART_PROBE
@@ -40,9 +41,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     generate.add_arguments(commands.add_parser("generate", help="generate text from a prompt"))
     models = commands.add_parser("models", help="list the served models")
-    models.add_argument(
-        "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
-    )
+    add_connection_arguments(models)
     drain.add_arguments(commands.add_parser("drain", help="let a worker finish its requests and admit no new ones"))
     add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
     commands.add_parser("router", help="run a router (trunkline router --help)")

@@ -27,18 +27,26 @@ def read_pair(cert_file: str, key_file: str) -> KeyPair:
     """A certificate chain and its key, which belong together. Raises TlsFileError."""
     pair = _read_pair(cert_file, key_file)
     for _ in range(READ_TRIES):
-        load_pair(_server_context(), cert_file, key_file)
+        problem = pair_problem(_server_context(), cert_file, key_file)
         checked, pair = pair, _read_pair(cert_file, key_file)
-        if pair == checked:  # otherwise what was checked may be neither of both
-            return pair
+        if pair != checked:
+            continue  # replaced meanwhile: what was checked may be neither of both
+        if problem:
+            raise TlsFileError(problem)
+        return pair
     raise TlsFileError(f"{cert_file} and {key_file} are being replaced")
 
 
 def load_pair(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
     """Loads a certificate chain and its key into a context. Raises TlsFileError."""
+    if problem := pair_problem(context, cert_file, key_file):
+        raise TlsFileError(problem)
+
+
+def pair_problem(context: ssl.SSLContext, cert_file: str, key_file: str) -> str:
+    """Loads a certificate chain and its key into a context. Returns why that failed; empty if it did not."""
     problem = _problem(lambda: context.load_cert_chain(cert_file, key_file, password=_no_password))
-    if problem:
-        raise TlsFileError(f"{cert_file} and {key_file} are not a certificate and its key: {problem}")
+    return f"{cert_file} and {key_file} are not a certificate and its key: {problem}" if problem else ""
 
 
 def read_authorities(ca_file: str) -> bytes:

@@ -5,12 +5,15 @@ from importlib.metadata import version
 
 import orjson
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from trunkline.status import RequestRefused
-from trunkline_router.edge.endpoint import Endpoint, openai_error
+from trunkline_router.anthropic.endpoints import count_tokens, messages
+from trunkline_router.edge.endpoint import Endpoint, ErrorBody, anthropic_error, openai_error
 from trunkline_router.edge.http_call import Edge, HttpCall, metadata_of
 from trunkline_router.http.errors import openai_body, status_of
 from trunkline_router.http.headers import parse_headers
@@ -20,6 +23,8 @@ from trunkline_router.identity.identity import Role
 from trunkline_router.openai.endpoints import chat_completions, completions
 from trunkline_router.openai.models import list_models, retrieve_model
 from trunkline_router.openai.tokenization import detokenize, tokenize
+from trunkline_router.responses.endpoints import Responses
+from trunkline_router.responses.response_store import ResponseStore
 
 Handler = Callable[[HttpCall], Awaitable[None]]
 
@@ -28,23 +33,54 @@ HANDLERS_BY_PATH: dict[str, Handler] = {
     "POST /v1/chat/completions": chat_completions,
     "GET /v1/models": list_models,
     "GET /v1/models/{model:path}": retrieve_model,
+    "POST /v1/messages": messages,
+    "POST /v1/messages/count_tokens": count_tokens,
     "POST /tokenize": tokenize,
     "POST /detokenize": detokenize,
 }
+# The shape of errors, where it is not OpenAI's.
+ERROR_BODIES: dict[str, ErrorBody] = {
+    "POST /v1/messages": anthropic_error,
+    "POST /v1/messages/count_tokens": anthropic_error,
+}
 
 
-def http_app(edge: Edge, is_ready: Callable[[], bool]) -> Starlette:
-    """Returns the application. is_ready: whether a worker accepts requests"""
-    routes = []
-    for name, handle in HANDLERS_BY_PATH.items():
+# Endpoints of OpenAI that are not served and whose paths look like that of a response: unknown paths, as all others.
+UNSERVED = ("/v1/responses/compact", "/v1/responses/input_tokens")
+
+
+class Methods:
+    """Serves one path: each method by an endpoint of its own."""
+
+    def __init__(self) -> None:
+        self.endpoints: dict[str, Endpoint] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette lets HEAD pass where GET does.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self.endpoints[method](scope, receive, send)
+
+
+def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | None = None) -> Starlette:
+    """Returns the application.  is_ready: whether a worker accepts requests;  store: of responses, None: they are not
+    stored"""
+    routes = [Route(path, endpoint=_unserved, methods=["POST"]) for path in UNSERVED]
+    paths: dict[str, Methods] = {}
+    for name, handle in {**HANDLERS_BY_PATH, **Responses(store).handlers}.items():
         method, path = name.split(" ")
         needed = PATHS[name]
         assert isinstance(needed, Role)
-        routes.append(Route(path, endpoint=Endpoint(edge, needed, handle, openai_error), methods=[method]))
+        error_body = ERROR_BODIES.get(name, openai_error)
+        paths.setdefault(path, Methods()).endpoints[method] = Endpoint(edge, needed, handle, error_body)
+    routes += [Route(path, endpoint=methods, methods=[*methods.endpoints]) for path, methods in paths.items()]
     for name, answer in _status_answers(is_ready).items():
         path = name.removeprefix("GET ")
         routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
     return Starlette(routes=routes, exception_handlers=HANDLERS)
+
+
+def _unserved(request: Request) -> Response:
+    raise HTTPException(404)
 
 
 StatusAnswer = Callable[[], tuple[int, dict[str, object]]]

@@ -24,6 +24,7 @@ from trunkline_router.settings import (
     exposure_problem,
     identity_problem,
     sharing_problem,
+    storing_problem,
 )
 from trunkline_runtime.log import configure_logging
 from trunkline_runtime.server import PortInUse
@@ -46,6 +47,7 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
         address_problem(settings.workers)
         or sharing_problem(settings.redis_url, settings.key_prefix)
         or cors_problem(settings.cors_origins)
+        or storing_problem(settings)
         or identity_problem(settings)
         or exposure_problem(settings)
         or secret_problem(settings)

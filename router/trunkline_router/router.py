@@ -30,6 +30,7 @@ from trunkline_router.identity.authenticator import Authenticator
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
+from trunkline_router.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.routing.routing_policy import RoutingPolicy
 from trunkline_router.settings import RouterSettings
 from trunkline_router.shared_state.fleet import Fleet
@@ -148,7 +149,8 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
-    http = _http_server(settings, inference, access, gate, tls, is_port_shared=is_port_shared)
+    store = _response_store(settings)
+    http = _http_server(settings, inference, access, gate, tls, store, is_port_shared=is_port_shared)
     renderers, lag = RenderPool(), LoopLag()
 
     def in_and_freed() -> tuple[int, int]:
@@ -160,8 +162,16 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         _membership(settings, pools, fleet, renderers, rng),
         lag.run,
         partial(return_freed_memory, in_and_freed),
+        *(() if store is None else (store.run,)),
     )
     return Router(settings, pools, shared, server, http, service, renderers, lag, background)
+
+
+def _response_store(settings: RouterSettings) -> ResponseStore | None:
+    if not settings.max_stored_responses:
+        return None
+    limits = StoreLimits(settings.max_stored_responses, settings.max_stored_mib << 20, settings.response_ttl_s)
+    return ResponseStore(limits, time.monotonic)
 
 
 def _http_server(
@@ -170,6 +180,7 @@ def _http_server(
     access: Access,
     gate: RequestGate,
     tls: ServerTls | None,
+    store: ResponseStore | None,
     *,
     is_port_shared: bool,
 ) -> HttpServer | None:
@@ -177,7 +188,7 @@ def _http_server(
         return None
     edge = Edge(inference, access, gate, settings.sse_keep_alive_s, settings.allow_unknown_fields)
     return HttpServer(
-        http_app(edge, is_ready=lambda: bool(inference.pools.models())),
+        http_app(edge, is_ready=lambda: bool(inference.pools.models()), store=store),
         settings.host,
         settings.http_port,
         shared_port=is_port_shared,

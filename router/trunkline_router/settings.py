@@ -154,6 +154,23 @@ class RouterSettings:
     allow_unknown_fields: bool = setting(
         False, help="ignore unknown fields of HTTP requests, and name them in the response header x-trunkline-warning"
     )
+    max_stored_responses: int = setting(
+        0,
+        help="responses of a tenant that /v1/responses keeps, so that clients can retrieve and continue them; 0: none. "
+        "Beyond it the oldest goes. They are in this process's memory alone: --processes must be 1, and behind a load "
+        "balancer a client must stay on one router",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    max_stored_mib: int = setting(
+        64,
+        help="memory for stored responses, of which a tenant can use a quarter; beyond it the oldest go",
+        minimum=1,
+        maximum=1 << 20,
+    )
+    response_ttl_s: float = setting(
+        3600.0, help="how long a stored response is kept", minimum=1.0, maximum=30 * 86400.0
+    )
 
     # Identity
     api_keys: str = setting(
@@ -229,6 +246,16 @@ def sharing_problem(redis_url: str, key_prefix: str) -> str | None:
     if not key_prefix.isascii() or not key_prefix.isprintable() or not key_prefix or set("{} ") & set(key_prefix):
         return f"--key-prefix={key_prefix!r} is not a prefix; allowed: printable ASCII without braces and spaces"
     return redis_url_problem(redis_url) if redis_url else None
+
+
+def storing_problem(settings: RouterSettings) -> str | None:
+    """Returns why responses cannot be stored with these settings, in one line; None if they can, or are not."""
+    if not settings.max_stored_responses or settings.processes == 1:
+        return None
+    return (
+        f"--max-stored-responses={settings.max_stored_responses} needs --processes=1, not {settings.processes}: a "
+        "process keeps its responses in its own memory, where requests that reach another process do not find them"
+    )
 
 
 def cors_problem(origins: Sequence[str]) -> str | None:

@@ -20,13 +20,17 @@ from trunkline_router.api.fleet_service import FleetService
 from trunkline_router.api.inference import Inference
 from trunkline_router.api.service import InferenceService
 from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.edge.http_call import Edge
 from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.http.server import HttpServer
+from trunkline_router.http_app import http_app
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenants
+from trunkline_router.responses.response_store import ResponseStore
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
@@ -56,7 +60,9 @@ class Cluster:
         inference: Inference,
         service: InferenceService,
         gate: RequestGate,
+        http_port: int,
     ) -> None:
+        self.http_port = http_port
         self.inference = inference
         self.service = service
         self.gate = gate
@@ -97,6 +103,9 @@ def share_with_nobody(pools: Pools, rng: Random) -> SharedState:
     return SharedState(EmbeddedStore(lambda: time.monotonic() * 1e3), "router", PoolFleet(pools), rng)
 
 
+EdgeOf = Callable[[Inference, Access, RequestGate], Edge]
+
+
 class Options(TypedDict, total=False):
     """Of a router before fake workers; router_before() has their defaults."""
 
@@ -114,6 +123,8 @@ class Options(TypedDict, total=False):
     previous_key: bytes
     share: Callable[[Pools, Random], SharedState]
     backlog: Backlog | None
+    edge: EdgeOf | None
+    store: ResponseStore | None
 
 
 @asynccontextmanager
@@ -153,8 +164,11 @@ async def router_before(
     previous_key: bytes = b"",
     share: Callable[[Pools, Random], SharedState] = share_with_nobody,
     backlog: Backlog | None = None,
+    edge: EdgeOf | None = None,
+    store: ResponseStore | None = None,
 ) -> AsyncIterator[Cluster]:
-    """The same before workers that run already; `share` makes what it may share with other routers."""
+    """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
+    Edge itself, the HTTP endpoints, which run only with it."""
     async with AsyncExitStack() as stack:
         rng = Random(seed)
         renderers = RenderPool(render_limit_s)
@@ -186,11 +200,18 @@ async def router_before(
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
+        http_port = 0
+        if edge is not None:
+            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), store)
+            http = HttpServer(app, "127.0.0.1", 0)
+            await http.start()
+            stack.push_async_callback(http.stop, 0)
+            http_port = http.port
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, http_port)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

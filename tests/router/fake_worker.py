@@ -58,8 +58,16 @@ class FakeChoice:
     text_bytes: int = 0
     reported: bool = False  # its prompt
 
-    def tokens(self, count: int, *, finish: bool = False, text: str | None = None) -> None:
-        """Sends `count` tokens as one step's news."""
+    def tokens(
+        self,
+        count: int,
+        *,
+        finish: bool = False,
+        text: str | None = None,
+        ending: "FinishReason.ValueType" = FinishReason.FINISH_REASON_LENGTH,
+        stop_string: str = "",
+    ) -> None:
+        """Sends `count` tokens as one step's news. ending, stop_string: why it is finished"""
         new_text = "x" * count if text is None else text
         chunk = OutputChunk(
             index=self.submit.choice,
@@ -67,8 +75,10 @@ class FakeChoice:
             token_ids=range(self.sent, self.sent + count),
             text=new_text,
             text_offset=self.text_bytes,
-            finish_reason=FinishReason.FINISH_REASON_LENGTH if finish else FinishReason.FINISH_REASON_UNSPECIFIED,
+            finish_reason=ending if finish else FinishReason.FINISH_REASON_UNSPECIFIED,
         )
+        if stop_string:
+            chunk.stop_string = stop_string
         output = SequenceOutput(handle=self.submit.handle, chunk=chunk)
         if not self.reported:
             self.reported = True

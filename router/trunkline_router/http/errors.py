@@ -30,6 +30,9 @@ from trunkline.status import (
 
 Header = tuple[bytes, bytes]
 
+# Reasons that only HTTP has: gRPC stores no responses.
+RESPONSE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND = "RESPONSE_NOT_FOUND", "PREVIOUS_RESPONSE_NOT_FOUND"
+
 MAX_MESSAGE_CHARACTERS = 400  # a message may quote a client's input
 JSON_TYPE: Header = (b"content-type", b"application/json")
 
@@ -56,6 +59,8 @@ TABLE = {
     CONTEXT_LENGTH_EXCEEDED: HttpError(400, "context_length_exceeded", _INVALID, _INVALID),
     MODEL_NOT_FOUND: HttpError(404, "model_not_found", _INVALID, "not_found_error"),
     # OpenAI's code, which clients test for
+    RESPONSE_NOT_FOUND: HttpError(404, "response_not_found", _INVALID, "not_found_error"),
+    PREVIOUS_RESPONSE_NOT_FOUND: HttpError(400, "previous_response_not_found", _INVALID, _INVALID),
     UNAUTHENTICATED: HttpError(401, "invalid_api_key", _INVALID, "authentication_error"),
     FORBIDDEN: HttpError(403, "forbidden", "permission_error", "permission_error"),
     OVERLOADED: HttpError(429, "overloaded", "rate_limit_error", "rate_limit_error"),

@@ -28,6 +28,14 @@ class Quotas:
     tokens_per_minute: int | None = None
     tokens_in_flight: int | None = None
 
+    def within(self, others: "Quotas") -> "Quotas":
+        """Returns the lower of both limits for each quota."""
+        lower = {}
+        for name in QUOTA_NAMES:
+            given = [limit for limit in (getattr(self, name), getattr(others, name)) if limit is not None]
+            lower[name] = min(given, default=None)
+        return Quotas(**lower)
+
     def largest_request(self) -> tuple[str, int] | None:
         """The name and value of the quota that bounds the tokens of one request, or None if there is none."""
         limits = {TOKENS_PER_MINUTE: self.tokens_per_minute, TOKENS_IN_FLIGHT: self.tokens_in_flight}

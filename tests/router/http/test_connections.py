@@ -116,7 +116,7 @@ async def test_stopping_lets_responses_finish_and_closes_idle_connections() -> N
     async with serving(slow) as server, connected(server) as idle, connected(server) as client:
         client.send(post(b"{}"))
         await running.wait()
-        stopping = asyncio.create_task(server.stop(WAIT_S))
+        stopping = asyncio.create_task(server.stop(10 * WAIT_S))
         assert await idle.rest() == b""
         assert not stopping.done()
         with pytest.raises(ConnectionRefusedError):

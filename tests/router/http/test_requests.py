@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.router.http.http_rig import connected, echo, error_of, get, post, respond, serving
+from trunkline_router.http.connection import Connection
 from trunkline_router.http.limits import HttpLimits
 
 SMALL = HttpLimits(max_url_bytes=200, max_header_bytes=1000, max_headers=10, max_body_bytes=1000, max_pipelined=4)
@@ -33,24 +35,25 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
             assert json.loads(body) == [f"/{number}", {"n": number}]
 
 
-async def test_requests_sent_while_one_is_answered_wait_for_it_even_if_cut_anywhere() -> None:
-    running = 0
+async def test_requests_sent_while_one_is_answered_wait_for_it() -> None:
+    running, finish = asyncio.Event(), asyncio.Event()
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal running
-        running += 1
-        assert running == 1
-        for _ in range(5):
-            await asyncio.sleep(0)
+        running.set()
+        await finish.wait()
         await echo(scope, receive, send)
-        running -= 1
 
     async with serving(slow) as server, connected(server) as client:
-        sent = b"".join(post(b'{"n": %d}' % number) for number in range(3))
-        for byte in sent:
-            client.send(bytes([byte]))
-            await asyncio.sleep(0)
-        for number in range(3):
+        client.send(post(b"{}"))
+        await running.wait()
+        client.send(b"".join(post(b'{"n": %d}' % number) for number in range(10)))
+        await asyncio.sleep(0.05)
+        [connection] = list(server.connections)
+        assert isinstance(connection, Connection)
+        assert len(connection._unparsed) > 0  # kept as bytes: as requests they would take many times as much
+        finish.set()
+        assert (await client.response())[0] == 200
+        for number in range(10):
             assert json.loads((await client.response())[2]) == ["/", {"n": number}]
 
 
@@ -148,10 +151,36 @@ async def test_expected_continue_comes_before_the_body_but_not_for_one_that_is_t
             assert (await client.response())[0] == 413
 
 
-async def test_refusal_reaches_a_client_that_still_sends_its_body() -> None:
-    async with serving() as server, connected(server) as client:
-        client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n" + b"x" * (4 << 20))
-        assert (await client.response())[0] == 413
+async def test_what_is_sent_while_a_request_is_answered_is_bounded() -> None:
+    running, finish = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        running.set()
+        await finish.wait()
+        await echo(scope, receive, send)
+
+    async with serving(slow) as server, connected(server) as client:
+        client.send(get())
+        await running.wait()
+        client.send(b"x" * (32 << 20))
+        await asyncio.sleep(0.3)
+        [connection] = list(server.connections)
+        assert isinstance(connection, Connection)
+        assert len(connection._unparsed) < 1 << 20
+        finish.set()
+        assert (await client.response())[0] == 200
+
+
+async def test_refusal_reaches_a_client_that_reads_only_when_all_is_sent() -> None:
+    """A connection that is closed with unread data is reset, and its client then loses what it has not read."""
+    loop = asyncio.get_running_loop()
+    async with serving() as server, asyncio.timeout(20):
+        with socket.socket() as client:
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", server.port))
+            await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+            await loop.sock_sendall(client, b"x" * (16 << 20))
+            assert b" 413 " in await loop.sock_recv(client, 1 << 16)
 
 
 async def test_closing_is_honoured_and_later_requests_are_not_answered() -> None:
@@ -223,7 +252,7 @@ async def test_handler_that_fails_within_a_response_cuts_it() -> None:
     async with serving(failing) as server, connected(server) as client:
         client.send(get())
         got = await client.rest()
-        assert not got.endswith(b"0\r\n\r\n")
+        assert got.endswith(b"\r\n\r\n4\r\npart\r\n")
 
 
 async def test_header_values_cannot_add_headers() -> None:

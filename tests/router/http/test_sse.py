@@ -74,7 +74,7 @@ def test_comments_fill_silence_and_nothing_else() -> None:
                 await asyncio.sleep(pause_s)
                 await stream.write(b"e")
             await stream.end(b"d")
-        await asyncio.sleep(100.0)
+            await asyncio.sleep(100.0)
         return clocked.bodies
 
     assert in_virtual_time(run()) == [

@@ -12,7 +12,8 @@ from trunkline_router.identity.fleet_secret import derived_key, read_fleet_secre
 from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.main import router_settings
-from trunkline_router.settings import RouterSettings, is_loopback
+from trunkline_router.settings import RouterSettings
+from trunkline_runtime.tls_settings import is_loopback
 
 SECRET = "a fleet secret of thirty-two bytes"
 TOKENS = ("--jwt-issuer=https://issuer.example", "--jwt-audience=trunkline")
