@@ -8,7 +8,7 @@ import pytest
 from tests.clients.edge import ANY_KEY, Edge
 from tests.cluster.processes import script
 
-ALLOWED_S = 110.0
+ALLOWED_S = 190.0
 
 NO_TOOLS = "tools are refused by name: this server does not call functions yet"
 NO_IMAGES = "images are refused by name: the models read text"
@@ -27,6 +27,7 @@ LEFT_OUT = {
 ASKED = {"openai-chat": 9, "open-responses": 13, "anthropic": 9}
 
 
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("suite", MISSES)
 def test_a_suite_passes_but_for_what_is_explained(edge: Edge, suite: str) -> None:
     done = subprocess.run(

