@@ -92,7 +92,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 def test_the_store_keeps_what_a_simple_model_keeps() -> None:
-    run_state_machine_as_test(StoreAgainstModel)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(StoreAgainstModel)
 
 
 @given(texts=st.lists(st.text(max_size=40), max_size=4), body=st.binary(max_size=100))
