@@ -148,6 +148,8 @@ class ResponseRequest(GenerationFields):
 
     def check(self) -> None:
         super().check()
+        if not self.model:
+            raise invalid("model", "is missing")
         if not self.input and self.previous_response_id is None:
             raise invalid("input", "is missing or empty")
         if self.prompt_logprobs is not None:

@@ -117,7 +117,7 @@ async def test_an_error_after_a_comment_alone_is_a_whole_lifecycle() -> None:
     worker = FakeWorker("w", answer=None)
     edge = partial(Edge, keep_alive_s=0.01)
     async with client(worker, edge=edge) as responses:
-        body = {"input": "hi", "stream": True}
+        body = {"model": "tiny", "input": "hi", "stream": True}
         async with responses.http.stream("POST", "/v1/responses", json=body) as answer:
             lines = answer.aiter_lines()
             assert await anext(lines) == ": keep-alive"
