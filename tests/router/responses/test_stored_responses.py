@@ -7,7 +7,6 @@ import pytest
 
 from tests.router.fake_worker import FakeWorker
 from tests.router.responses.responses_client import (
-    http_client,
     STOP,
     Clock,
     Json,
@@ -15,10 +14,12 @@ from tests.router.responses.responses_client import (
     ResponsesClient,
     client,
     error_of,
+    http_client,
     new_store,
     prompt_of,
     text_of,
-)from tests.router.router_process import SERVING, start, until_health
+)
+from tests.router.router_process import SERVING, start, until_health
 from trunkline_bench.servers.ports import free_port
 from trunkline_router.request.access import Access
 from trunkline_router.responses.response_store import ENTRY_BYTES, TENANT_PART
