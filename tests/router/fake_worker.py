@@ -77,7 +77,7 @@ class FakeChoice:
         finish: bool = False,
         text: str | None = None,
         ending: "FinishReason.ValueType" = FinishReason.FINISH_REASON_LENGTH,
-        stop_string: str | None = None,
+        stop_string: str = "",
     ) -> None:
         """Sends `count` tokens as one step's news. ending, stop_string: why it is finished"""
         new_text = "x" * count if text is None else text
@@ -88,8 +88,9 @@ class FakeChoice:
             text=new_text,
             text_offset=self.text_bytes,
             finish_reason=ending if finish else FinishReason.FINISH_REASON_UNSPECIFIED,
-            stop_string=stop_string,
         )
+        if stop_string:
+            chunk.stop_string = stop_string
         if self.submit.sampling.HasField("logprobs"):
             chunk.logprobs.extend(logprobs_of(token_id, self.submit.sampling.logprobs) for token_id in chunk.token_ids)
         output = SequenceOutput(handle=self.submit.handle, chunk=chunk)
