@@ -16,7 +16,14 @@ from trunkline.proof import check_proof
 from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker
 from trunkline.tokenizer_digest import tokenizer_digest
-from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
+from trunkline.v1.generation_pb2 import (
+    FinishReason,
+    OutputChunk,
+    PromptReport,
+    SamplingParams,
+    TokenLogprob,
+    TokenLogprobs,
+)
 from trunkline.v1.worker_pb2 import (
     BlocksRemoved,
     BlocksStored,
@@ -44,6 +51,12 @@ from trunkline_runtime.errors import ErrorInterceptor
 
 BLOCK = 4
 END = object()
+
+
+def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
+    """Those of a token that is always the likeliest, followed by the ids after it: -0.5, -1.5, ..."""
+    top = [TokenLogprob(token_id=token_id + rank, logprob=-0.5 - rank, rank=rank + 1) for rank in range(num_top)]
+    return TokenLogprobs(chosen=TokenLogprob(token_id=token_id, logprob=-0.5, rank=1), top=top)
 
 
 @dataclass(slots=True)
@@ -79,6 +92,8 @@ class FakeChoice:
         )
         if stop_string:
             chunk.stop_string = stop_string
+        if self.submit.sampling.HasField("logprobs"):
+            chunk.logprobs.extend(logprobs_of(token_id, self.submit.sampling.logprobs) for token_id in chunk.token_ids)
         output = SequenceOutput(handle=self.submit.handle, chunk=chunk)
         if not self.reported:
             self.reported = True

@@ -68,6 +68,11 @@ class ResponseObject:
             "user": request.user,
         }
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the output's log-probabilities are told."""
+        return self._names is not None
+
     def begun(self) -> Json:
         """The response before its output."""
         return self._fields

@@ -148,16 +148,10 @@ class ResponseRequest(GenerationFields):
 
     def check(self) -> None:
         super().check()
+        if not self.model:
+            raise invalid("model", "is missing")
         if not self.input and self.previous_response_id is None:
             raise invalid("input", "is missing or empty")
-        if self.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs", "is not supported for responses")
-        if self.return_token_ids:
-            raise invalid("return_token_ids", "is not supported for responses")
-        if self.n not in (None, 1):
-            raise invalid("n", "is not supported for responses, which have one choice")
-        if self.has_continuous_usage:
-            raise invalid("stream_options.continuous_usage_stats", "is not supported for responses")
         for name in self.include or ():
             if name not in INCLUDED:
                 raise invalid("include", f"{name[:64]!r} {NOT_YET}")
@@ -169,9 +163,21 @@ class ResponseRequest(GenerationFields):
             )
         if self.tool_choice not in (None, "none", "auto"):
             raise invalid("tool_choice", TOOLS)
+        self._check_choice()
         self._check_text()
         if self.reasoning is not None and self.reasoning.effort not in (None, "none"):
             raise invalid("reasoning.effort", "is not supported: the models that are served do not reason")
+
+    def _check_choice(self) -> None:
+        """Refuses what chat completions have and this API has no place for."""
+        if self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "is not supported for responses")
+        if self.return_token_ids:
+            raise invalid("return_token_ids", "is not supported for responses")
+        if self.n not in (None, 1):
+            raise invalid("n", "is not supported for responses, which have one choice")
+        if self.has_continuous_usage:
+            raise invalid("stream_options.continuous_usage_stats", "is not supported for responses")
 
     def _check_text(self) -> None:
         text = self.text

@@ -29,8 +29,8 @@ class StoredResponse:
         responses that it continues, and counted in full, so the count of bytes is an upper bound
     """
 
-    body: bytes
-    conversation: tuple[Turn, ...]
+    body: bytes = field(repr=False)  # tracebacks are logged, and prompts and outputs must not be
+    conversation: tuple[Turn, ...] = field(repr=False)
 
     @property
     def size_bytes(self) -> int:

@@ -6,7 +6,6 @@ from typing import Any
 import orjson
 
 from trunkline.status import RequestRefused
-from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.http.sse import event
 from trunkline_router.openai.answer import CollectedAnswer, Json
@@ -29,6 +28,7 @@ class ResponseStream:
         self._finish = finish
         self._answer = CollectedAnswer(num_choices=1)
         self._number = 0  # of the next event
+        self._is_plain = not response.has_logprobs
         self._has_begun = False
         self._place: Json = {"item_id": response.item_id, "output_index": 0, "content_index": 0}
         head = orjson.dumps({"type": DELTA, **self._place})[:-1]  # without the brace that ends it
@@ -37,9 +37,15 @@ class ResponseStream:
     def events(self, response: GenerateResponse) -> bytes:
         """Returns the events for the next response; empty if it has nothing to tell."""
         self._answer.take(response)
-        parts = [] if self._has_begun else [self._opening()]
-        parts += [self._delta(chunk) for chunk in response.chunks if chunk.text or chunk.logprobs]
-        return b"".join(parts)
+        events = b"" if self._has_begun else self._opening()
+        for chunk in response.chunks:
+            text = chunk.text  # each access makes a copy
+            if self._is_plain:
+                if text:
+                    events += self._delta(text, b"[]")
+            elif text or chunk.logprobs:
+                events += self._delta(text, orjson.dumps(self._response.logprobs(chunk.logprobs)))
+        return events
 
     def end(self) -> bytes:
         """Returns the last events. Clients take no [DONE] here."""
@@ -86,16 +92,10 @@ class ResponseStream:
             )
         )
 
-    def _delta(self, chunk: OutputChunk) -> bytes:
-        logprobs = self._response.logprobs(chunk.logprobs)
+    def _delta(self, text: str, logprobs: bytes) -> bytes:
         number = self._number
         self._number = number + 1
-        return b'%b%d,"delta":%b,"logprobs":%b}\n\n' % (
-            self._delta_head,
-            number,
-            orjson.dumps(chunk.text),
-            orjson.dumps(logprobs) if logprobs else b"[]",
-        )
+        return b'%b%d,"delta":%b,"logprobs":%b}\n\n' % (self._delta_head, number, orjson.dumps(text), logprobs)
 
     def _event(self, name: str, **fields: Any) -> bytes:
         data = orjson.dumps({"type": name, "sequence_number": self._number, **fields})

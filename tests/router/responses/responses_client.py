@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from tests.router.cluster import PATIENCE_S, Cluster, cluster
+from tests.router.cluster import PATIENCE_S, cluster
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from tests.router.tokenizer_files import byte_tokenizer
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
@@ -51,15 +51,16 @@ class Keys:
 
 
 class ResponsesClient:
-    """Asks `router`. A request has the input "hi", but for what is given."""
+    """Asks a router. A request is for the model "tiny" and has the input "hi", but for what is given."""
 
-    def __init__(self, router: Cluster, http: httpx2.AsyncClient) -> None:
-        self.router = router
+    def __init__(self, http: httpx2.AsyncClient) -> None:
         self.http = http
 
     async def post(self, *, headers: dict[str, str] | None = None, **body: Any) -> Any:
         """The answer of the server, whatever its status."""
-        content = json.dumps({"input": "hi", **body})  # in ASCII: httpx2 itself cannot send a lone surrogate
+        content = json.dumps(
+            {"model": "tiny", "input": "hi", **body}
+        )  # in ASCII: httpx2 itself cannot send a lone surrogate
         headers = {"content-type": "application/json", **(headers or {})}
         return await self.http.post("/v1/responses", content=content, headers=headers)
 
@@ -86,7 +87,8 @@ class ResponsesClient:
         self, worker: FakeWorker, **body: Any
     ) -> AsyncIterator[tuple[FakeChoice, AsyncGenerator[Json, None]]]:
         """A streamed request that has reached the worker, and its events as they come. The client goes at the end."""
-        request = self.http.build_request("POST", "/v1/responses", json={"input": "hi", "stream": True, **body})
+        content = {"model": "tiny", "input": "hi", "stream": True, **body}
+        request = self.http.build_request("POST", "/v1/responses", json=content)
         asked = asyncio.create_task(self.http.send(request, stream=True))
         try:
             choice = await worker.arrived.get()
@@ -106,10 +108,12 @@ class ResponsesClient:
 async def client(*workers: FakeWorker, **options: Any) -> AsyncIterator[ResponsesClient]:
     """A router before these workers, and a client of it."""
     options.setdefault("edge", Edge)
-    async with cluster(*workers, **options) as router:
-        url = f"http://127.0.0.1:{router.http_port}"
-        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
-            yield ResponsesClient(router, http)
+    async with cluster(*workers, **options) as router, http_client(router.http_port) as http:
+        yield ResponsesClient(http)
+
+
+def http_client(port: int) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, trust_env=False)
 
 
 async def events(asked: "asyncio.Task[httpx2.Response]") -> AsyncGenerator[Json, None]:

@@ -1,7 +1,6 @@
 """POST /v1/responses with a stream: its events, in order."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from functools import partial
 
 import pytest
@@ -10,10 +9,7 @@ from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.responses.responses_client import STOP, Json, client, error_of, new_store, text_of
 from trunkline.status import CODE_INTERNAL, INTERNAL, QUARANTINED, RequestRefused, code_of
-from trunkline.v1.generation_pb2 import TokenLogprob, TokenLogprobs
-from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.request.request_call import RequestCall
 
 BEGIN = (
     "response.created",
@@ -121,7 +117,7 @@ async def test_an_error_after_a_comment_alone_is_a_whole_lifecycle() -> None:
     worker = FakeWorker("w", answer=None)
     edge = partial(Edge, keep_alive_s=0.01)
     async with client(worker, edge=edge) as responses:
-        body = {"input": "hi", "stream": True}
+        body = {"model": "tiny", "input": "hi", "stream": True}
         async with responses.http.stream("POST", "/v1/responses", json=body) as answer:
             lines = answer.aiter_lines()
             assert await anext(lines) == ": keep-alive"
@@ -140,37 +136,26 @@ async def test_a_client_that_goes_ends_its_request_and_stores_nothing() -> None:
     assert len(store) == 0
 
 
-async def test_log_probabilities_come_with_the_tokens_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_probabilities_come_with_the_tokens_and_at_the_end() -> None:
     worker = FakeWorker("w")
     async with client(worker) as responses:
-        generate = responses.router.inference.generate
-
-        def logprob(token_id: int, value: float) -> TokenLogprob:
-            return TokenLogprob(token_id=token_id, logprob=value, rank=1)
-
-        async def with_logprobs(call: RequestCall) -> AsyncGenerator[GenerateResponse, None]:
-            async for response in generate(call):
-                for chunk in response.chunks:
-                    for token_id in chunk.token_ids:
-                        top = [logprob(token_id, -0.5), logprob(70, -1.5)]
-                        chunk.logprobs.append(TokenLogprobs(chosen=top[0], top=top))
-                yield response
-
-        monkeypatch.setattr(responses.router.inference, "generate", with_logprobs)
         asks: Json = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
         stream = await responses.streamed(**asks)
         whole = await responses.response(**asks)
-    assert worker.submits[0].sampling.logprobs == 2
-    part = whole["output"][0]["content"][0]
-    assert whole["top_logprobs"] == 2
-    assert len(part["logprobs"]) == 3
-    for entry in part["logprobs"]:
-        assert entry.keys() == {"token", "logprob", "bytes", "top_logprobs"}
-        assert entry["logprob"] == -0.5
-        assert [top.keys() for top in entry["top_logprobs"]] == [{"token", "logprob", "bytes"}] * 2
+        none_on_top = await responses.response(include=["message.output_text.logprobs"])
+    assert worker.submits[0].sampling.logprobs == whole["top_logprobs"] == 2
+    logprobs = whole["output"][0]["content"][0]["logprobs"]
+    assert len(logprobs) == 3
+    for entry in logprobs:
+        top = entry.pop("top_logprobs")
+        assert top[0] == entry
+        assert entry.keys() == {"token", "logprob", "bytes"}
         assert bytes(entry["bytes"]).decode() == entry["token"]
+        assert [other["logprob"] for other in top] == [-0.5, -1.5]
+        entry["top_logprobs"] = top
     deltas = [entry for event in stream if event["type"] == DELTA for entry in event["logprobs"]]
     done = next(event for event in stream if event["type"] == END[0])
-    assert (
-        deltas == done["logprobs"] == part["logprobs"] == stream[-1]["response"]["output"][0]["content"][0]["logprobs"]
-    )
+    last = stream[-1]["response"]["output"][0]["content"][0]
+    assert deltas == done["logprobs"] == last["logprobs"] == logprobs
+    part = none_on_top["output"][0]["content"][0]
+    assert [entry["top_logprobs"] for entry in part["logprobs"]] == [[], [], []]

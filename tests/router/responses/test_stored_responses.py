@@ -14,12 +14,16 @@ from tests.router.responses.responses_client import (
     ResponsesClient,
     client,
     error_of,
+    http_client,
     new_store,
     prompt_of,
     text_of,
 )
+from tests.router.router_process import SERVING, start, until_health
+from trunkline_bench.servers.ports import free_port
 from trunkline_router.request.access import Access
 from trunkline_router.responses.response_store import ENTRY_BYTES, TENANT_PART
+from trunkline_runtime.channel import open_channel
 
 
 async def answered(responses: ResponsesClient, worker: FakeWorker, text: str, **body: Any) -> Json:
@@ -189,3 +193,24 @@ async def test_a_stored_response_is_not_streamed(query: str) -> None:
         error = error_of(await responses.get(name, query=query), 400)
         assert error["param"] == query[1:].partition("=")[0]
         assert error_of(await responses.get(name, query="?mood=good"), 400)["param"] == "mood"
+
+
+async def test_a_router_that_runs_stores_as_its_settings_say() -> None:
+    worker = FakeWorker("w")
+    await worker.start()
+    port, http_port = free_port(), free_port()
+    flags = (f"--workers={worker.address}", f"--port={port}", f"--http-port={http_port}", "--max-stored-responses=1")
+    process = await start(*flags)
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            await until_health(channel, "readiness", SERVING)
+        async with http_client(http_port) as http:
+            responses = ResponsesClient(http)
+            first, second = [await responses.response() for _ in range(2)]
+            assert (await responses.get(second["id"])).json() == second
+            error_of(await responses.get(first["id"]), 404)
+    finally:
+        process.terminate()
+        await process.communicate()
+        await worker.die()
+    assert process.returncode == 0
