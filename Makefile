@@ -8,11 +8,14 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
+# Clients that the tests run, and that cannot share an environment with the rest.
+CLIENTS_VENV := .venv-clients
 MODEL ?= deploy/demo/tiny-tales
 NAME ?=
 WORKERS ?= 2
 PORT ?= 50051
 WORKER_PORT ?= 50061
+HTTP_PORT ?= 8000
 ARGS ?=
 # A folder with vllm/bin/python, for bench-peer.
 PEERS ?= peers
@@ -27,18 +30,21 @@ INSTALL_LOG := $(VENV)/install.log
 BIN := $(VENV)/bin
 SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
+CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+NODE_CLIENTS := tests/clients/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow lint protos chart-schema settings-reference house demo-model clean \
+.PHONY: help serve test test-slow clients lint protos chart-schema settings-reference house demo-model clean \
   bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
   bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
 help:
 	@echo 'make serve        runs a router and workers on this machine; options:'
-	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 WORKER_PORT=50061'
+	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 HTTP_PORT=8000 WORKER_PORT=50061'
 	@echo '                  ARGS="flags", such as --verbose, or flags of the workers'
 	@echo 'make test         runs the test suite (test-slow: the tests that take minutes)'
+	@echo 'make clients      installs the clients that the tests run besides, of Python and of Node where there is one'
 	@echo 'make lint         checks style, types, generated files and the wire contract'
 	@echo 'make bench-NAME   runs a benchmark; make help-bench lists them'
 	@echo 'make clean        removes the virtual environment and caches'
@@ -69,17 +75,19 @@ help-bench:
 	@echo 'make bench-calibration   the simulator against the engine on this CPU'
 
 serve: $(SERVE_STAMP)
-	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' $(ARGS)
+	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' --http-port '$(HTTP_PORT)' $(ARGS)
 
-test: $(DEV_STAMP)
+test: $(DEV_STAMP) $(CLIENTS_STAMP)
 	@$(BIN)/python -m pytest -m 'not slow' $(ENGINE_TESTS) > $(ENGINE_LOG) 2>&1 & engine=$$!; \
 	trap 'kill $$engine 2> /dev/null || true' EXIT; failed=0; \
 	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(ENGINE_TESTS)) || failed=1; \
 	echo 'make: waiting for the tests of engine, kernels, simulation and chart, which run at the same time'; \
 	wait $$engine || failed=1; cat $(ENGINE_LOG); exit $$failed
 
-test-slow: $(DEV_STAMP)
+test-slow: $(DEV_STAMP) $(CLIENTS_STAMP)
 	@$(BIN)/python -m pytest -m slow --timeout 1800
+
+clients: $(CLIENTS_STAMP)
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check .
@@ -151,7 +159,7 @@ bench-gpu:
 	@PYTHONPATH=protos:kernels:worker:bench $(PYTHON) -m trunkline_bench.gpu.main $(ARGS)
 
 clean:
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) $(CLIENTS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
@@ -189,5 +197,17 @@ $(SERVE_STAMP): $(BIN)/python pyproject.toml constraints.txt
 $(DEV_STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(call install,dev)
 	@touch $(SERVE_STAMP)
+
+# Node is optional: without it the tests of its clients say that they were left out.
+$(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json
+	@echo 'make: installing clients for the tests (the first time this takes minutes)'
+	@$(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-clients.txt \
+	  litellm 'lm-eval[api]' mcp transformers
+	@if command -v node > /dev/null && command -v npm > /dev/null; then \
+	  mkdir -p $(CLIENTS_VENV)/node && cp $(NODE_CLIENTS)/package*.json $(CLIENTS_VENV)/node/ && \
+	  npm ci --prefix $(CLIENTS_VENV)/node --ignore-scripts --no-audit --no-fund --silent; \
+	else echo 'make: no Node here: its clients are left out'; fi
+	@touch $@
 
 COMMA := ,

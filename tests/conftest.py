@@ -12,6 +12,8 @@ from tests.cluster.processes import Process
 
 # Several torch processes share few cores; each with a pool of threads of its own would mostly wait for the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Routers that tests start serve no HTTP unless a test asks for it: several cannot share the default port.
+os.environ["TRUNKLINE_HTTP_PORT"] = "-1"
 # Triton kernels run on the CPU; whether they compile for a GPU, tests ask a process of its own.
 os.environ["TRITON_INTERPRET"] = "1"
 

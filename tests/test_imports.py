@@ -20,7 +20,7 @@ OURS = {
     "trunkline_cli": "deploy",
 }
 CONTRACT = {"grpc", "grpc_status", "google", "xxhash"}
-RUNTIME = CONTRACT | {"structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
+RUNTIME = CONTRACT | {"cryptography", "structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
 
 # package → what it may import beside the standard library and itself
 MAY: dict[str, set[str]] = {
@@ -31,7 +31,7 @@ MAY: dict[str, set[str]] = {
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME
     | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"}
-    | {"jwt", "cryptography", "orjson", "pydantic", "starlette", "uvicorn"},
+    | {"jwt", "cryptography", "httptools", "orjson", "pydantic", "starlette", "uvicorn"},
     "trunkline_bench": CONTRACT
     | {
         *OURS,
@@ -55,6 +55,7 @@ ENGINE = {"grpc", "trunkline_runtime", "structlog", "opentelemetry", "redis", "u
 MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline.block_hash": {"grpc", "google", "torch"},
     "trunkline.validation": {"grpc", "torch"},
+    "trunkline.sync_client": {"torch", "trunkline_runtime", "structlog", "redis", "uvloop"},
     "trunkline_worker.step.plan": PURE,
     "trunkline_worker.engine.engine": PURE,
     "trunkline_worker.engine.engine_process": ENGINE,
@@ -118,11 +119,12 @@ ROOMS: dict[str, dict[str, str]] = {
         "identity": "quotas stores",
         "request": "identity prompts quotas routing shared_state workers",
         "gate": "identity prompts request workers",
-        "http": "gate request",
+        "http": "gate prompts request",
         "dispatch": "failover quotas request routing streaming workers",
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
         "edge": "api gate http identity request",
         "openai": "api edge http prompts request workers",
+        "anthropic": "edge http openai prompts",
         "responses": "edge http openai prompts request",
     },
     "trunkline_bench": {

@@ -13,9 +13,29 @@ from trunkline_worker.front_settings import WorkerSettings
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "trunkline" / "values.schema.json"
 # Settings that the chart derives from other values or from the cluster, and secrets, which must not be in a ConfigMap.
+SET_FOR_BOTH = {
+    *("host", "port", "health_port", "grant_key", "grant_key_previous"),
+    *("tls_cert", "tls_key", "tls_client_ca", "allow_plaintext", "allow_anonymous"),
+}
 SET_BY_CHART = {
-    "routerConfig": {"host", "port", "workers", "router_id", "tenants", "redis_url", "grant_key", "fleet_secret"},
-    "workerConfig": {"host", "port", "model", "served_model_name", "worker_id", "grant_key"},
+    "routerConfig": {
+        *SET_FOR_BOTH,
+        *(
+            "workers",
+            "router_id",
+            "tenants",
+            "fleet_secret",
+            "redis_url",
+            "redis_tls_ca",
+            "redis_tls_cert",
+            "redis_tls_key",
+        ),
+        *("worker_tls_ca", "worker_tls_cert", "worker_tls_key", "worker_tls_name"),
+    },
+    "workerConfig": {
+        *SET_FOR_BOTH,
+        *("model", "served_model_name", "worker_id", "tls_router_names"),
+    },
 }
 TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array"}
 

@@ -33,6 +33,8 @@ class LogConsole:
         say(f"router is ready on {plan.router_address}")
         print(f"\nServing {plan.name} with {plan.workers} workers. Try:\n")
         print(f"    {example_command(plan)}\n", flush=True)
+        if plan.http_url:
+            print(f"OpenAI API: {plan.http_url}\n", flush=True)
 
     def stopping(self) -> None:
         """The logs show it."""
@@ -69,6 +71,8 @@ class QuietConsole:
     def all_ready(self, plan: ClusterPlan) -> None:
         took_s = time.monotonic() - self._loading_s
         say(f"serving {plan.name} on {plan.router_address}; {_workers(plan)} ready after {took_s:.1f} s")
+        if plan.http_url:
+            say(f"OpenAI API on {plan.http_url}")
         say(f"try: {example_command(plan)}")
 
     def stopping(self) -> None:

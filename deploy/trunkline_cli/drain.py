@@ -8,9 +8,12 @@ import time
 import grpc
 
 from trunkline.proof import proof_metadata
+from trunkline.tls import open_blocking_channel
+from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, GetModelResponse
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_cli.arguments import seconds, server, text
+from trunkline_cli.tls_arguments import add_tls_arguments, tls_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("TRUNKLINE_GRANT_KEY", ""),
         help="the worker's, if it has one; better set TRUNKLINE_GRANT_KEY: other processes can see arguments",
     )
+    add_tls_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     request = DrainRequest()
     if arguments.timeout_s is not None:
         request.timeout.FromNanoseconds(int(arguments.timeout_s * 1e9))
-    with grpc.insecure_channel(arguments.address) as channel:
+    try:
+        opened = open_blocking_channel(arguments.address, tls=tls_of(arguments))
+    except TlsFileError as error:
+        print(f"trunkline drain: {error}", file=sys.stderr)
+        return 2
+    with opened as channel:
         try:
             stub, key = WorkerServiceStub(channel), arguments.grant_key.encode()
             model = stub.GetModel(GetModelRequest()) if key else GetModelResponse()

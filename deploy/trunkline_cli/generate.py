@@ -11,12 +11,13 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from trunkline.client import Client, Prompt
+from trunkline.client import Prompt
 from trunkline.errors import TrunklineError
 from trunkline.names import lane_name
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.validation import LANES
-from trunkline_cli.arguments import INT32, UINT32, UINT64, seconds, server, text, whole
+from trunkline_cli.arguments import INT32, UINT32, UINT64, seconds, text, whole
+from trunkline_cli.connection import add_connection_arguments, client_of
 
 # Flags that are passed on unchanged if given: name → type. The router validates them.
 SAMPLING: dict[str, Callable[[str], float]] = {
@@ -39,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt", type=text, help="text to continue; with --chat, the user's message; - reads standard input"
     )
-    parser.add_argument(
-        "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
-    )
+    add_connection_arguments(parser)
     parser.add_argument("--model", type=text, default="", help="served model name; default: the router's only model")
     parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
     parser.add_argument("--system", type=text, help="with --chat: a system message before it")
@@ -105,7 +104,7 @@ async def _generate(arguments: argparse.Namespace) -> None:
     options |= {"n": arguments.n, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos, "lane": arguments.lane}
     options |= {"session": arguments.session}
     options |= {"stop_token_ids": arguments.stop_token_id, "logit_bias": dict(arguments.logit_bias)}
-    async with Client(arguments.server, model=arguments.model, tenant=arguments.tenant) as client:
+    async with client_of(arguments, model=arguments.model, tenant=arguments.tenant) as client:
         if arguments.json:
             last = None
             async for piece in client.generate(prompt, timeout_s=arguments.timeout_s, **options):
@@ -140,13 +139,13 @@ def _warn_of_lower_lane(asked: str | None, prompt: PromptInfo) -> None:
 
 def list_models(arguments: argparse.Namespace) -> int:
     async def show() -> None:
-        async with Client(arguments.server) as client:
+        async with client_of(arguments) as client:
             for model in await client.list_models():
                 print(f"{model.name}\tcontext {model.context_length}\tworkers {model.ready_workers}")
 
     try:
         asyncio.run(show())
-    except TrunklineError as error:
+    except (TrunklineError, ValueError) as error:
         print(f"trunkline models: {error}", file=sys.stderr)
         return 1
     return 0

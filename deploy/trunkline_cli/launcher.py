@@ -101,7 +101,7 @@ class Cluster:
             if name != "router":
                 await wait_until_serving(address)
                 self._console.worker_ready(name, address)
-        async with Client(plan.router_address) as client:
+        async with Client(plan.router_address, retries=0) as client:
             while True:
                 try:
                     models = await client.list_models()

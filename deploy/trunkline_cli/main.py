@@ -5,8 +5,9 @@ import os
 import sys
 
 from trunkline_cli import drain, generate, launcher
-from trunkline_cli.arguments import MOST_PORT, Parser, host, server, text, whole
+from trunkline_cli.arguments import MOST_PORT, Parser, host, text, whole
 from trunkline_cli.child import script
+from trunkline_cli.connection import add_connection_arguments
 from trunkline_cli.console import console
 from trunkline_cli.gpus import visible_gpus
 from trunkline_cli.liveness import CHART_PROBE
@@ -16,28 +17,31 @@ BENCHES = {
     "simulate": "trunkline_bench.simulation.main",
     "simulate-fleet": "trunkline_bench.simulation.fleet.main",
 }
+KEYS = "trunkline_router.identity.keys_command"
 
 MOST_THREADS = 4096  # a worker's own bound
 
 
+HTTP_PORT = 8000  # as of trunkline-router
+
+
 def main() -> None:
     arguments = sys.argv[1:]
-    if arguments[:1] in (["router"], ["worker"], ["keys"]):
+    if arguments[:1] in (["router"], ["worker"]):
         command = script(f"trunkline-{arguments[0]}")
         try:
             os.execvp(command, [command, *arguments[1:]])
         except OSError as error:
-            hint = "; install it with: pip install 'trunkline[router]'" if arguments[0] == "keys" else ""
-            sys.exit(f"trunkline {arguments[0]}: {command}: {error.strerror}{hint}")
+            sys.exit(f"trunkline {arguments[0]}: {command}: {error.strerror}")
+    if arguments[:1] == ["keys"]:  # -P: modules in the working directory must not be in the way of installed ones
+        os.execv(sys.executable, [sys.executable, "-P", "-m", KEYS, *arguments[1:]])
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHES:
         os.execv(sys.executable, [sys.executable, "-m", BENCHES[arguments[1]], *arguments[2:]])
     parser = Parser(prog="trunkline", description="An LLM serving cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     generate.add_arguments(commands.add_parser("generate", help="generate text from a prompt"))
     models = commands.add_parser("models", help="list the served models")
-    models.add_argument(
-        "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
-    )
+    add_connection_arguments(models)
     drain.add_arguments(commands.add_parser("drain", help="let a worker finish its requests and admit no new ones"))
     add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
     commands.add_parser("router", help="run a router (trunkline router --help)")
@@ -59,7 +63,8 @@ def main() -> None:
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Processes that die or hang are started again. "
-        "All other flags are passed to every worker: see trunkline worker --help."
+        "All other flags are passed to every worker (trunkline worker --help). The router too gets --allow-plaintext "
+        "and --allow-anonymous, which --host needs for other addresses than loopback ones."
     )
     parser.add_argument("--model", required=True, help="directory in Hugging Face layout, or hub id")
     parser.add_argument("--name", type=text, default="", help="served model name; default: the directory's base name")
@@ -69,6 +74,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-port", type=whole(1, MOST_PORT), default=50061, help="the first worker's (default: %(default)s)"
     )
+    parser.add_argument(
+        "--http-port", type=whole(-1, MOST_PORT), default=int(os.environ.get("TRUNKLINE_HTTP_PORT", HTTP_PORT)),
+        help="the router's HTTP port; -1: no HTTP (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--tenants", default="", help="JSON file with the terms of tenants (trunkline router --help)")
     parser.add_argument(
         "--no-liveness", action="store_true", help="do not restart processes that hang: for a debugger, for example"
@@ -100,6 +109,7 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
             worker_arguments=rest,
             threads=parsed.threads,
             tenants=parsed.tenants,
+            http_port=parsed.http_port,
             gpus=visible_gpus(),
         )
     except LaunchError as error:

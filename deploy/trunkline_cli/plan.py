@@ -15,6 +15,9 @@ class LaunchError(Exception):
     """The cluster cannot start. The message is one line for a person."""
 
 
+OF_ALL = ("--allow-plaintext", "--allow-anonymous")  # workers' arguments that the router needs too
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """The settings of a local cluster."""
@@ -29,6 +32,7 @@ class ClusterPlan:
     threads: int | None = None  # per worker
     tenants: str = ""  # the router's tenants file
     gpus: tuple[str, ...] = ()
+    http_port: int = -1  # of the router; -1: no HTTP
 
     def worker_address(self, index: int) -> str:
         return address(self.host, self.worker_port + index)
@@ -37,17 +41,26 @@ class ClusterPlan:
     def router_address(self) -> str:
         return address(self.host, self.port)
 
+    @property
+    def http_url(self) -> str:
+        """The base URL of the OpenAI API; empty without HTTP."""
+        return f"http://{address(self.host, self.http_port)}/v1" if self.http_port > 0 else ""
+
     def ports(self) -> list[int]:
-        """The ports of the router and the workers. Raises LaunchError if one is out of range or used twice."""
+        """The ports of the workers and the router. Raises LaunchError if one is out of range or used twice."""
         workers = range(self.worker_port, self.worker_port + self.workers)
-        for port in (self.port, workers[0], workers[-1]):
+        routers = [self.port] if self.http_port < 0 else [self.port, self.http_port]
+        for port in (*routers, workers[0], workers[-1]):
             if not 1 <= port <= MOST_PORT:
                 raise LaunchError(f"port {port} is out of range; allowed: 1 to {MOST_PORT}")
-        if self.port in workers:
-            raise LaunchError(
-                f"port {self.port} is the router's and also one of the workers' {workers[0]} to {workers[-1]}"
-            )
-        return [self.port, *workers]
+        for port in routers:
+            if port in workers:
+                raise LaunchError(
+                    f"port {port} is the router's and also one of the workers' {workers[0]} to {workers[-1]}"
+                )
+        if self.port == self.http_port:
+            raise LaunchError(f"port {self.port} cannot serve both gRPC and HTTP")
+        return [*routers, *workers]
 
     def worker_command(self, index: int) -> list[str]:
         shared_out = max(1, (os.cpu_count() or 1) // self.workers)
@@ -87,8 +100,11 @@ class ClusterPlan:
             f"--workers={addresses}",
             f"--host={self.host}",
             f"--port={self.port}",
+            f"--http-port={self.http_port}",
             "--stop-timeout-s=2",
+            "--open=readiness",  # the launcher has no credentials
             *([f"--tenants={self.tenants}"] if self.tenants else []),
+            *(flag for flag in self.worker_arguments if flag in OF_ALL),
         ]
 
 

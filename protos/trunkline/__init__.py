@@ -1,6 +1,6 @@
 """Trunkline's wire contract and Python client.
 
-`trunkline.Client` and the errors are imported on first use, so that `trunkline.block_hash` can be used without grpc.
+The clients and the errors are imported on first use, so that `trunkline.block_hash` can be used without grpc.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trunkline.client import Client as Client
     from trunkline.errors import TrunklineError as TrunklineError
+    from trunkline.sync_client import SyncClient as SyncClient
+    from trunkline.tls import ClientTls as ClientTls
 
-__all__ = ["Client", "TrunklineError"]
+__all__ = ["Client", "ClientTls", "SyncClient", "TrunklineError"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +19,14 @@ def __getattr__(name: str) -> Any:
         from trunkline.client import Client
 
         return Client
+    if name == "SyncClient":
+        from trunkline.sync_client import SyncClient
+
+        return SyncClient
+    if name == "ClientTls":
+        from trunkline.tls import ClientTls
+
+        return ClientTls
     if name == "TrunklineError":
         from trunkline.errors import TrunklineError
 

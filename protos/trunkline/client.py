@@ -1,4 +1,4 @@
-"""The Python client.
+"""The asynchronous client. sync_client.py has the blocking one.
 
 async with Client("127.0.0.1:50051") as client:
     async for piece in client.generate("Once upon a time", max_tokens=64):
@@ -7,93 +7,52 @@ async with Client("127.0.0.1:50051") as client:
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from itertools import cycle
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 from google.protobuf.message import Message
 
-from trunkline.channel import KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
-from trunkline.direct import DirectPath
-from trunkline.errors import DeadlineExceeded, error_of
-from trunkline.grant_call import NotOffered
-from trunkline.metadata import SESSION_KEY, TENANT_KEY
-from trunkline.names import finish_name
-from trunkline.v1.generation_pb2 import Lane, SamplingParams, TokenLogprobs
-from trunkline.v1.inference_pb2 import (
-    ChatMessage,
-    ChatMessages,
-    DetokenizeRequest,
-    GenerateRequest,
-    GenerateResponse,
-    ListModelsRequest,
-    Model,
-    PromptInfo,
-    TokenIds,
-    TokenizeRequest,
-    Usage,
+from trunkline.api_key import ApiKey, Metadata
+from trunkline.call_terms import ASKS_READINESS, HEALTH_WATCH, SERVING, WATCH_AGAIN_S, CallTerms, closed, late
+from trunkline.client_requests import (
+    Chat,
+    GenerateOptions,
+    Prompt,
+    Sampling,
+    detokenize_request,
+    generate_request,
+    tokenize_request,
 )
+from trunkline.completion import Choice, Collector, Completion, Piece, piece_of
+from trunkline.direct import DirectPath
+from trunkline.errors import TrunklineError, error_of
+from trunkline.grant_call import NotOffered
+from trunkline.retries import DEFAULT_RETRIES, Tries
+from trunkline.tls import ClientTls, open_channel
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest, Model
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
-from trunkline.validation import LANES, session_problem, tenant_problem
 from trunkline.worker_streams import time_left_s
 
-# Text, token ids, or a conversation as (role, content) pairs or {"role": …, "content": …} mappings.
-Prompt = str | Sequence[int] | Sequence[tuple[str, str]] | Sequence[Mapping[str, str]]
-
-RECONNECT_FIRST_MS, RECONNECT_MOST_MS = 200, 2_000  # the client reconnects to a restarted router within seconds
-
-# grpc.health.v1 messages in serialized form, for ready(): they save clients a dependency.
-HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
-ASKS_READINESS = b"\x0a\x09readiness"  # HealthCheckRequest(service="readiness")
-SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """New output of one choice."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-    finish_reason: str | None  # "stop", "length" or "abort" on the choice's last piece
-    response: GenerateResponse  # the response that carried it: prompt, usage, request id
-
-
-@dataclass(slots=True)
-class Choice:
-    """A choice's whole output."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer."""
-
-    request_id: str
-    choices: list[Choice]
-    prompt: PromptInfo
-    usage: Usage
-
-    @property
-    def text(self) -> str:
-        """The first choice's text."""
-        return self.choices[0].text
+__all__ = ["Choice", "Client", "Completion", "Piece", "Prompt"]
 
 
 class Client:
     """A client of a router, or of several routers behind one name. Use it as an async context manager, or close() it.
     Failed calls raise the errors of trunkline.errors.
 
+    api_key: sent with every call. A function, asynchronous or not, is called before every try and returns the current
+    key or token; it should keep the token until it is about to expire, and must not block. Its errors reach the caller
+    of the method unchanged.
+    tls: None: plaintext. Then a key is sent to loopback addresses only, unless allow_insecure_key is set.
     tenant: at most 128 bytes of printable ASCII; tenants of one lane share workers fairly.
+    timeout_s: deadline of calls that set none; None: no deadline.
+    retries: how often a call is sent again if it was refused with a delay (Overloaded, NoWorker) or the connection
+    failed, and no output has arrived. The client waits for the delay, and longer each time. If the delay would pass the
+    deadline or exceeds 30 s, the error is raised at once. 0: never.
     connections: requests use them in turn. Load balancers that distribute connections and not calls, such as a
     Kubernetes Service or a router with several processes, send all calls of one connection to one router; several
     connections spread the requests. If the name has several addresses, each connection connects to every address.
@@ -103,30 +62,41 @@ class Client:
     than the tenant's quotas ever allow, the answer comes through the router.
     inter_token_timeout_s: after this time without output a direct client asks the router whether the worker hangs.
 
-    Raises ValueError if the tenant or the number of connections is not allowed.
+    Raises ValueError if an argument is not allowed, or a file of `tls` cannot be used.
     """
 
     def __init__(
         self,
         address: str = "127.0.0.1:50051",
         *,
+        api_key: ApiKey | None = None,
+        tls: ClientTls | None = None,
         model: str = "",
         tenant: str = "",
+        timeout_s: float | None = None,
+        retries: int = DEFAULT_RETRIES,
         connections: int = 1,
         direct: bool = False,
         inter_token_timeout_s: float = 10.0,
+        allow_insecure_key: bool = False,
     ) -> None:
-        if connections < 1:
-            raise ValueError(f"connections={connections} is out of range; allowed: 1 or more")
-        if problem := tenant_problem(tenant):
-            raise ValueError(f"tenant {tenant!r} {problem}")
-        self._model = model
-        self._address = address
-        self._metadata = ((TENANT_KEY, tenant),) if tenant else ()
-        self._channels = [_open_channel(address) for _ in range(connections)]
+        self._terms = terms = CallTerms(
+            address,
+            api_key=api_key,
+            tls=tls,
+            allow_insecure_key=allow_insecure_key,
+            model=model,
+            tenant=tenant,
+            connections=connections,
+            timeout_s=timeout_s,
+            retries=retries,
+        )
+        self._channels = [open_channel(address, terms.channel_options(), tls) for _ in range(connections)]
         # grpc.aio's stub type exists in the stub file only
         self._stubs: Iterator[Any] = cycle([InferenceServiceStub(channel) for channel in self._channels])
-        self._direct = DirectPath(inter_token_timeout_s) if direct else None
+        self._direct = DirectPath(inter_token_timeout_s, tls) if direct else None
+        self._closed = asyncio.Event()
+        self._streams: set[Any] = set()  # calls that stream; to close a channel does not reliably end them
 
     async def __aenter__(self) -> Self:
         return self
@@ -137,6 +107,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
+        """Ends all calls of this client with a TrunklineError, and closes its connections."""
+        self._closed.set()
+        for call in self._streams:
+            call.cancel()
         if self._direct is not None:
             await self._direct.close()
         await asyncio.gather(*(channel.close() for channel in self._channels))
@@ -151,10 +125,12 @@ class Client:
         timeout_s: float | None = None,
         lane: str | None = None,
         session: str = "",
-        **sampling: Any,
-    ) -> AsyncIterator[Piece]:
+        **sampling: Unpack[Sampling],
+    ) -> AsyncGenerator[Piece, None]:
         """Streams the output as it arrives; leaving the loop cancels the request.
 
+        request_id: names the request in servers' logs; the client chooses one if it is empty.
+        timeout_s: from the first try to the end of the answer; None: the client's; math.inf: no deadline.
         lane: "interactive", "standard" (default) or "batch". The router's tenants file must grant the tenant the
         interactive lane; otherwise the request runs in the highest lane that the tenant has. `prompt.lane` of the first
         response is the lane that it runs in.
@@ -164,186 +140,201 @@ class Client:
 
         Raises ValueError if the lane or the session is not allowed, and TrunklineError if the request fails.
         """
-        if problem := session_problem(session):
-            raise ValueError(f"session {session!r} {problem}")
-        request = GenerateRequest(
-            model=self._model if model is None else model,
-            sampling=SamplingParams(**sampling),
-            n=n,
-            request_id=request_id,
-            lane=_lane(lane),
+        request = generate_request(
+            prompt, model=self._terms.model(model), n=n, request_id=request_id, lane=lane, **sampling
         )
-        _set_prompt(request, prompt)
         async with aclosing(self._responses(request, timeout_s, session)) as responses:
             async for response in responses:
                 for chunk in response.chunks:
-                    yield Piece(
-                        chunk.index,
-                        chunk.text,
-                        list(chunk.token_ids),
-                        list(chunk.logprobs),
-                        finish_name(chunk.finish_reason) if chunk.finish_reason else None,
-                        response,
-                    )
+                    yield piece_of(chunk, response)
 
-    async def _responses(
-        self, request: GenerateRequest, timeout_s: float | None, session: str
-    ) -> AsyncGenerator[GenerateResponse, None]:
-        """Raises TrunklineError."""
-        router, metadata = next(self._stubs), (*_trace_metadata(), *self._metadata)
-        if session:
-            metadata += ((SESSION_KEY, session),)
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._direct is not None:
-            try:
-                direct = self._direct.responses(router, request, deadline_s=deadline_s, metadata=metadata)
-                async with aclosing(direct) as responses:
-                    async for response in responses:
-                        yield response
-                return
-            except NotOffered as not_offered:
-                self._direct.warn(not_offered)
-        left_s = time_left_s(deadline_s)
-        if left_s == 0.0:  # grpc would send the call all the same, and it might even be answered
-            raise DeadlineExceeded(f"no answer within {timeout_s:g} s")
-        call = router.Generate(request, timeout=left_s, metadata=metadata)
-        try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from None
-        finally:
-            call.cancel()
-
-    async def complete(self, prompt: Prompt, **options: Any) -> Completion:
+    async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """Returns the whole answer when it is complete. Takes the options of generate(), and raises its errors."""
-        choices: dict[int, Choice] = {}
-        request_id, info, usage = "", PromptInfo(), Usage()
+        collector = Collector()
         async for piece in self.generate(prompt, **options):
-            choice = choices.setdefault(piece.index, Choice())
-            choice.text += piece.text
-            choice.token_ids += piece.token_ids
-            choice.logprobs += piece.logprobs
-            choice.finish_reason = piece.finish_reason or choice.finish_reason
-            request_id = piece.response.request_id
-            if piece.response.HasField("prompt"):
-                info = piece.response.prompt
-            if piece.response.HasField("usage"):
-                usage = piece.response.usage
-        return Completion(request_id, [choices[index] for index in sorted(choices)], info, usage)
+            collector.add(piece)
+        return collector.completion()
 
     async def tokenize(
         self,
-        text: str | Sequence[Mapping[str, str]] | Sequence[tuple[str, str]],
+        text: str | Chat,
         *,
         special_tokens: bool = True,
         model: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[int]:
         """Returns the tokens of a text, or of a conversation rendered with the model's chat template.
 
         special_tokens: whether the model's special tokens (such as BOS) are added to text. Raises TrunklineError.
         """
-        request = TokenizeRequest(model=self._model if model is None else model, omit_special_tokens=not special_tokens)
-        if isinstance(text, str):
-            request.text = text
-        else:
-            request.chat.CopyFrom(_chat(text))
-        return list((await self._call("Tokenize", request)).token_ids)
+        request = tokenize_request(text, model=self._terms.model(model), special_tokens=special_tokens)
+        return list((await self._call("Tokenize", request, timeout_s)).token_ids)
 
     async def detokenize(
-        self, token_ids: Sequence[int], *, keep_special_tokens: bool = False, model: str | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        keep_special_tokens: bool = False,
+        model: str | None = None,
+        timeout_s: float | None = None,
     ) -> str:
         """Returns the text of tokens. Raises TrunklineError."""
-        request = DetokenizeRequest(
-            model=self._model if model is None else model,
-            token_ids=token_ids,
-            keep_special_tokens=keep_special_tokens,
-        )
-        text: str = (await self._call("Detokenize", request)).text
+        request = detokenize_request(token_ids, model=self._terms.model(model), keep_special_tokens=keep_special_tokens)
+        text: str = (await self._call("Detokenize", request, timeout_s)).text
         return text
 
-    async def list_models(self) -> list[Model]:
+    async def list_models(self, *, timeout_s: float | None = None) -> list[Model]:
         """Returns the models that have a ready worker. Raises TrunklineError."""
-        return list((await self._call("ListModels", ListModelsRequest())).models)
+        return list((await self._call("ListModels", ListModelsRequest(), timeout_s)).models)
 
     async def ready(self, timeout_s: float = 60.0) -> None:
         """Waits until the router is up and has a worker. Of a router with several processes, waits for each one that a
         connection of this client leads to. Raises DeadlineExceeded after `timeout_s`.
         """
         deadline_s = time.monotonic() + timeout_s
+        watches = [asyncio.create_task(self._ready(channel, deadline_s)) for channel in self._channels]
         try:
-            await asyncio.gather(*(_ready(channel, deadline_s) for channel in self._channels))
+            await asyncio.gather(*watches)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise DeadlineExceeded(f"{self._address} was not ready within {timeout_s:g} s") from None
+                raise self._terms.not_ready(timeout_s) from None
             raise error_of(error) from None
-
-    async def _call(self, method: str, request: Message) -> Any:
-        try:
-            return await getattr(next(self._stubs), method)(request, metadata=(*_trace_metadata(), *self._metadata))
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from None
-
-
-def _open_channel(address: str) -> grpc.aio.Channel:
-    """A channel with its own TCP connections."""
-    return grpc.aio.insecure_channel(
-        address,
-        options=(
-            *MESSAGE_OPTIONS,
-            *KEEPALIVE_OPTIONS,
-            ("grpc.initial_reconnect_backoff_ms", RECONNECT_FIRST_MS),
-            ("grpc.max_reconnect_backoff_ms", RECONNECT_MOST_MS),
-            ("grpc.use_local_subchannel_pool", 1),  # otherwise all channels to one address share a connection
-            ("grpc.lb_policy_name", "round_robin"),  # over the addresses of a headless service, one for each router
-        ),
-    )
-
-
-async def _ready(channel: grpc.aio.Channel, deadline_s: float) -> None:
-    """Waits for readiness. Raises AioRpcError, with DEADLINE_EXCEEDED after the deadline."""
-    watch: Any = channel.unary_stream(HEALTH_WATCH)  # bytes to bytes
-    while True:
-        call = watch(ASKS_READINESS, timeout=max(0.0, deadline_s - time.monotonic()), wait_for_ready=True)
-        try:
-            async for status in call:
-                if status == SERVING:
-                    return
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:  # the router is restarting
-                raise
         finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _ready(self, channel: grpc.aio.Channel, deadline_s: float) -> None:
+        """Waits for readiness. Raises AioRpcError, with DEADLINE_EXCEEDED after the deadline, and TrunklineError."""
+        watch: Any = channel.unary_stream(HEALTH_WATCH)  # bytes to bytes
+        while True:
+            metadata = self._terms.metadata(await self._terms.key.metadata())
+            with self._ends_when_closed():
+                left_s = max(0.0, deadline_s - time.monotonic())
+                call = watch(ASKS_READINESS, metadata=metadata, timeout=left_s, wait_for_ready=True)
+                try:
+                    with self._stream(call):
+                        async for status in call:
+                            if status == SERVING:
+                                return
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:  # the router is restarting
+                        raise
+            await self._pause(WATCH_AGAIN_S)
+
+    async def _responses(
+        self, request: GenerateRequest, timeout_s: float | None, session: str
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """Raises TrunklineError."""
+        tries, direct = self._terms.tries(timeout_s, time.monotonic()), self._direct
+        while True:
+            has_output = False
+            try:
+                metadata = await self._metadata(tries, session)
+                async with self._answer(direct, request, tries.deadline_s, metadata) as responses:
+                    async for response in responses:
+                        has_output = True
+                        yield response
+                return
+            except NotOffered as not_offered:
+                if direct is not None:
+                    direct.warn(not_offered)
+                direct = None
+            except TrunklineError as error:
+                error.request_id = request.request_id
+                if has_output:
+                    raise
+                await self._wait_after(error, tries)
+
+    @asynccontextmanager
+    async def _answer(
+        self, direct: DirectPath | None, request: GenerateRequest, deadline_s: float | None, metadata: Metadata
+    ) -> AsyncIterator[AsyncIterable[GenerateResponse]]:
+        """The responses of one try. Raises TrunklineError, and NotOffered if `direct` is not None."""
+        router = next(self._stubs)
+        with self._ends_when_closed():
+            if direct is not None:
+                answer = direct.responses(router, request, deadline_s=deadline_s, metadata=metadata)
+                async with aclosing(answer) as responses:
+                    yield responses
+                return
+            left_s = time_left_s(deadline_s)
+            if left_s == 0.0:
+                raise late()
+            call = router.Generate(request, timeout=left_s, metadata=metadata)
+            try:
+                with self._stream(call):
+                    yield call
+            except grpc.aio.AioRpcError as error:
+                raise self._error(error) from None
+
+    async def _call(self, method: str, request: Message, timeout_s: float | None) -> Any:
+        """A call with one response. Raises TrunklineError."""
+        tries = self._terms.tries(timeout_s, time.monotonic())
+        while True:
+            metadata = await self._metadata(tries)
+            try:
+                with self._ends_when_closed():
+                    left_s = time_left_s(tries.deadline_s)
+                    if left_s == 0.0:
+                        raise late()
+                    return await getattr(next(self._stubs), method)(request, timeout=left_s, metadata=metadata)
+            except grpc.aio.AioRpcError as failed:
+                error = self._error(failed)
+            await self._wait_after(error, tries)
+
+    async def _metadata(self, tries: Tries, session: str = "") -> Metadata:
+        """The metadata of the next try. Raises DeadlineExceeded if the function that returns the key takes too long."""
+        bound = asyncio.timeout(time_left_s(tries.deadline_s))
+        try:
+            async with bound:
+                key = await self._terms.key.metadata()
+        except TimeoutError:
+            if not bound.expired():  # the function's own
+                raise
+            raise late() from None
+        return self._terms.metadata(key, session)
+
+    async def _wait_after(self, error: TrunklineError, tries: Tries) -> None:
+        """Waits until the next try. Raises the error if there is none."""
+        delay_s = tries.delay_s(error, time.monotonic())
+        if delay_s is None:
+            raise error
+        await self._pause(delay_s)
+
+    async def _pause(self, delay_s: float) -> None:
+        """Raises TrunklineError if the client is closed meanwhile."""
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._closed.wait()
+        except TimeoutError:
+            return
+        raise closed()
+
+    def _error(self, failed: grpc.aio.AioRpcError) -> TrunklineError:
+        if failed.code() is grpc.StatusCode.CANCELLED and self._closed.is_set():
+            return closed()
+        return error_of(failed)
+
+    @contextmanager
+    def _stream(self, call: Any) -> Iterator[None]:
+        """Cancels the call at the end, or when the client is closed."""
+        self._streams.add(call)
+        try:
+            yield
+        finally:
+            self._streams.discard(call)
             call.cancel()
 
-
-def _set_prompt(request: GenerateRequest, prompt: Prompt) -> None:
-    if isinstance(prompt, str):
-        request.text = prompt
-    elif all(isinstance(item, int) for item in prompt):
-        request.token_ids.CopyFrom(TokenIds(ids=prompt))  # type: ignore[arg-type]
-    else:
-        request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]
-
-
-def _chat(messages: Sequence[Mapping[str, str]] | Sequence[tuple[str, str]]) -> ChatMessages:
-    pairs = [(m["role"], m["content"]) if isinstance(m, Mapping) else m for m in messages]
-    return ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in pairs])
-
-
-def _lane(name: str | None) -> "Lane.ValueType":
-    if name is None:
-        return Lane.LANE_UNSPECIFIED
-    if name not in LANES:
-        raise ValueError(f"{name!r} is not a lane; allowed: {', '.join(LANES)}")
-    return LANES[name]
-
-
-def _trace_metadata() -> tuple[tuple[str, str], ...]:
-    """W3C trace context of the caller's span, if the caller uses OpenTelemetry."""
-    try:
-        from opentelemetry import propagate
-    except ImportError:
-        return ()
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return tuple(carrier.items())
+    @contextmanager
+    def _ends_when_closed(self) -> Iterator[None]:
+        """Raises TrunklineError if the client is closed. gRPC reports that as if the caller's task were cancelled."""
+        if self._closed.is_set():
+            raise closed()
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._closed.is_set() or task is None or task.cancelling():
+                raise
+            raise closed() from None

@@ -13,6 +13,7 @@ from typing import Any
 
 from trunkline.direct_answer import DirectAnswer
 from trunkline.grant_call import GrantCall, NotOffered
+from trunkline.tls import ClientTls
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, GrantResponse
 from trunkline.v1.worker_pb2 import WorkerServiceGenerateResponse
 from trunkline.worker_streams import Arrived, Lost, Workers, streams, time_left_s
@@ -27,11 +28,12 @@ class DirectPath:
 
     inter_token_timeout_s: after this time without output the client asks the router whether the worker is working. So a
     request may wait in a queue for any time, and a worker that hangs is abandoned.
+    tls: of the connections to routers; None: plaintext. Connections to workers use ClientTls.for_workers().
     """
 
-    def __init__(self, inter_token_timeout_s: float) -> None:
+    def __init__(self, inter_token_timeout_s: float, tls: ClientTls | None = None) -> None:
         self._inter_token_timeout_s = inter_token_timeout_s
-        self._workers = Workers()
+        self._workers = Workers(tls.for_workers() if tls is not None else None)
         self._has_warned = False
 
     async def close(self) -> None:

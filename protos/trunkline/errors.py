@@ -4,7 +4,9 @@ TrunklineError
 ├── InvalidRequest            a field is wrong: .field names it
 │   └── ContextLengthExceeded
 ├── ModelNotFound
-├── NotAllowed                missing, wrong or insufficient credentials
+├── NotAllowed
+│   ├── Unauthenticated       the key is missing, wrong or expired
+│   └── Forbidden             the key is valid, but may not do this
 ├── TryAgain                  .retry_after_s is the time to wait
 │   ├── Overloaded            the queue is full, or a quota is used up
 │   └── NoWorker              no worker can serve it now
@@ -21,13 +23,26 @@ from trunkline import status
 
 
 class TrunklineError(Exception):
-    """A request was refused or broke off. `reason` is one of trunkline.status; empty if no server answered."""
+    """A request was refused or broke off.
 
-    def __init__(self, message: str, *, reason: str = "", field: str = "", retry_after_s: float | None = None) -> None:
+    `reason` is one of trunkline.status, and empty if no server answered. `request_id` names the request in the servers'
+    logs; it is empty for calls other than generate() and complete().
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        field: str = "",
+        retry_after_s: float | None = None,
+        request_id: str = "",
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.field = field
         self.retry_after_s = retry_after_s
+        self.request_id = request_id
 
 
 class InvalidRequest(TrunklineError):
@@ -43,6 +58,14 @@ class ModelNotFound(TrunklineError):
 
 
 class NotAllowed(TrunklineError):
+    pass
+
+
+class Unauthenticated(NotAllowed):
+    pass
+
+
+class Forbidden(NotAllowed):
     pass
 
 
@@ -74,8 +97,8 @@ _BY_REASON: dict[str, type[TrunklineError]] = {
     status.INVALID_REQUEST: InvalidRequest,
     status.CONTEXT_LENGTH_EXCEEDED: ContextLengthExceeded,
     status.MODEL_NOT_FOUND: ModelNotFound,
-    status.UNAUTHENTICATED: NotAllowed,
-    status.FORBIDDEN: NotAllowed,
+    status.UNAUTHENTICATED: Unauthenticated,
+    status.FORBIDDEN: Forbidden,
     status.OVERLOADED: Overloaded,
     status.QUOTA_EXCEEDED: Overloaded,
     status.NO_WORKER: NoWorker,
@@ -84,6 +107,8 @@ _BY_REASON: dict[str, type[TrunklineError]] = {
     status.INTERNAL: InternalError,
 }
 
+FailedCall = grpc.aio.AioRpcError | grpc.Call  # the latter is what grpc.RpcError is, too, in the blocking API
+
 # gRPC's own text for a message over the receiver's limit. The status is RESOURCE_EXHAUSTED without details.
 TOO_LARGE = "message larger than max"
 
@@ -91,8 +116,8 @@ TOO_LARGE = "message larger than max"
 _BY_CODE: dict[grpc.StatusCode, type[TrunklineError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
-    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
-    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: NoWorker,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
@@ -101,14 +126,14 @@ _BY_CODE: dict[grpc.StatusCode, type[TrunklineError]] = {
 }
 
 
-def is_too_large(call: grpc.aio.AioRpcError) -> bool:
+def is_too_large(call: FailedCall) -> bool:
     """Whether gRPC itself ended the call because a message exceeded its receiver's limit. gRPC receives such a message
     in full before it ends the call."""
     return call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and TOO_LARGE in (call.details() or "")
 
 
-def error_of(call: grpc.aio.AioRpcError) -> TrunklineError:
-    """The exception for a failed call."""
+def error_of(call: FailedCall) -> TrunklineError:
+    """The exception for a failed call of either of gRPC's APIs."""
     reason, field, retry_after_s = "", "", None
     details = from_call(call)  # type: ignore[arg-type]  # reads code, details and trailing metadata only
     for packed in details.details if details is not None else ():

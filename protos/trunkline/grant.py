@@ -8,41 +8,29 @@ import hmac
 
 from google.protobuf.message import DecodeError
 
+from trunkline.grant_keys import GrantKeys, key_id
 from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused, invalid
 from trunkline.v1.worker_pb2 import Grant, Submit
 
 # Time for a client to reach the worker: connecting, one or two retransmissions, clocks that differ by seconds.
 LIFETIME_S = 30.0
-LEAST_KEY_BYTES = 32  # the length of the signature
 
 _GRANT_DOMAIN = b"trunkline.v1.Grant"
-_KEY_ID_DOMAIN = b"trunkline.v1.GetModelResponse.grant_key_id"
-_KEY_ID_BYTES = 8
-
-
-def grant_key_problem(key: str) -> str | None:
-    """Why --grant-key cannot be used, in one line that does not disclose it; None if it can. Empty: no grants."""
-    if not key or len(key.encode()) >= LEAST_KEY_BYTES:
-        return None
-    return f"--grant-key has {len(key.encode())} bytes; allowed: {LEAST_KEY_BYTES} or more, random ones"
-
-
-def key_id(key: bytes) -> bytes:
-    """Identifies a key without disclosing it; empty for no key."""
-    return hmac.digest(key, _KEY_ID_DOMAIN, "sha256")[:_KEY_ID_BYTES] if key else b""
 
 
 def sign_grant(key: bytes, submit: Submit, *, epoch: int, expires_unix_ms: int) -> Grant:
     """A grant for the worker's epoch."""
-    grant = Grant(submit=submit.SerializeToString(), epoch=epoch, expires_unix_ms=expires_unix_ms)
+    serialized = submit.SerializeToString()
+    grant = Grant(submit=serialized, epoch=epoch, expires_unix_ms=expires_unix_ms, key_id=key_id(key))
     grant.signature = _signature(key, grant)
     return grant
 
 
-def open_grant(key: bytes, grant: Grant, *, epoch: int, now_unix_ms: int) -> Submit:
-    """The granted Submit. Raises RequestRefused (FORBIDDEN) unless the grant was signed with this key for this epoch of
-    the worker, and has not expired."""
-    if not hmac.compare_digest(_signature(key, grant), grant.signature):
+def open_grant(keys: GrantKeys, grant: Grant, *, epoch: int, now_unix_ms: int) -> Submit:
+    """The granted Submit. Raises RequestRefused (FORBIDDEN) unless the grant was signed with one of these keys for this
+    epoch of the worker, and has not expired."""
+    candidates = keys.candidates(grant.key_id)
+    if not any(hmac.compare_digest(_signature(key, grant), grant.signature) for key in candidates):
         raise forbidden("the grant was not signed with this worker's key, or was changed")
     if grant.epoch != epoch:
         raise forbidden("the grant is for another worker, or for an earlier epoch of this one")

@@ -6,7 +6,9 @@ from trunkline.status import invalid
 
 TENANT_KEY = "x-trunkline-tenant"  # the tenant's name
 SESSION_KEY = "x-trunkline-session"  # groups requests, for example by conversation
+AUTHORIZATION_KEY = "authorization"  # "Bearer " and the client's API key or token
 PROOF_KEY = "x-trunkline-proof"  # see proof.py
+PROOF_KEY_ID_KEY = "x-trunkline-proof-key-id"  # in hex; identifies the key of the proof
 
 
 def only_value(metadata: Iterable[tuple[str, str | bytes]] | None, key: str) -> str:

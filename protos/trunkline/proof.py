@@ -7,7 +7,8 @@ does not disclose the key.
 import hmac
 from collections.abc import Iterable
 
-from trunkline.metadata import PROOF_KEY
+from trunkline.grant_keys import GrantKeys, key_id
+from trunkline.metadata import PROOF_KEY, PROOF_KEY_ID_KEY
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 
 WINDOW_S = 10.0  # greatest age of a proof, and greatest difference of the clocks
@@ -19,11 +20,14 @@ Metadata = tuple[tuple[str, str], ...]
 
 def proof_metadata(key: bytes, method: str, *, worker_id: str, epoch: int, now_unix_ms: int) -> Metadata:
     """Metadata for a call of WorkerService.`method` on a worker's epoch; empty if there is no key."""
-    return ((PROOF_KEY, f"{now_unix_ms}.{_proof(key, method, worker_id, epoch, now_unix_ms)}"),) if key else ()
+    if not key:
+        return ()
+    proof = f"{now_unix_ms}.{_proof(key, method, worker_id, epoch, now_unix_ms)}"
+    return ((PROOF_KEY, proof), (PROOF_KEY_ID_KEY, key_id(key).hex()))
 
 
 def check_proof(
-    key: bytes,
+    keys: GrantKeys,
     method: str,
     metadata: "Iterable[tuple[str, str | bytes]] | None",
     *,
@@ -32,22 +36,33 @@ def check_proof(
     now_unix_ms: int,
 ) -> None:
     """Raises RequestRefused (UNAUTHENTICATED) unless the metadata has a valid proof, or there is no key."""
-    if not key:
+    if not keys:
         return
-    given = [str(value) for name, value in metadata or () if name == PROOF_KEY]
+    metadata = tuple(metadata or ())
+    given = [str(value) for name, value in metadata if name == PROOF_KEY]
     if len(given) != 1:
         raise _refused(f"{method} is for routers and operators with this worker's --grant-key")
     made_at, _, proof = given[0].partition(".")
     if not (made_at.isascii() and made_at.isdigit() and len(made_at) <= 19):
         raise _refused(f"the proof for {method} cannot be read")
     made_unix_ms = int(made_at)
-    if not hmac.compare_digest(_proof(key, method, worker_id, epoch, made_unix_ms).encode(), proof.encode()):
+    made = (_proof(key, method, worker_id, epoch, made_unix_ms) for key in keys.candidates(_named_key(metadata)))
+    if not any(hmac.compare_digest(one.encode(), proof.encode()) for one in made):
         raise _refused(
             f"the proof for {method} was not made with this worker's --grant-key, or is for another epoch of it"
         )
     if abs(now_unix_ms - made_unix_ms) > WINDOW_S * 1e3:
         when = "too long ago" if made_unix_ms < now_unix_ms else "in the future"
         raise _refused(f"the proof for {method} was made {when}: the clocks must agree to {WINDOW_S:g} s")
+
+
+def _named_key(metadata: "Iterable[tuple[str, str | bytes]]") -> bytes:
+    """The id of the proof's key; empty if it is not named, or not once in hex."""
+    named = [str(value) for name, value in metadata if name == PROOF_KEY_ID_KEY]
+    try:
+        return bytes.fromhex(named[0]) if len(named) == 1 else b""
+    except ValueError:
+        return b""
 
 
 def _proof(key: bytes, method: str, worker_id: str, epoch: int, made_unix_ms: int) -> str:

@@ -12,6 +12,7 @@ import grpc
 from trunkline.channel import KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from trunkline.errors import TrunklineError, error_of
 from trunkline.status import FORBIDDEN, NO_WORKER, OVERLOADED
+from trunkline.tls import ClientTls, open_channel
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline.v1.worker_pb2 import Grant, WorkerServiceGenerateRequest, WorkerServiceGenerateResponse
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
@@ -40,10 +41,10 @@ class Lost(Exception):
 
 
 class _Connection:
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.aio.insecure_channel(
+    def __init__(self, address: str, tls: ClientTls | None) -> None:
+        self.channel = open_channel(
             address,
-            options=(
+            (
                 *MESSAGE_OPTIONS,
                 *KEEPALIVE_OPTIONS,
                 ("grpc.http2.max_pings_without_data", 0),
@@ -51,21 +52,23 @@ class _Connection:
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.enable_retries", 0),
             ),
+            tls,
         )
         self.stub: Any = WorkerServiceStub(self.channel)
         self.users = 0
 
 
 class Workers:
-    """Connections to workers by address, least recently used first."""
+    """Connections to workers by address, least recently used first.  tls: of new connections; None: plaintext"""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ClientTls | None = None) -> None:
+        self._tls = tls
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
 
     @asynccontextmanager
     async def at(self, address: str) -> AsyncIterator[Any]:
-        """A stub of the worker at an address."""
-        connection = self._connections.pop(address, None) or _Connection(address)
+        """A stub of the worker at an address. Raises TlsFileError."""
+        connection = self._connections.pop(address, None) or _Connection(address, self._tls)
         self._connections[address] = connection
         connection.users += 1
         try:

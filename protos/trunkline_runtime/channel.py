@@ -6,21 +6,26 @@ from collections.abc import Mapping
 import grpc
 
 from trunkline.channel import KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
+from trunkline.tls import ClientTls
+from trunkline.tls import open_channel as tls_channel
 
 
-def open_channel(address: str, *, service: str = "", most_bytes: Mapping[str, int] | None = None) -> grpc.aio.Channel:
-    """A channel with its own TCP connection, which detects a dead peer (KEEPALIVE_OPTIONS).
+def open_channel(
+    address: str, *, service: str = "", most_bytes: Mapping[str, int] | None = None, tls: ClientTls | None = None
+) -> grpc.aio.Channel:
+    """A channel with its own TCP connection, which detects a dead peer (KEEPALIVE_OPTIONS). Raises TlsFileError.
 
     most_bytes: size limit of one response, by method of `service`; a larger response ends its call with
     RESOURCE_EXHAUSTED, unread. The limit of all other methods is the one in MESSAGE_OPTIONS.
+    tls: None: plaintext
     """
     methods = [
         {"name": [{"service": service, "method": method}], "maxResponseMessageBytes": most}
         for method, most in (most_bytes or {}).items()
     ]
-    return grpc.aio.insecure_channel(
+    return tls_channel(
         address,
-        options=(
+        (
             *MESSAGE_OPTIONS,
             *KEEPALIVE_OPTIONS,
             ("grpc.http2.max_pings_without_data", 0),
@@ -31,4 +36,5 @@ def open_channel(address: str, *, service: str = "", most_bytes: Mapping[str, in
             ("grpc.service_config", json.dumps({"methodConfig": methods})),
             ("grpc.service_config_disable_resolution", 1),
         ),
+        tls,
     )

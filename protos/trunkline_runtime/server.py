@@ -8,12 +8,14 @@ import signal
 import socket
 from collections.abc import Sequence
 
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trunkline.channel import KEEPALIVE_MS, MAX_MESSAGE_BYTES
 from trunkline_runtime.accepting import eager_server
 from trunkline_runtime.errors import ErrorInterceptor, RequestGate
+from trunkline_runtime.tls import ServerTls
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -35,20 +37,27 @@ MAX_CONNECTION_IDLE_S = 300.0  # without a call; the client opens another connec
 # Only "identity" is allowed. gRPC decompresses a whole message before it checks the size limit, so a few KB could
 # become gigabytes. Clients that compress get UNIMPLEMENTED and the list of allowed algorithms.
 NO_COMPRESSION = 1
+# Any host may connect to the port for probes. Kubernetes opens a connection for each probe.
+PROBE_OPTIONS = (
+    ("grpc.max_receive_message_length", 4 << 10),
+    ("grpc.max_concurrent_streams", 8),
+    ("grpc.max_allowed_incoming_connections", 64),
+    ("grpc.max_connection_idle_ms", 10_000),
+)
 
 
 class PortInUse(Exception):
     """The port is taken or cannot be bound. The message is one line for a person."""
 
 
-def check_port_is_free(host: str, port: int) -> None:
+def check_port_is_free(host: str, port: int, flag: str = "--port") -> None:
     """Raises PortInUse if the port cannot be bound now. An early check before a slow start: only bind() is certain."""
     with socket.socket(address_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise port_problem(host, port, error) from None
+            raise port_problem(host, port, error, flag) from None
 
 
 def hold_port(host: str, port: int, option: str = "--port") -> socket.socket:
@@ -104,6 +113,8 @@ class GrpcServer:
     calls continue. None: no limit.
     max_request_bytes: gRPC itself refuses a longer message with RESOURCE_EXHAUSTED.
     gate: passed by calls before their requests are parsed; None: no gate.
+    tls: the certificate of the port; None: the port takes plaintext.
+    health_port: another port, in plaintext, with the health service alone, for probes that cannot use TLS; 0: none.
     """
 
     def __init__(
@@ -116,7 +127,11 @@ class GrpcServer:
         max_connection_age_s: float | None = None,
         max_request_bytes: int = MAX_MESSAGE_BYTES,
         gate: RequestGate | None = None,
+        tls: ServerTls | None = None,
+        health_port: int = 0,
     ) -> None:
+        self._tls = tls
+        self._health_port = health_port
         self._host = host
         self._wanted_port = port
         self._services = tuple(services)
@@ -144,19 +159,21 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
+        self._probed: grpc.aio.Server | None = None
+        if health_port:
+            self._probed = grpc.aio.server(options=(("grpc.so_reuseport", int(shared_port)), *PROBE_OPTIONS))
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
 
     async def start(self) -> None:
         """Binds the port and serves: the process is then alive but not ready. Raises PortInUse."""
-        if self._wanted_port and not self._shared_port:
-            check_port_is_free(self._host, self._wanted_port)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        try:
-            self.port = self.grpc.add_insecure_port(f"{host}:{self._wanted_port}")
-        except RuntimeError:
-            raise PortInUse(f"port {self._wanted_port} on {self._host} is in use; choose another with --port") from None
+        self.port = self._bind(self.grpc, self._wanted_port, "--port", self._tls)
+        if self._probed is not None:
+            self._bind(self._probed, self._health_port, "--health-port")
         await self.set_ready(False)
         await self._set(LIVENESS, True)
         await self.grpc.start()
+        if self._probed is not None:
+            await self._probed.start()
 
     async def set_ready(self, ready: bool) -> None:
         """Sets the health status of readiness, of the server and of each service."""
@@ -167,6 +184,20 @@ class GrpcServer:
         """Stops the server: it takes no new calls, and cancels running ones after `grace_s`."""
         await self.set_ready(False)
         await self.grpc.stop(grace_s)
+        if self._probed is not None:
+            await self._probed.stop(0)
+
+    def _bind(self, server: grpc.aio.Server, port: int, flag: str, tls: ServerTls | None = None) -> int:
+        """Returns the bound port. Raises PortInUse."""
+        if port and not self._shared_port:
+            check_port_is_free(self._host, port, flag)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            if tls is None:
+                return server.add_insecure_port(f"{host}:{port}")
+            return server.add_secure_port(f"{host}:{port}", tls.grpc_credentials())
+        except RuntimeError:
+            raise PortInUse(f"port {port} on {self._host} is in use; choose another with {flag}") from None
 
     async def _set(self, name: str, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse

@@ -1,1 +1,6 @@
 """The router: edge, prefix index, routing policy, worker sessions."""
+
+import os
+
+# gRPC writes a line for every handshake that fails, so any host could fill the log. It reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

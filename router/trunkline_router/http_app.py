@@ -12,7 +12,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from trunkline.status import RequestRefused
-from trunkline_router.edge.endpoint import Endpoint, openai_error
+from trunkline_router.anthropic.endpoints import count_tokens, messages
+from trunkline_router.edge.endpoint import Endpoint, ErrorBody, anthropic_error, openai_error
 from trunkline_router.edge.http_call import Edge, HttpCall, metadata_of
 from trunkline_router.http.errors import openai_body, status_of
 from trunkline_router.http.headers import parse_headers
@@ -32,8 +33,15 @@ HANDLERS_BY_PATH: dict[str, Handler] = {
     "POST /v1/chat/completions": chat_completions,
     "GET /v1/models": list_models,
     "GET /v1/models/{model:path}": retrieve_model,
+    "POST /v1/messages": messages,
+    "POST /v1/messages/count_tokens": count_tokens,
     "POST /tokenize": tokenize,
     "POST /detokenize": detokenize,
+}
+# The shape of errors, where it is not OpenAI's.
+ERROR_BODIES: dict[str, ErrorBody] = {
+    "POST /v1/messages": anthropic_error,
+    "POST /v1/messages/count_tokens": anthropic_error,
 }
 
 
@@ -62,7 +70,8 @@ def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | No
         method, path = name.split(" ")
         needed = PATHS[name]
         assert isinstance(needed, Role)
-        paths.setdefault(path, Methods()).endpoints[method] = Endpoint(edge, needed, handle, openai_error)
+        error_body = ERROR_BODIES.get(name, openai_error)
+        paths.setdefault(path, Methods()).endpoints[method] = Endpoint(edge, needed, handle, error_body)
     routes += [Route(path, endpoint=methods, methods=[*methods.endpoints]) for path, methods in paths.items()]
     for name, answer in _status_answers(is_ready).items():
         path = name.removeprefix("GET ")

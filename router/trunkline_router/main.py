@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import uvloop
 
-from trunkline.grant import grant_key_problem
+from trunkline.grant_keys import grant_key_problem
+from trunkline.tls_files import TlsFileError
 from trunkline_router.gate.freed_memory import keep_freed_memory
 from trunkline_router.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.identity.endpoints import Open
@@ -41,15 +42,19 @@ def main() -> None:
 def router_settings(arguments: Sequence[str]) -> RouterSettings:
     """Reads the settings. If one is invalid, prints one line to standard error and exits with status 2."""
     settings = load_settings(RouterSettings, arguments, prog="trunkline-router", description=__doc__ or "")
+    allow_plaintext = settings.tls.allow_plaintext
     problem = (
         address_problem(settings.workers)
         or sharing_problem(settings.redis_url, settings.key_prefix)
         or cors_problem(settings.cors_origins)
         or storing_problem(settings)
-        or grant_key_problem(settings.grant_key)
         or identity_problem(settings)
         or exposure_problem(settings)
         or secret_problem(settings)
+        or grant_key_problem(settings.grant_key, settings.grant_key_previous)
+        or settings.tls.problem(settings.host)
+        or settings.worker_tls.problem(settings.workers, allow_plaintext=allow_plaintext)
+        or settings.redis_tls.problem(settings.redis_url, allow_plaintext=allow_plaintext)
     )
     if problem is not None:
         print(f"trunkline-router: {problem}", file=sys.stderr)
@@ -90,12 +95,21 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
         if settings.processes > 1 and not settings.redis_url and tenants.have_quotas:
             raise TenantsError("--tenants has quotas, which several processes can only keep together with --redis-url")
         authenticator = authenticator_of(settings)
+        check_files(settings)
         uvloop.run(serve(settings, access_of(settings, tenants, authenticator), authenticator, shared_port))
-    except (PortInUse, TenantsError, IdentityError) as error:
+    except (PortInUse, TenantsError, IdentityError, TlsFileError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
     shutdown_tracing()
     return status
+
+
+def check_files(settings: RouterSettings) -> None:
+    """Raises TlsFileError if a certificate for connections to workers or Redis cannot be used now."""
+    tls = settings.worker_tls.client_tls()
+    if tls is not None:
+        tls.credentials()
+    settings.redis_tls.redis_tls().check()
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.stores.store import Store
 from trunkline_router.streaming.backlog import Backlog
-from trunkline_router.workers.link_context import LinkContext, LinkLimits
+from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
@@ -49,6 +49,7 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.metrics import export_lag, metric_reader
 from trunkline_runtime.server import GrpcServer, Signals
+from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
 
 SERVICE = "trunkline.v1.InferenceService"
@@ -125,8 +126,9 @@ async def serve(
 
 
 def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> Router:
-    """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop."""
-    rng = Random()
+    """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
+    TlsFileError."""
+    rng, tls = Random(), settings.tls.server_tls()
     pools = Pools(rng, RoutingPolicy(settings.policy))
     fleet = PoolFleet(pools)
     shared = share(settings, fleet, rng)
@@ -140,13 +142,15 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         max_connection_age_s=settings.max_connection_age_s,
         max_request_bytes=MAX_REQUEST_BYTES,
         gate=gate,
+        tls=tls,
+        health_port=settings.tls.health_port,
     )
     inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared)
-    service = InferenceService(inference, access, grant_key=settings.grant_key.encode())
+    service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
     store = _response_store(settings)
-    http = _http_server(settings, inference, access, gate, store, is_port_shared=is_port_shared)
+    http = _http_server(settings, inference, access, gate, tls, store, is_port_shared=is_port_shared)
     renderers, lag = RenderPool(), LoopLag()
 
     def in_and_freed() -> tuple[int, int]:
@@ -175,6 +179,7 @@ def _http_server(
     inference: Inference,
     access: Access,
     gate: RequestGate,
+    tls: ServerTls | None,
     store: ResponseStore | None,
     *,
     is_port_shared: bool,
@@ -187,6 +192,7 @@ def _http_server(
         settings.host,
         settings.http_port,
         shared_port=is_port_shared,
+        ssl_context=None if tls is None else tls.ssl_context(),
         cors_origins=settings.cors_origins,
         limits=replace(
             LIMITS,
@@ -201,7 +207,9 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
     """The state shared with other routers: in Redis if the settings have a URL, else in this process alone."""
     patience_s = settings.redis_patience_ms / 1e3
     if settings.redis_url:
-        store: Store = RedisStore(settings.redis_url, settings.key_prefix, patience_s=patience_s)
+        store: Store = RedisStore(
+            settings.redis_url, settings.key_prefix, patience_s=patience_s, tls=settings.redis_tls.redis_tls()
+        )
     else:
         store = EmbeddedStore(lambda: time.monotonic() * 1e3)
     return SharedState(
@@ -215,7 +223,7 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
 
 
 def _dispatcher(settings: RouterSettings, pools: Pools, shared: SharedState, rng: Random) -> Dispatcher:
-    key = conviction_key(settings.redis_url, settings.key_prefix, settings.grant_key.encode())
+    key = conviction_key(settings.redis_url, settings.key_prefix, settings.grant_keys.newest)
     return Dispatcher(
         pools,
         time.monotonic,
@@ -237,7 +245,8 @@ def _membership(
         pools.notify,
         rng,
         LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s),
-        settings.grant_key.encode(),
+        settings.grant_keys,
+        security=LinkSecurity(settings.worker_tls.client_tls(), settings.tls.allow_plaintext),
     )
     members = Membership(pools.links, connect=lambda address: WorkerLink(address, context))
     sources, lookups = sources_of(settings.workers, rng)

@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from trunkline.grant_keys import GrantKeys
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.identity.endpoints import Open
 from trunkline_router.routing.routing_policy import PolicyName
 from trunkline_router.stores.redis_connection import redis_url_problem
+from trunkline_router.tls_settings import RedisTlsSettings, WorkerTlsSettings
 from trunkline_runtime.settings import setting
+from trunkline_runtime.tls_settings import ServerTlsSettings, is_loopback
 
 ORIGIN = re.compile(r"https?://[^/\s?#@*]+")  # as browsers send it: without a path
 
@@ -95,6 +97,14 @@ class RouterSettings:
         "directly from the workers; without it the router gives no grants. Pass it as TRUNKLINE_GRANT_KEY: other "
         "users of the host can see arguments",
     )
+    grant_key_previous: str = setting(
+        "",
+        help="another key of the workers, used with those that do not have the grant key yet, while it is being "
+        "changed; pass it as TRUNKLINE_GRANT_KEY_PREVIOUS",
+    )
+    tls: ServerTlsSettings = field(default_factory=ServerTlsSettings)
+    worker_tls: WorkerTlsSettings = field(default_factory=WorkerTlsSettings)
+    redis_tls: RedisTlsSettings = field(default_factory=RedisTlsSettings)
     max_resumptions: int = setting(
         8,
         help="how often a request may continue on another worker when its own is lost; 0: never",
@@ -223,6 +233,10 @@ class RouterSettings:
     )
 
     @property
+    def grant_keys(self) -> GrantKeys:
+        return GrantKeys.of(self.grant_key, self.grant_key_previous)
+
+    @property
     def name(self) -> str:
         return self.router_id or f"{self.host}:{self.port}"
 
@@ -299,14 +313,6 @@ def exposure_problem(settings: RouterSettings) -> str | None:
 def is_url(place: str) -> bool:
     """Whether --jwt-jwks is a URL; otherwise it is a file."""
     return "://" in place
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or name can only be this machine."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _jwks_url_problem(url: str) -> str | None:

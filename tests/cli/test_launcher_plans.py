@@ -35,6 +35,14 @@ def test_the_router_is_told_every_workers_address() -> None:
     assert "--workers=[::1]:50061,[::1]:50062" in plan(host="::1").router_command()
 
 
+def test_the_router_gets_the_switches_that_another_host_needs() -> None:
+    switches = ("--allow-plaintext", "--allow-anonymous")
+    made = ClusterPlan(Path("m"), "m", 1, "0.0.0.0", 50051, 50061, ("--kv-blocks=9", *switches))
+    assert {*switches} < {*made.router_command()}
+    assert {*switches, "--kv-blocks=9"} < {*made.worker_command(0)}
+    assert not any("kv-blocks" in argument for argument in made.router_command())
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -2,6 +2,7 @@
 
 import asyncio
 from random import Random
+from typing import Any
 
 from tests.cluster.processes import Cluster
 from trunkline import Client
@@ -16,7 +17,7 @@ async def test_answers_are_exact_where_tenants_use_the_same_request_ids_and_sess
     asked = [(f"{draw.choice(OPENINGS)}, {number} times", number % 30, TENANTS[number % 4]) for number in range(120)]
     clients = {tenant: Client(cluster.address, tenant=tenant) for tenant in TENANTS}
 
-    async def answer(prompt: str, seed: int, tenant: str, **names: str) -> tuple[list[int], str, int]:
+    async def answer(prompt: str, seed: int, tenant: str, **names: Any) -> tuple[list[int], str, int]:
         done = await clients[tenant].complete(prompt, max_tokens=6, temperature=1.0, seed=seed, **names)
         (choice,) = done.choices
         return list(choice.token_ids), choice.text, done.prompt.prompt_tokens

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tests.cluster.processes import Cluster, wait_until
 from trunkline import Client
+from trunkline.client_requests import GenerateOptions
 from trunkline.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -86,7 +87,7 @@ async def test_fifty_streams_at_once_give_what_each_gives_alone(cluster: Cluster
         assert len({done.prompt.worker_id for done in together}) == 2, "load spreads"
 
 
-BAD = [
+BAD: list[tuple[str | list[int], GenerateOptions, type[TrunklineError], str]] = [
     ("", {}, InvalidRequest, "text"),
     ([], {}, InvalidRequest, "token_ids"),
     ([5, -1], {}, InvalidRequest, "token_ids"),
@@ -104,7 +105,7 @@ BAD = [
 
 @pytest.mark.parametrize(("prompt", "options", "error", "field"), BAD)
 async def test_bad_input_is_refused_by_name_and_disturbs_nobody(
-    cluster: Cluster, prompt: str | list[int], options: dict[str, object], error: type[TrunklineError], field: str
+    cluster: Cluster, prompt: str | list[int], options: GenerateOptions, error: type[TrunklineError], field: str
 ) -> None:
     async with Client(cluster.address) as client:
         running = asyncio.create_task(client.complete(STORY, max_tokens=40, temperature=0.0))
@@ -127,7 +128,7 @@ async def test_a_client_that_goes_away_frees_its_blocks(cluster: Cluster) -> Non
         stream = client.generate(STORY, max_tokens=900, temperature=0.0, ignore_eos=True)
         async for _ in stream:
             break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
     for worker in cluster.workers:
         wait_until(lambda worker=worker: worker.load().kv_live_blocks == 0, "no live blocks")  # type: ignore[misc]
 

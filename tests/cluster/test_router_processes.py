@@ -25,7 +25,9 @@ CONNECTIONS = (
 
 @contextmanager
 def router(*arguments: str, processes: int, port: int = 0) -> Iterator[Process]:
-    process = Process(script("trunkline-router"), f"--processes={processes}", f"--port={port}", *arguments)
+    process = Process(
+        script("trunkline-router"), f"--processes={processes}", f"--port={port}", "--http-port=-1", *arguments
+    )
     try:
         yield process
     finally:

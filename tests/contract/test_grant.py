@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from trunkline.grant import LEAST_KEY_BYTES, grant_key_problem, key_id, open_grant, sign_grant
+from trunkline.grant import open_grant, sign_grant
+from trunkline.grant_keys import LEAST_KEY_BYTES, GrantKeys, grant_key_problem, key_id
 from trunkline.status import FORBIDDEN, INVALID_REQUEST, RequestRefused
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.worker_pb2 import Grant, Resume, Submit
@@ -34,7 +35,7 @@ def granted() -> Grant:
 
 def opened(grant: Grant, **given: Any) -> Submit:
     options: dict[str, Any] = {"key": KEY, "epoch": EPOCH, "now_unix_ms": EXPIRES_MS - 1, **given}
-    return open_grant(options.pop("key"), grant, **options)
+    return open_grant(GrantKeys(options.pop("key")), grant, **options)
 
 
 def refused(grant: Grant, **given: Any) -> RequestRefused:
@@ -109,3 +110,26 @@ def test_a_key_that_can_be_guessed_is_refused_without_telling_it() -> None:
     assert problem is not None
     assert "hunter2" not in problem
     assert "32" in problem
+
+
+def test_a_previous_key_is_accepted_and_a_grant_names_its_key_without_disclosing_it() -> None:
+    new = KEY[::-1]
+    assert granted().key_id == key_id(KEY)
+    for keys in (GrantKeys(KEY), GrantKeys(new, KEY), GrantKeys(KEY, new)):
+        assert open_grant(keys, granted(), epoch=EPOCH, now_unix_ms=0)
+        unnamed = granted()
+        unnamed.ClearField("key_id")  # of a router that knows one key only
+        assert open_grant(keys, unnamed, epoch=EPOCH, now_unix_ms=0)
+    with pytest.raises(RequestRefused, match="not signed"):
+        open_grant(GrantKeys(new), granted(), epoch=EPOCH, now_unix_ms=0)
+    misnamed = granted()
+    misnamed.key_id = key_id(new)
+    with pytest.raises(RequestRefused, match="not signed"):
+        open_grant(GrantKeys(new, KEY), misnamed, epoch=EPOCH, now_unix_ms=0)
+
+
+def test_a_previous_key_that_cannot_be_used_is_told_by_its_name() -> None:
+    good = "k" * LEAST_KEY_BYTES
+    assert grant_key_problem(good, good) is None
+    assert str(grant_key_problem(good, "short")).startswith("--grant-key-previous has 5 bytes")
+    assert grant_key_problem("", good) == "--grant-key-previous needs --grant-key"

@@ -4,7 +4,8 @@ import hmac
 
 import pytest
 
-from trunkline.metadata import PROOF_KEY
+from trunkline.grant_keys import GrantKeys, key_id
+from trunkline.metadata import PROOF_KEY, PROOF_KEY_ID_KEY
 from trunkline.proof import WINDOW_S, check_proof, proof_metadata
 from trunkline.status import UNAUTHENTICATED, RequestRefused
 
@@ -22,7 +23,7 @@ def made(
 
 
 def check(key: bytes, metadata: Given | None) -> None:
-    check_proof(key, "Drain", metadata, worker_id="w0", epoch=EPOCH, now_unix_ms=NOW_MS)
+    check_proof(GrantKeys(key), "Drain", metadata, worker_id="w0", epoch=EPOCH, now_unix_ms=NOW_MS)
 
 
 def refused(metadata: Given | None, *, key: bytes = KEY) -> str:
@@ -51,7 +52,7 @@ def test_a_proof_for_anything_else_is_none() -> None:
 
 
 def test_what_is_no_proof_is_refused() -> None:
-    ((_, good),) = made()
+    (_, good), _ = made()
     assert isinstance(good, str)
     later = f"{NOW_MS + 1}.{good.partition('.')[2]}"
     for value in (
@@ -82,4 +83,4 @@ def test_proofs_are_those_of_other_implementations() -> None:
     signed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     proof = "00d9f6e1c7b74e5d74570d4de663761644c17790bcc2147f2df1eec9caa9e8dd"
     assert hmac.digest(KEY, signed, "sha256").hex() == proof
-    assert made() == ((PROOF_KEY, f"1700000000000.{proof}"),)
+    assert made() == ((PROOF_KEY, f"1700000000000.{proof}"), (PROOF_KEY_ID_KEY, key_id(KEY).hex()))

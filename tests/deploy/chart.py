@@ -26,6 +26,18 @@ SPREAD: Values = {
     ]
 }
 
+PLAIN: Values = {"allowPlaintext": True, "allowAnonymous": True}
+SECURED: Values = {
+    "tls": {"routerSecret": "router", "workerSecret": "worker", "redisSecret": "redis"},
+    "router": {
+        "config": {"api_keys_in_redis": True},
+        "env": [
+            {"name": "TRUNKLINE_FLEET_SECRET", "valueFrom": {"secretKeyRef": {"name": "fleet", "key": "secret"}}},
+        ],
+    },
+}
+MUTUAL: Values = SECURED | {"tls": {**SECURED["tls"], "clientCertificates": True}}
+
 DEFAULT: Values = {}
 SEVERAL_POOLS: Values = {
     "workers": {
@@ -95,6 +107,8 @@ ALL_VALUES = {
     "no redis": NO_REDIS,
     "account of another": ACCOUNT_OF_ANOTHER,
     "everything": EVERYTHING,
+    "secured": SECURED,
+    "mutual": MUTUAL | SEVERAL_POOLS,
 }
 
 
@@ -102,6 +116,9 @@ class Rendered:
     """The chart's objects for some values."""
 
     def __init__(self, values: Values, *, release: str = "demo", namespace: str = "llm") -> None:
+        """Plaintext and strangers are permitted unless the values have something to say about either."""
+        if not values.keys() & {"tls", "allowPlaintext", "allowAnonymous"}:
+            values = PLAIN | values
         with helm_python.Chart.load(CHART) as chart:
             files = chart.render(values, name=release, namespace=namespace)
         self.objects: list[Object] = [

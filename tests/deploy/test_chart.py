@@ -22,11 +22,14 @@ from tests.deploy.chart import (
     EXTERNAL_URL,
     HOST_PATH,
     KUBERNETES,
+    MUTUAL,
     NO_REDIS,
     OWN_PASSWORD,
     PASSWORD,
     PASSWORD_IN_SECRET,
     PLACED,
+    PLAIN,
+    SECURED,
     SEVERAL_POOLS,
     Rendered,
     Values,
@@ -198,9 +201,82 @@ def test_processes_accept_their_settings_and_listen_where_everybody_looks(render
         assert settings.host == "0.0.0.0"
         assert settings.port == port_of(container)
         for probe in ("readinessProbe", "livenessProbe"):
-            assert container[probe]["grpc"]["port"] == settings.port
+            assert container[probe]["grpc"]["port"] == settings.tls.health_port != settings.port
         assert container["readinessProbe"]["grpc"]["service"] == READINESS
         assert container["livenessProbe"]["grpc"]["service"] == LIVENESS
+
+
+def refusal(values: Values) -> str:
+    """What Helm says to values that it does not render."""
+    with pytest.raises(helm_python.HelmRenderError) as caught:
+        Rendered(values)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"allowPlaintext": False},
+            "set tls.routerSecret and tls.workerSecret, or permit plaintext with allowPlaintext",
+        ),
+        (
+            {"allowPlaintext": True, "router": SECURED["router"]},
+            "workers.qwen3-0-6b: any client could use it: set tls, TRUNKLINE_GRANT_KEY in env",
+        ),
+        ({"tls": SECURED["tls"]}, "router.config: any caller could use it: set api_keys_in_redis or jwt_jwks there"),
+        ({"tls": {"routerSecret": "a", "redisSecret": "c"}}, "tls.routerSecret and tls.workerSecret: set both or none"),
+        ({"tls": {"routerSecret": "a", "workerSecret": "b"}}, "redis: set tls.redisSecret, or permit plaintext"),
+        (PLAIN | {"tls": {"clientCertificates": True}}, "tls.clientCertificates needs tls.routerSecret"),
+        (
+            {"tls": SECURED["tls"], "redis": {"enabled": False, "external": {"url": "redis://cache:6379"}}},
+            "redis.external.url: use rediss://, or permit plaintext",
+        ),
+    ],
+)
+def test_a_chart_that_would_be_readable_or_open_without_being_told_so_does_not_render(
+    values: Values, said: str
+) -> None:
+    assert said in refusal(values)
+    assert "\n" not in refusal(values).strip()
+
+
+def test_workers_with_a_grant_key_need_no_other_identity() -> None:
+    env = [{"name": "TRUNKLINE_GRANT_KEY", "valueFrom": {"secretKeyRef": {"name": "grants", "key": "key"}}}]
+    rendered = Rendered({"allowPlaintext": True, "router": SECURED["router"], "workerDefaults": {"env": env}})
+    assert all(json.loads(config_of(rendered, *one)[0])["allow_anonymous"] is False for one in rendered.ours())
+
+
+@pytest.mark.parametrize("values", [SECURED, MUTUAL | SEVERAL_POOLS], ids=["secured", "mutual"])
+def test_certificates_are_where_the_processes_look_for_them(values: Values) -> None:
+    rendered = Rendered(values)
+    for workload, container in rendered.ours():
+        config = json.loads(config_of(rendered, workload, container)[0])
+        assert config["allow_plaintext"] is False
+        volumes = {volume["name"]: volume.get("secret", {}) for volume in pod_of(workload)["volumes"]}
+        mounts = {mount["mountPath"]: volumes.get(mount["name"], {}) for mount in container["volumeMounts"]}
+        files = {value for value in config.values() if str(value).startswith("/etc/trunkline-")}
+        for file in files:
+            secret = mounts[str(Path(file).parent)]
+            assert Path(file).name in {item["key"] for item in secret.get("items", ())} or "items" not in secret
+        assert mounts["/etc/trunkline-tls"]["secretName"] == container["name"]
+        assert not any("subPath" in mount for mount in container["volumeMounts"]), "it would never be renewed"
+        if container["name"] == "router":
+            assert "worker_tls_ca" in config
+            assert ("tls_client_ca" in config) == (values is not SECURED)
+            worker_name = config["worker_tls_name"]
+            assert mounts["/etc/trunkline-redis-tls"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+        else:
+            assert config["tls_router_names"] == ["trunkline-router"]
+            assert config["tls_client_ca"]
+    assert worker_name == "trunkline-worker"
+    assert redis_url(values)["value"].startswith("rediss://")
+    (test,) = rendered.of("Pod")
+    for container in test["spec"]["containers"]:
+        assert "--tls-server-name=trunkline-router" in container["args"]
+        assert any(argument.startswith("--tls-key=") for argument in container["args"]) == (values is not SECURED)
+    ports = [port for service in rendered.of("Service") for port in service["spec"]["ports"] if port["name"] == "grpc"]
+    assert {port["appProtocol"] for port in ports} == {"https"}
 
 
 def test_routers_look_up_every_pool(rendered: Rendered) -> None:
@@ -250,13 +326,16 @@ def test_what_is_mounted_is_there(rendered: Rendered) -> None:
 def test_a_pod_has_longer_to_end_than_what_it_has_to_finish(rendered: Rendered) -> None:
     for workload, container in rendered.ours():
         config = json.loads(config_of(rendered, workload, container)[0])
-        hook = container["lifecycle"]["preStop"]
+        hook = container.get("lifecycle", {}).get("preStop")
         grace_s = pod_of(workload)["terminationGracePeriodSeconds"]
         if container["name"] == "router":
             assert grace_s >= hook["sleep"]["seconds"] + config["stop_timeout_s"] + 5
         else:
             assert grace_s >= config["drain_timeout_s"] + 15
-            assert hook["exec"]["command"] == ["trunkline", "drain", f"--address=127.0.0.1:{port_of(container)}"]
+            if "tls_cert" in config:
+                assert hook is None, "SIGTERM drains it too, and its certificate is not an operator's"
+            else:
+                assert hook["exec"]["command"] == ["trunkline", "drain", f"--address=127.0.0.1:{port_of(container)}"]
 
 
 def test_pods_have_no_right_that_they_do_not_need(rendered: Rendered) -> None:

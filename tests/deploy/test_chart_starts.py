@@ -107,6 +107,7 @@ class Cluster:
             {
                 "router": {
                     "port": self.router_port,
+                    "healthPort": free_port(),
                     # The drain test stops the engine for as long as a Python process takes to start.
                     "config": {"processes": 2, "inter_token_timeout_s": 60},
                     "env": [GRANT_KEY],
@@ -117,6 +118,7 @@ class Cluster:
                     POOL: {
                         "model": {"hostPath": {"path": "/srv/models/tiny"}},
                         "port": worker_port,
+                        "healthPort": free_port(),
                         "gpus": 0,
                         "env": [GRANT_KEY],
                         "config": {"device": "cpu", "threads": 1, "kv_blocks": 256, "drain_timeout_s": 30},

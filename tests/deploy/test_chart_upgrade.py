@@ -16,7 +16,7 @@ import helm_python
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, PASSWORD, Values
+from tests.deploy.chart import CHART, PASSWORD, PLAIN, Values
 
 GROUPS = {
     "v1": {"secrets": "Secret", "services": "Service", "serviceaccounts": "ServiceAccount", "configmaps": "ConfigMap"},
@@ -109,7 +109,7 @@ def password_where_there_is(password: str | None, values: Values) -> str:
         with helm_python.Config(
             kubeconfig_content=json.dumps(kubeconfig), namespace="llm", storage_driver="memory"
         ) as config:
-            manifest = config.install(CHART, "demo", values, namespace="llm", dry_run="server")["manifest"]
+            manifest = config.install(CHART, "demo", PLAIN | values, namespace="llm", dry_run="server")["manifest"]
     (secret,) = [item for item in yaml.safe_load_all(manifest) if item and item["kind"] == "Secret"]
     return b64decode(secret["data"]["password"]).decode()
 

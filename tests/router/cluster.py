@@ -12,6 +12,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
+from trunkline.grant_keys import GrantKeys
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
@@ -119,6 +120,7 @@ class Options(TypedDict, total=False):
     clock_s: Callable[[], float]
     policy: PolicyName
     grant_key: bytes
+    previous_key: bytes
     share: Callable[[Pools, Random], SharedState]
     backlog: Backlog | None
     edge: EdgeOf | None
@@ -159,6 +161,7 @@ async def router_before(
     clock_s: Callable[[], float] = time.monotonic,
     policy: PolicyName = PolicyName.PREDICTED_TTFT,
     grant_key: bytes = b"",
+    previous_key: bytes = b"",
     share: Callable[[Pools, Random], SharedState] = share_with_nobody,
     backlog: Backlog | None = None,
     edge: EdgeOf | None = None,
@@ -173,7 +176,8 @@ async def router_before(
         tokenizers = Tokenizers(renderers)
         pools = Pools(rng, RoutingPolicy(policy))
         limits = link_limits or LinkLimits()
-        context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, grant_key)
+        keys = GrantKeys(grant_key, previous_key)
+        context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, keys)
         links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
         access = access or Access(tenants)
@@ -191,7 +195,7 @@ async def router_before(
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
         inference = Inference(dispatcher, max_choices=max_choices, shared=shared)
-        service = InferenceService(inference, access, grant_key=grant_key)
+        service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
         await server.start()

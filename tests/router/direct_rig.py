@@ -27,7 +27,8 @@ def fakes(*names: str, **fields: Any) -> list[FakeWorker]:
 
 
 def direct(router: Cluster, **options: Any) -> Client:
-    return Client(f"127.0.0.1:{router.port}", direct=True, **options)
+    """A direct client. It makes one try unless told otherwise, so that a test sees every refusal."""
+    return Client(f"127.0.0.1:{router.port}", direct=True, **{"retries": 0, **options})
 
 
 class Stream:

@@ -10,7 +10,8 @@ import grpc
 
 from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
 from trunkline.block_hash import prompt_hashes, root_hash
-from trunkline.grant import key_id, open_grant
+from trunkline.grant import open_grant
+from trunkline.grant_keys import GrantKeys, key_id
 from trunkline.proof import check_proof
 from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker
@@ -135,6 +136,7 @@ class FakeWorker(WorkerServiceServicer):
     kv_blocks: int = 0  # not said
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     grant_key: bytes = b""
+    previous_key: bytes = b""  # accepted too
     reports: bool = True  # what becomes of grants
     clock_ahead_s: float = 0.0
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -228,7 +230,7 @@ class FakeWorker(WorkerServiceServicer):
     def _check_proof(self, method: str, context: Any) -> None:
         now_unix_ms = int((time.time() + self.clock_ahead_s) * 1e3)
         check_proof(
-            self.grant_key,
+            GrantKeys(self.grant_key, self.previous_key),
             method,
             context.invocation_metadata(),
             worker_id=self.worker_id,
@@ -256,7 +258,12 @@ class FakeWorker(WorkerServiceServicer):
                 del self._running[key]
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[WorkerServiceGenerateResponse]:
-        submit = open_grant(self.grant_key, request.grant, epoch=self.epoch, now_unix_ms=int(time.time() * 1e3))
+        submit = open_grant(
+            GrantKeys(self.grant_key, self.previous_key),
+            request.grant,
+            epoch=self.epoch,
+            now_unix_ms=int(time.time() * 1e3),
+        )
         outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._tell_of_grant(submit, GrantReport())
         choice = self._take(submit, outbox)
@@ -348,6 +355,7 @@ class FakeWorker(WorkerServiceServicer):
             protocol_version=self.protocol_version,
             min_router_protocol=max(self.min_router_protocol, MIN_ROUTER_PROTOCOL_WITH_KEY if self.grant_key else 0),
             grant_key_id=key_id(self.grant_key),
+            grant_key_ids=GrantKeys(self.grant_key, self.previous_key).ids,
         )
 
     async def Drain(

@@ -1,21 +1,23 @@
 """A TCP connection that a test can break, as when a machine or a process is gone."""
 
 import asyncio
+import ssl
 from types import TracebackType
 from typing import Self
 
 
 class Relay:
-    """Listens on `.address` and passes bytes to and from 127.0.0.1:`target_port`, until `cut()`."""
+    """Listens on `.address` and passes bytes to and from 127.0.0.1:`target_port`, until `cut()`.  tls: ends TLS"""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, tls: ssl.SSLContext | None = None) -> None:
         self._target_port = target_port
+        self._tls = tls
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.address = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 

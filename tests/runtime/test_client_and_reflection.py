@@ -179,7 +179,7 @@ async def test_ready_before_something_that_is_no_router_says_so() -> None:
 async def test_a_field_that_does_not_exist_and_a_server_that_is_not_there() -> None:
     async with Client("127.0.0.1:1") as client:
         with pytest.raises(ValueError, match="max_tokenz"):
-            await client.complete("x", max_tokenz=1)
+            await client.complete("x", max_tokenz=1)  # type: ignore[call-arg]
         with pytest.raises(NoWorker) as caught:
             await client.complete("x")
         assert isinstance(caught.value, TrunklineError)

@@ -1,9 +1,11 @@
 """Settings of a worker: the front's own, and the engine's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from trunkline.grant_keys import grant_key_problem
 from trunkline_runtime.settings import setting
+from trunkline_runtime.tls_settings import ServerTlsSettings, is_loopback, needs_problem
 from trunkline_worker.settings import EngineSettings
 
 
@@ -22,10 +24,43 @@ class WorkerSettings:
     grant_key: str = setting(
         "",
         help="secret with which all routers sign grants, 32 bytes or more; direct clients need a grant then. Without "
-        "it, any client that reaches the worker may use it. Better set as TRUNKLINE_GRANT_KEY: other users can see "
-        "arguments",
+        "it and --tls-router-names, any client that reaches the worker may use it. Better set as TRUNKLINE_GRANT_KEY: "
+        "other users can see arguments",
+    )
+    grant_key_previous: str = setting(
+        "",
+        help="another key that is accepted, while the grant key is being changed; better set as "
+        "TRUNKLINE_GRANT_KEY_PREVIOUS",
+    )
+    tls: ServerTlsSettings = field(default_factory=ServerTlsSettings)
+    tls_router_names: tuple[str, ...] = setting(
+        (),
+        help="names of routers and operators in their certificates, separated by commas: only they may open sessions, "
+        "watch the cache, read statistics and drain the worker, and without a grant key only they may send requests",
+    )
+    allow_anonymous: bool = setting(
+        False,
+        help="listen on addresses other than loopback without --grant-key and --tls-router-names: any client that "
+        "reaches the worker may then use and drain it",
     )
     drain_timeout_s: float = setting(30.0, help="time for running requests to finish at SIGTERM or Drain", minimum=0.0)
+
+    def problem(self) -> str | None:
+        """What is wrong with these settings together, in one line without secrets; None if they fit."""
+        return (
+            grant_key_problem(self.grant_key, self.grant_key_previous)
+            or self.tls.problem(self.host)
+            or needs_problem("--tls-router-names", self.tls_router_names, "--tls-client-ca", self.tls.tls_client_ca)
+            or self._identity_problem()
+        )
+
+    def _identity_problem(self) -> str | None:
+        if self.grant_key or self.tls_router_names or self.allow_anonymous or is_loopback(self.host):
+            return None
+        return (
+            f"--host={self.host} can be reached from elsewhere, and the worker cannot tell routers from strangers: set "
+            "--grant-key or --tls-router-names, or allow it with --allow-anonymous"
+        )
 
     @property
     def model_name(self) -> str:

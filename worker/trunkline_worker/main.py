@@ -9,13 +9,15 @@ from pathlib import Path
 import uvloop
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
-from trunkline.grant import grant_key_problem, key_id
+from trunkline.grant_keys import GrantKeys
 from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
-from trunkline.v1.worker_pb2 import DrainResponse
+from trunkline.tls_files import TlsFileError
+from trunkline.v1.worker_pb2 import DrainResponse, GetModelResponse
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
+from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
 from trunkline_worker.checkpoint.errors import ModelError
@@ -40,7 +42,7 @@ EXIT_CANNOT_START = 2
 
 def main() -> None:
     settings = load_settings(WorkerSettings, sys.argv[1:], prog="trunkline-worker", description=__doc__ or "")
-    problem = grant_key_problem(settings.grant_key)
+    problem = settings.problem()
     if problem is not None:
         print(f"trunkline-worker: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
@@ -50,12 +52,13 @@ def main() -> None:
     try:
         if settings.port:
             check_port_is_free(settings.host, settings.port)  # before the model is loaded, not after
+        tls = settings.tls.server_tls()
         directory = Path(settings.engine.model)
         files = read_tokenizer_files(directory)
         spec = read_spec(directory, settings.engine.ignore_config_keys)
         files.check_vocabulary(spec.vocab_size)  # before the weights are read, which takes minutes for a large model
-        status = uvloop.run(serve(settings, worker_id, files))
-    except (PortInUse, ModelError, EngineStartError, OSError) as error:
+        status = uvloop.run(serve(settings, worker_id, files, tls))
+    except (PortInUse, ModelError, EngineStartError, TlsFileError, OSError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
     if status == EXIT_ENGINE_DIED:
@@ -64,7 +67,7 @@ def main() -> None:
     sys.exit(status)
 
 
-async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles) -> int:
+async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles, tls: ServerTls | None) -> int:
     """Serves until a signal or the engine's death. Returns the exit status."""
     log = get_logger()
     if not read_wake_ups_at_once():
@@ -96,10 +99,8 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         return 0
     model = starting.result()
     model.model, model.worker_id, model.epoch = settings.model_name, worker_id, epoch
-    model.protocol_version = PROTOCOL_VERSION
-    grant_key = settings.grant_key.encode()
-    model.grant_key_id = key_id(grant_key)
-    model.min_router_protocol = MIN_ROUTER_PROTOCOL_WITH_KEY if grant_key else MIN_ROUTER_PROTOCOL
+    grant_keys = GrantKeys.of(settings.grant_key, settings.grant_key_previous)
+    describe_protocol(model, grant_keys)
     model.tokenizer_digest = files.digest
     front = Front(model, files.tokenizer, mirror)
     front.connect(link)
@@ -107,13 +108,15 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
     def now_unix_ms() -> int:
         return int(time.time() * 1e3)
 
-    authorizer = CallAuthorizer(grant_key, worker_id, epoch, now_unix_ms)
+    authorizer = CallAuthorizer(grant_keys, worker_id, epoch, now_unix_ms, frozenset(settings.tls_router_names))
     server = GrpcServer(
         settings.host,
         settings.port,
         services=[SERVICE],
         max_request_bytes=most_message_bytes(model),
         gate=Door(authorizer, model),
+        tls=tls,
+        health_port=settings.tls.health_port,
     )
 
     async def drain(timeout_s: float | None) -> DrainResponse:
@@ -121,7 +124,7 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         drained = await front.drain(settings.drain_timeout_s if timeout_s is None else timeout_s)
         return DrainResponse(finished=drained.finished, aborted=drained.aborted)
 
-    desk = GrantDesk(grant_key, epoch, now_unix_ms)
+    desk = GrantDesk(grant_keys, epoch, now_unix_ms)
     add_to_server(WorkerService(front, files, drain, desk), server.grpc)
     try:
         await server.start()
@@ -156,6 +159,14 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles)
         await server.stop(STOP_GRACE_S)
         await link.stop()
         log.info("worker stopped")
+
+
+def describe_protocol(model: GetModelResponse, grant_keys: GrantKeys) -> None:
+    """Sets what routers need to know before they open a session."""
+    model.protocol_version = PROTOCOL_VERSION
+    model.min_router_protocol = MIN_ROUTER_PROTOCOL_WITH_KEY if grant_keys else MIN_ROUTER_PROTOCOL
+    model.grant_key_ids[:] = grant_keys.ids
+    model.grant_key_id = grant_keys.ids[0] if grant_keys else b""  # for routers that know one key only
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class AttackedCluster:
         router = Server("router", self.folder, *flags)
         stack.push_async_callback(router.stop)
         await router.start()
-        client = await stack.enter_async_context(Client(router.address, tenant=TENANT))
+        client = await stack.enter_async_context(Client(router.address, tenant=TENANT, retries=0))
         await client.ready(START_S)
         request_id = SHARED_NAME if self.section is Section.NAMESAKE else ""
         innocent = Innocent(client, case.asks, model=self.model.name, request_id=request_id)

@@ -292,7 +292,7 @@ async def routers_before(
             stack.push_async_callback(router.stop)
             await router.start()
             processes.append(router)
-            clients.append(await stack.enter_async_context(Client(address)))
+            clients.append(await stack.enter_async_context(Client(address, retries=0)))
         for router in processes:
             await router.wait_for("router listening")
         for client in clients:

@@ -112,6 +112,72 @@ spec:
     matchLabels: {{- include "trunkline.selector" . | nindent 6 }}
 {{- end -}}
 
+{{/* Whether routers and workers use TLS: "true" or "". Fails if only one side has a certificate, or if there is none and
+plaintext is not permitted. */}}
+{{- define "trunkline.tls" -}}
+{{- $tls := .Values.tls -}}
+{{- if ne (empty $tls.routerSecret) (empty $tls.workerSecret) -}}
+{{- fail "tls.routerSecret and tls.workerSecret: set both or none" -}}
+{{- end -}}
+{{- if $tls.routerSecret -}}
+true
+{{- else if not .Values.allowPlaintext -}}
+{{- fail "tls: set tls.routerSecret and tls.workerSecret, or permit plaintext with allowPlaintext: true" -}}
+{{- else if $tls.clientCertificates -}}
+{{- fail "tls.clientCertificates needs tls.routerSecret" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails if the way to Redis would be readable without being permitted. What an existing Secret has as the URL is
+checked by the routers themselves. */}}
+{{- define "trunkline.redisTlsCheck" -}}
+{{- $redis := .Values.redis -}}
+{{- if not .Values.allowPlaintext -}}
+{{- if and $redis.enabled (not .Values.tls.redisSecret) -}}
+{{- fail "redis: set tls.redisSecret, or permit plaintext with allowPlaintext: true" -}}
+{{- end -}}
+{{- if hasPrefix "redis://" $redis.external.url -}}
+{{- fail "redis.external.url: use rediss://, or permit plaintext with allowPlaintext: true" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails if any caller could use the routers without being permitted. */}}
+{{- define "trunkline.identityCheck" -}}
+{{- $config := .Values.router.config -}}
+{{- $known := or .Values.allowAnonymous $config.api_keys $config.api_keys_in_redis $config.jwt_jwks -}}
+{{- range .Values.router.env -}}
+{{- if has .name (list "TRUNKLINE_API_KEYS" "TRUNKLINE_API_KEYS_IN_REDIS" "TRUNKLINE_JWT_JWKS") -}}{{- $known = true -}}{{- end -}}
+{{- end -}}
+{{- if not $known -}}
+{{- fail "router.config: any caller could use it: set api_keys_in_redis or jwt_jwks there, or allowAnonymous: true" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The settings of a server's own port. Takes the root. */}}
+{{- define "trunkline.serverTls" -}}
+{{- $made := dict "allow_plaintext" .Values.allowPlaintext -}}
+{{- if include "trunkline.tls" . -}}
+{{- $made = merge $made (dict "tls_cert" "/etc/trunkline-tls/tls.crt" "tls_key" "/etc/trunkline-tls/tls.key") -}}
+{{- end -}}
+{{- $made | toJson -}}
+{{- end -}}
+
+{{/* The volume of a certificate. The whole directory is mounted: a renewed Secret would not reach a subPath. Takes the
+Secret's name. */}}
+{{- define "trunkline.tlsVolume" -}}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end -}}
+
+{{- define "trunkline.tlsMount" -}}
+- name: tls
+  mountPath: /etc/trunkline-tls
+  readOnly: true
+{{- end -}}
+
 {{/* Readiness controls traffic, liveness restarts: a drained worker is alive but not ready. Takes the port. */}}
 {{- define "trunkline.probes" -}}
 readinessProbe:
@@ -130,12 +196,22 @@ livenessProbe:
 {{- end -}}
 
 {{/* Redis saves nothing, because all data expires and routers rewrite it. When it is full it refuses writes, and each
-router counts alone until there is room: eviction would silently reset tenants' quotas. Takes the values of Redis. */}}
+router counts alone until there is room: eviction would silently reset tenants' quotas. Takes the root. */}}
 {{- define "trunkline.redisConfig" -}}
-port {{ .port }}
+{{- $redis := .Values.redis -}}
+{{- if .Values.tls.redisSecret -}}
+port 0
+tls-port {{ $redis.port }}
+tls-cert-file /etc/trunkline-tls/tls.crt
+tls-key-file /etc/trunkline-tls/tls.key
+tls-ca-cert-file /etc/trunkline-tls/ca.crt
+tls-auth-clients no
+{{- else -}}
+port {{ $redis.port }}
+{{- end }}
 save ""
 appendonly no
-maxmemory {{ .maxMemory }}
+maxmemory {{ $redis.maxMemory }}
 maxmemory-policy noeviction
 {{ end -}}
 
@@ -192,6 +268,6 @@ them. A router pod with several processes, quotas and no Redis would not even st
 - name: REDIS_PASSWORD
   valueFrom: {{- include "trunkline.redisPassword" . | nindent 4 }}
 - name: TRUNKLINE_REDIS_URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "trunkline.redis" . }}:{{ .Values.redis.port }}/0
+  value: {{ ternary "rediss" "redis" (not (empty .Values.tls.redisSecret)) }}://:$(REDIS_PASSWORD)@{{ include "trunkline.redis" . }}:{{ .Values.redis.port }}/0
 {{- end }}
 {{- end -}}

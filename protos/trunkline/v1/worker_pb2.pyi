@@ -383,6 +383,7 @@ class Grant(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     EXPIRES_UNIX_MS_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
     submit: _builtins.bytes
     """A serialized Submit."""
     epoch: _builtins.int
@@ -390,7 +391,9 @@ class Grant(_message.Message):
     expires_unix_ms: _builtins.int
     """The time until which the choice can be started, in milliseconds of Unix time. A choice that was started continues."""
     signature: _builtins.bytes
-    """HMAC-SHA256 over all fields above, with the key that routers and workers share."""
+    """HMAC-SHA256 over all fields above, with a key that routers and workers share."""
+    key_id: _builtins.bytes
+    """Identifies that key; empty: the signer has only one. It is not signed: it only selects the key that verifies."""
     def __init__(
         self,
         *,
@@ -398,10 +401,11 @@ class Grant(_message.Message):
         epoch: _builtins.int = ...,
         expires_unix_ms: _builtins.int = ...,
         signature: _builtins.bytes = ...,
+        key_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "expires_unix_ms", b"expires_unix_ms", "signature", b"signature", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "expires_unix_ms", b"expires_unix_ms", "key_id", b"key_id", "signature", b"signature", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -886,6 +890,7 @@ class GetModelResponse(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     GRANT_KEY_ID_FIELD_NUMBER: _builtins.int
     MIN_ROUTER_PROTOCOL_FIELD_NUMBER: _builtins.int
+    GRANT_KEY_IDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name, as requests give it."""
     worker_id: _builtins.str
@@ -959,7 +964,7 @@ class GetModelResponse(_message.Message):
     worker for a newer version, only for min_router_protocol.
     """
     grant_key_id: _builtins.bytes
-    """Identifies the key whose grants the worker accepts, without disclosing it; empty: it accepts no grants."""
+    """Identifies the key whose grants and proofs the worker accepts, without disclosing it; empty: it accepts no grants."""
     min_router_protocol: _builtins.int
     """The lowest protocol version of a router that may use this worker; older routers do not use it. It is raised only if
     an older router would make errors, not if it would only lack a feature. Routers are upgraded first.
@@ -971,6 +976,12 @@ class GetModelResponse(_message.Message):
     @_builtins.property
     def default_sampling(self) -> _generation_pb2.SamplingParams:
         """The model's defaults, from generation_config.json."""
+
+    @_builtins.property
+    def grant_key_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """All keys whose grants and proofs the worker accepts, the newest first: several while the key is being changed. Empty
+        from workers that accept one key only.
+        """
 
     def __init__(
         self,
@@ -1010,10 +1021,11 @@ class GetModelResponse(_message.Message):
         protocol_version: _builtins.int = ...,
         grant_key_id: _builtins.bytes = ...,
         min_router_protocol: _builtins.int = ...,
+        grant_key_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_id", b"grant_key_id", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_id", b"grant_key_id", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

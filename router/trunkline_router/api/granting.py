@@ -12,7 +12,8 @@ from opentelemetry.trace import Span
 
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.channel import MAX_MESSAGE_BYTES
-from trunkline.grant import LIFETIME_S, forbidden, key_id, sign_grant
+from trunkline.grant import LIFETIME_S, forbidden, sign_grant
+from trunkline.grant_keys import GrantKeys
 from trunkline.ledger import Ledger
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
@@ -50,25 +51,26 @@ Reserve = Callable[[], Awaitable[GrantCharge]]  # reserves quota for a request; 
 class Granter:
     """Answers Grant calls: what the granted requests of one router have in common.
 
-    key: signs the grants; empty if this router gives none. now_unix_ms: the clock for the expiry of grants
+    keys: sign the grants; none if this router gives none. now_unix_ms: the clock for the expiry of grants
     """
 
-    def __init__(self, dispatcher: Dispatcher, key: bytes, now_unix_ms: Callable[[], int], running: Running) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, keys: GrantKeys, now_unix_ms: Callable[[], int], running: Running
+    ) -> None:
         self.dispatcher = dispatcher
-        self.key = key
-        self.key_id = key_id(key)
+        self.keys = keys
         self.now_unix_ms = now_unix_ms
         self.running = running
 
     def check_offered(self) -> None:
         """Raises RequestRefused (FORBIDDEN) if this router gives no grants."""
-        if not self.key:
+        if not self.keys:
             raise forbidden("this router gives no grants: it was started without --grant-key")
 
     def takes_grants(self, worker: ConnectedWorker) -> bool:
         """Whether the worker accepts this router's grants and reports on them."""
         session = worker.session
-        return worker.model.grant_key_id == self.key_id and session.number > 0 and not session.is_broken
+        return bool(self.keys.of_worker(worker.model)) and session.number > 0 and not session.is_broken
 
     def check_taken(self, model: str) -> None:
         """Raises RequestRefused (FORBIDDEN) if no worker of the model accepts this router's grants."""
@@ -224,11 +226,11 @@ class _Granting:
         )
         charge.grant(worker.session, submits, timeout_ns, on_over=flight.end)
         expires_unix_ms = granter.now_unix_ms() + int(LIFETIME_S * 1e3)
-        epoch = worker.model.epoch
+        key, epoch = granter.keys.of_worker(worker.model), worker.model.epoch
         response = GrantResponse(
             request_id=prepared.request_id,
             worker_address=worker.address,
-            grants=[sign_grant(granter.key, one, epoch=epoch, expires_unix_ms=expires_unix_ms) for one in submits],
+            grants=[sign_grant(key, one, epoch=epoch, expires_unix_ms=expires_unix_ms) for one in submits],
             prompt=prepared.prompt_info(),
         )
         num_bytes = response.ByteSize()

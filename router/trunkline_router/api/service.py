@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
+from trunkline.grant_keys import GrantKeys
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
@@ -35,10 +36,11 @@ FIRST_MESSAGE_S = 10.0  # a Grant call that sends nothing for this long is ended
 class InferenceService(InferenceServiceServicer):
     """Translates RPCs. A call that fails raises RequestRefused, which becomes the call's gRPC status."""
 
-    def __init__(self, inference: Inference, access: Access, *, grant_key: bytes = b"") -> None:
+    def __init__(self, inference: Inference, access: Access, *, grant_keys: GrantKeys | None = None) -> None:
         self._inference = inference
         self._access = access
-        self._granter = Granter(inference.dispatcher, grant_key, lambda: int(time.time() * 1e3), inference.running)
+        keys = grant_keys or GrantKeys()
+        self._granter = Granter(inference.dispatcher, keys, lambda: int(time.time() * 1e3), inference.running)
 
     async def stop_admission(self) -> None:
         """Refuses new requests from now on. Returns when the last running request has ended."""

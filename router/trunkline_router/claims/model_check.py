@@ -1,9 +1,11 @@
 """Checks whether a router can use a worker with the model description that it sent."""
 
-from trunkline.grant import key_id
+from trunkline.grant_keys import GrantKeys
 from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.claims.worker_claims import model_problem
+
+NO_KEYS = GrantKeys()
 
 
 class WorkerUnusable(Exception):
@@ -14,7 +16,7 @@ class FalseClaim(WorkerUnusable):
     """A message of the worker cannot be true. The router waits longer before it reconnects than after a disconnect."""
 
 
-def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
+def check_model(model: GetModelResponse, keys: GrantKeys = NO_KEYS) -> None:
     """Raises WorkerUnusable if this router cannot send requests to a worker with this description."""
     if model.min_router_protocol > PROTOCOL_VERSION:
         raise WorkerUnusable(
@@ -22,8 +24,8 @@ def check_model(model: GetModelResponse, grant_key: bytes = b"") -> None:
             f"{PROTOCOL_VERSION}: upgrade routers before workers"
         )
     asks_for_proofs = model.min_router_protocol >= MIN_ROUTER_PROTOCOL_WITH_KEY
-    if asks_for_proofs and model.grant_key_id and model.grant_key_id != key_id(grant_key):
-        lacks = "has another one" if grant_key else "has none"
+    if asks_for_proofs and model.grant_key_id and not keys.of_worker(model):
+        lacks = "has another one" if keys else "has none"
         raise WorkerUnusable(f"the worker has a grant key, and this router {lacks}: start both with one --grant-key")
     if problem := model_problem(model):
         raise WorkerUnusable(problem)

@@ -24,6 +24,7 @@ from trunkline_router.routing.route_request import NUM_LANES
 
 MAX_NAME_CHARACTERS = 512  # of names, fingerprints and similar strings
 MAX_DIGEST_BYTES = 64
+MAX_DIGESTS = 8  # of a worker: its tokenizer's and its grant keys'
 MAX_EOS_TOKENS = 1024
 # Each limit is well above the largest value of any known model or machine. The policy computes with products of these
 # values in doubles, and reports them in fields of 32 and 64 bits.
@@ -83,8 +84,12 @@ def model_problem(model: GetModelResponse) -> str | None:
             return problem
     if problem := _range_problem(model, _MODEL_RANGES):
         return problem
-    if len(model.tokenizer_digest) > MAX_DIGEST_BYTES or len(model.grant_key_id) > MAX_DIGEST_BYTES:
-        return f"the worker's tokenizer_digest or grant_key_id is longer than {MAX_DIGEST_BYTES} bytes"
+    digests = (model.tokenizer_digest, model.grant_key_id, *model.grant_key_ids)
+    if any(len(digest) > MAX_DIGEST_BYTES for digest in digests) or len(digests) > MAX_DIGESTS:
+        return (
+            f"the worker's tokenizer_digest and grant_key_ids are more than {MAX_DIGESTS}, or longer than "
+            f"{MAX_DIGEST_BYTES} bytes"
+        )
     if len(model.eos_token_ids) > MAX_EOS_TOKENS or not _are_tokens(model.eos_token_ids, model.vocab_size):
         return f"the worker's eos_token_ids are not at most {MAX_EOS_TOKENS} tokens below its vocab_size"
     return _defaults_problem(model.default_sampling)

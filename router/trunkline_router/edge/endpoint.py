@@ -11,6 +11,7 @@ from trunkline_router.gate.http_passage import HttpPassage
 from trunkline_router.http.disconnect import ClientGone
 from trunkline_router.http.errors import (
     JSON_TYPE,
+    Header,
     anthropic_body,
     internal,
     openai_body,
@@ -75,16 +76,12 @@ class Endpoint:
             get_logger().error("unexpected error", request_id=headers.request_id, path=scope["path"], exc_info=error)
             if call is not None and call.has_begun:
                 raise
-        await self._refuse(send, failure, headers.request_id)
+        told = response_headers(headers.request_id) if call is None else call.response_headers()
+        await self._refuse(send, failure, headers.request_id, told)
 
-    async def _refuse(self, send: Send, refused: RequestRefused, request_id: str) -> None:
+    async def _refuse(self, send: Send, refused: RequestRefused, request_id: str, told: list[Header]) -> None:
         body = self._error_body(refused, request_id)
-        headers = [
-            JSON_TYPE,
-            (b"content-length", b"%d" % len(body)),
-            *response_headers(request_id),
-            *retry_headers(refused),
-        ]
+        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *told, *retry_headers(refused)]
         if refused.reason == UNAUTHENTICATED:
             headers.append((b"www-authenticate", b"Bearer"))
         await send({"type": "http.response.start", "status": status_of(refused), "headers": headers})

@@ -150,11 +150,24 @@ class HttpCall:
             self.request_id,
             worker=prompt.worker_id if prompt is not None and sees_cache else "",
             cached_tokens=prompt.cached_tokens if prompt is not None and sees_cache else None,
+            rate_limits=self._rate_limits(),
         )
         if self._ignored:
             names = ", ".join(name[:64] for name in self._ignored[:16]).encode("ascii", "replace")
             made.append((b"x-trunkline-warning", b"ignored fields: " + names))
         return made
+
+    def _rate_limits(self) -> list[tuple[str, str]]:
+        caller = self.caller
+        shared = self.edge.inference.shared
+        told = []
+        for limit in shared.rate_limits(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed):
+            told += [
+                (f"limit-{limit.of}", str(limit.limit)),
+                (f"remaining-{limit.of}", str(limit.remaining)),
+                (f"reset-{limit.of}", f"{limit.reset_ms / 1e3:g}s"),
+            ]
+        return told
 
 
 def no_deadline() -> None:

@@ -79,7 +79,7 @@ class Connection(HttpToolsProtocol):
         self._waiting: list[Exchange] = []  # pipelined ones
         self._unparsed = bytearray()
         self._refused: Refused | None = None
-        self._is_ending = False
+        self._is_ending = self._is_upgrade = False
         self._phase, self._due_s = Phase.IDLE, 0.0
         self._head_bytes = self._num_headers = self._body_bytes = self._num_chunks = 0
 
@@ -156,9 +156,7 @@ class Connection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # the response closes the connection
-            return
+            self._feed(data)
         except httptools.HttpParserError:
             self._refuse(self._refused or Refused(400, NOT_HTTP))
             return
@@ -166,6 +164,23 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)  # httptools collects an unfinished header's bytes
             if self._head_bytes > 2 * (self._limits.max_url_bytes + self._limits.max_header_bytes):
                 self._refuse(Refused(431, self._headers_problem()))
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # A server may ignore Upgrade. Java's client asks for HTTP/2 with every request, even one with a body,
+                # which httptools does not parse. So a new parser gets the same request without that header.
+                self._is_upgrade = False
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+
+    def _head_without_upgrade(self) -> bytes:
+        first = b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"".join([first, *headers, b"\r\n"])
 
     # The parser's calls
 
@@ -188,6 +203,9 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._is_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._is_upgrade:
+            return
         self._enter(Phase.BODY, self._limits.body_s)
         self._check_head()
         exchange = self.cycle = self._exchange()
@@ -210,6 +228,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
         self._enter(Phase.IDLE, self._limits.keep_alive_s)
         super().on_message_complete()
 
@@ -241,7 +261,7 @@ class Connection(HttpToolsProtocol):
         scope["method"], scope["http_version"] = self.parser.get_method().decode("ascii"), version
         scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         scope["raw_path"], scope["query_string"] = raw_path, url.query or b""
-        is_last = version == "1.0" or not self.parser.should_keep_alive() or self.parser.should_upgrade()
+        is_last = version == "1.0" or not self.parser.should_keep_alive()
         exchange = Exchange(
             scope=scope,
             transport=self.transport,
@@ -255,7 +275,7 @@ class Connection(HttpToolsProtocol):
             keep_alive=not is_last,
             on_response=self.on_response_complete,
         )
-        scope["extensions"] = {ON_DISCONNECT: exchange.on_disconnect}  # type: ignore[typeddict-item]
+        cast("dict[str, object]", scope)["extensions"] = {ON_DISCONNECT: exchange.on_disconnect}
         return exchange
 
     # Responses

@@ -73,7 +73,7 @@ def response_headers(
     *,
     worker: str = "",
     cached_tokens: int | None = None,
-    rate_limits: Iterable[tuple[str, int]] = (),
+    rate_limits: Iterable[tuple[str, str]] = (),
 ) -> list[Header]:
     """Headers of a response.
 
@@ -87,7 +87,7 @@ def response_headers(
         made.append((b"x-trunkline-worker", worker.encode("latin-1", "replace")))
     if cached_tokens is not None:
         made.append((b"x-trunkline-cached-tokens", b"%d" % cached_tokens))
-    made += [(f"x-ratelimit-{name}".encode(), b"%d" % value) for name, value in rate_limits]
+    made += [(f"x-ratelimit-{name}".encode(), value.encode()) for name, value in rate_limits]
     return made
 
 

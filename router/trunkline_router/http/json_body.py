@@ -30,8 +30,8 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def check_content_type(content_type: str) -> None:
-    """Raises RequestRefused unless the body is said to be JSON. Pages of other origins can send anything else to a server
-    on the user's machine without being asked.  content_type: without parameters, in lower case"""
+    """Raises RequestRefused unless the body is said to be JSON. Pages of other origins may send other types to a server
+    on the user's machine without asking it first.  content_type: without parameters, in lower case"""
     if content_type != JSON_CONTENT_TYPE:
         given = f"not {content_type!r}" if content_type else "which is missing"
         raise invalid("content-type", f"must be {JSON_CONTENT_TYPE}, {given}")

@@ -44,8 +44,8 @@ _DECODER = JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, pars
 
 
 async def parse_json(raw: bytes) -> Any:
-    """The value. Raises RequestRefused (INVALID_REQUEST), also for invalid UTF-8, NaN, Infinity, and objects with a name
-    twice. Call check_shape() first: this trusts that the depth is bounded."""
+    """The value. Raises RequestRefused (INVALID_REQUEST), also for invalid UTF-8, NaN, Infinity, and objects with a
+    name twice. Call check_shape() first: this trusts that the depth is bounded."""
     try:
         text = await _decode(raw)
         if len(raw) <= STEP_BYTES:

@@ -1,4 +1,4 @@
-"""Checks JSON before it becomes objects, which take up to a hundred times as much memory. Takes linear time, in steps."""
+"""Checks JSON before it becomes objects, which take up to a hundred times as much memory. Works in short steps."""
 
 import asyncio
 import re

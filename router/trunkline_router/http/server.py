@@ -55,7 +55,7 @@ class HttpServer:
         self._host, self._wanted_port, self._shared_port = host, port, shared_port
         self._ssl_context = ssl_context
         self._limits = limits
-        self._connections = Connections(max_connections or max(1, most_connections() // 2))
+        self.connections = Connections(max_connections or max(1, most_connections() // 2))
         self.port = 0  # the bound one, once started
         config = Config(
             with_cors(app, cors_origins),
@@ -71,14 +71,14 @@ class HttpServer:
         config.load()
         # Its messages quote what clients send. Errors of handlers are logged by Exchange.
         logging.getLogger("uvicorn").disabled = logging.getLogger("uvicorn.error").disabled = True
-        self._shared = Shared(config, limits, self._connections, time.monotonic)
+        self._shared = Shared(config, limits, self.connections, time.monotonic)
         self._server: asyncio.Server | None = None
         self._checks: asyncio.Task[None] | None = None
 
     @property
     def num_connections(self) -> int:
         """The number of open connections."""
-        return len(self._connections)
+        return len(self.connections)
 
     async def start(self) -> None:
         """Binds the port and serves. Raises PortInUse."""
@@ -101,15 +101,15 @@ class HttpServer:
             return
         self._server.close()
         self._server = None
-        for connection in self._connections:
+        for connection in self.connections:
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._connections.all_closed()
+                await self.connections.all_closed()
         tasks = list(self._shared.state.tasks)
         for task in tasks:
             task.cancel()
-        for connection in self._connections:
+        for connection in self.connections:
             connection.drop()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._checks is not None:
@@ -121,7 +121,7 @@ class HttpServer:
             await asyncio.sleep(self._limits.check_s)
             self._set_date()
             now_s = self._shared.now_s()
-            for connection in self._connections:
+            for connection in self.connections:
                 connection.overdue(now_s)
 
     def _set_date(self) -> None:

@@ -134,7 +134,14 @@ def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] =
     if settings.api_keys:
         sources.append(KeyFileSource(settings.api_keys))
     if settings.api_keys_in_redis:
-        sources.append(RedisKeys(settings.redis_url, settings.key_prefix, derived_key(secret, SEAL_PURPOSE)))
+        sources.append(
+            RedisKeys(
+                settings.redis_url,
+                settings.key_prefix,
+                derived_key(secret, SEAL_PURPOSE),
+                tls=settings.redis_tls.redis_tls(),
+            )
+        )
     tokens = None
     if settings.jwt_jwks:
         jwks = settings.jwt_jwks

@@ -16,8 +16,8 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Pr
 from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.jwks import VerificationKeys, read_jwks
 from trunkline_router.identity.watched_file import WatchedFile
-from trunkline_router.settings import is_loopback
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.tls_settings import is_loopback
 
 REFRESH_S = 300.0  # issuers publish a new key for longer than this before they sign with it
 LEAST_REFRESH_S = 10.0  # after an attempt, also if tokens name unknown keys: an attacker chooses what tokens name

@@ -65,10 +65,12 @@ class RedisRecords:
         try:
             from trunkline_router.identity import redis_keys
             from trunkline_router.stores.redis_connection import redis_url_problem
+            from trunkline_runtime.log import configure_logging
         except ImportError as error:
             raise IdentityError(f"keys in Redis need the router's packages ({error.name}): {INSTALL}") from None
         if problem := redis_url_problem(url):
             raise IdentityError(problem)
+        configure_logging("keys")  # about records that are not this fleet's: to standard error
         key = derived_key(secret, redis_keys.SEAL_PURPOSE)
         self._connect: Callable[[], Any] = partial(
             redis_keys.RedisKeys, url, prefix, key, connect_timeout_s=CONNECT_TIMEOUT_S

@@ -23,7 +23,13 @@ from typing import Any
 from trunkline_router.identity.fleet_secret import sealed, unsealed
 from trunkline_router.identity.identity_fields import JSON_ERRORS, FieldError, loaded
 from trunkline_router.identity.key_record import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
-from trunkline_router.stores.redis_connection import CONNECT_TIMEOUT_S, RedisConnection, Script
+from trunkline_router.stores.redis_connection import (
+    CONNECT_TIMEOUT_S,
+    PUBLIC_AUTHORITIES,
+    RedisConnection,
+    RedisTls,
+    Script,
+)
 from trunkline_router.stores.store import StoreDown
 from trunkline_runtime.log import get_logger
 
@@ -49,13 +55,14 @@ class RedisKeys:
         prefix: str,
         seal_key: bytes,
         *,
+        tls: RedisTls = PUBLIC_AUTHORITIES,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read, self._write = (
             Script(Path(__file__).with_name(f"{name}_keys.lua").read_text()) for name in ("read", "write")
         )
-        self._redis = RedisConnection(url, (self._read, self._write), connect_timeout_s=connect_timeout_s)
+        self._redis = RedisConnection(url, (self._read, self._write), tls=tls, connect_timeout_s=connect_timeout_s)
         self._names = tuple(f"{{{prefix.rstrip(':')}}}:api-keys:{FORMAT}{end}" for end in ("", ":version"))
         self._seal_key = seal_key
         self._steady_s = steady_s

@@ -15,6 +15,8 @@ class TokenNames(Protocol):
 
     def text(self, token_id: int) -> str: ...
 
+    def chat_text(self, token_id: int) -> str: ...
+
     def __getitem__(self, token_id: int) -> bytes: ...
 
 
@@ -70,7 +72,7 @@ def chat_logprobs(names: TokenNames, entries: Iterable[TokenLogprobs], num_top: 
 
 def _chat_token(names: TokenNames, token: TokenLogprob) -> Json:
     return {
-        "token": names.text(token.token_id),
+        "token": names.chat_text(token.token_id),
         "logprob": finite(token.logprob),
         "bytes": list(names[token.token_id]),
     }

@@ -7,10 +7,7 @@ from tokenizers import Tokenizer
 
 from trunkline_router.prompts.vocabulary.piece_bytes import piece_bytes
 
-# Published vocabularies have up to a million tokens, and one of 128,000 tokens has a megabyte of bytes. The limits
-# bound what one tokenizer can make a router hold.
-MAX_TOKENS = 1 << 21
-MAX_BYTES = 16 << 20
+MAX_BYTES = 16 << 20  # what a router holds for one tokenizer; 128,000 tokens of a published one have a megabyte
 PREFIX = "bytes:"
 BACKSLASH = ord("\\")
 
@@ -68,20 +65,18 @@ class TokenBytes:
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     """Returns the table of a tokenizer. Takes seconds for a large vocabulary.
 
-    Raises ValueError if the table would exceed MAX_TOKENS or MAX_BYTES, or the decoder MAX_STEPS steps, and whatever
-    the library raises: a bare Exception or a panic.
+    Raises ValueError if the table would exceed MAX_BYTES or the decoder MAX_STEPS steps, and whatever the library
+    raises: a bare Exception or a panic.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = tokenizer.get_added_tokens_decoder()
     largest_id = max(max(vocabulary.values(), default=-1), max(added, default=-1))
-    if largest_id >= MAX_TOKENS:
-        raise ValueError(f"it has a token {largest_id}; at most {MAX_TOKENS} tokens are supported")
     # Some vocabularies list pieces of their model as added tokens, such as Gemma's "▁▁" for two blanks.
     own = {token_id: token for token_id, token in added.items() if token.special or token.content not in vocabulary}
     bytes_of = piece_bytes(tokenizer)
     pieces: list[str | None] = [None] * (largest_id + 1)
-    for piece, token_id in vocabulary.items():
-        pieces[token_id] = piece
+    for name, token_id in vocabulary.items():
+        pieces[token_id] = name
     ends, joined = array("I"), bytearray()
     for token_id, piece in enumerate(pieces):
         if token_id in own:

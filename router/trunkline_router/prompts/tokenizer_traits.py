@@ -21,6 +21,8 @@ FILE = "tokenizer.json"
 CHEAP_BYTES = 1 << 20
 # Longest token or rule of a cheap tokenizer: published ones have at most a few hundred characters.
 CHEAP_CHARACTERS = 1024
+# The library and the router walk over all ids up to the largest. Published vocabularies have up to a million tokens.
+MAX_TOKENS = 1 << 21
 CHEAP_GROWTH = 64  # the largest factor by which a cheap tokenizer's replacements make a text longer
 
 
@@ -47,9 +49,12 @@ class TokenizerTraits:
 
 
 def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerTraits]:
-    """A worker's tokenizer and its traits. Raises ConfigError, and whatever the library raises: a bare Exception or a
-    panic."""
+    """A worker's tokenizer and its traits. Raises ConfigError, ValueError if an id exceeds MAX_TOKENS, and whatever the
+    library raises: a bare Exception or a panic."""
     tokenizer = Tokenizer.from_buffer(files[FILE])
+    largest_id = max(tokenizer.get_vocab().values(), default=-1)
+    if largest_id >= MAX_TOKENS:
+        raise ValueError(f"a token has the id {largest_id}; ids below {MAX_TOKENS} are supported")
     padding_token = (tokenizer.padding or {}).get("pad_token")
     config = read_tokenizer_config(files, padding_token=padding_token)
     # A prompt is never silently truncated or padded, whatever the file asks for.
@@ -62,7 +67,7 @@ def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerTraits]:
         tuple(prefix),
         tuple(suffix),
         characters_per_token(tokenizer),
-        max(tokenizer.get_vocab().values(), default=-1),
+        largest_id,
         padding_token,
     )
 

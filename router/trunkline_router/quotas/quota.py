@@ -28,6 +28,14 @@ class Quotas:
     tokens_per_minute: int | None = None
     tokens_in_flight: int | None = None
 
+    def within(self, others: "Quotas") -> "Quotas":
+        """Returns the lower of both limits for each quota."""
+        lower = {}
+        for name in QUOTA_NAMES:
+            given = [limit for limit in (getattr(self, name), getattr(others, name)) if limit is not None]
+            lower[name] = min(given, default=None)
+        return Quotas(**lower)
+
     def largest_request(self) -> tuple[str, int] | None:
         """The name and value of the quota that bounds the tokens of one request, or None if there is none."""
         limits = {TOKENS_PER_MINUTE: self.tokens_per_minute, TOKENS_IN_FLIGHT: self.tokens_in_flight}
@@ -45,6 +53,16 @@ class Used:
     requests: float
     tokens: float
     in_flight: float
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What is left of one of a tenant's limits per minute."""
+
+    of: str  # "requests" or "tokens"
+    limit: int
+    remaining: int
+    reset_ms: int  # until everything that counts now has left the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +133,19 @@ class Window:
     def contents(self) -> list[tuple[int, int, int]]:
         """(bucket number, requests, tokens) of every bucket in the window."""
         return [(bucket.number, bucket.requests, bucket.tokens) for bucket in self._buckets]
+
+
+def rate_limits(quotas: Quotas, used: Used, window: Window, now_ms: float) -> list[RateLimit]:
+    """Returns what is left of the limits per minute. The reset time comes from `window`, which may contain less than
+    `used`."""
+    limits = (
+        ("requests", quotas.requests_per_minute, used.requests),
+        ("tokens", quotas.tokens_per_minute, used.tokens),
+    )
+    reset_ms = window.free_in_ms(now_ms, requests=window.requests, tokens=window.tokens) if window else 0
+    return [
+        RateLimit(of, limit, max(0, int(limit - count)), reset_ms) for of, limit, count in limits if limit is not None
+    ]
 
 
 def judge(quotas: Quotas, used: Used, tokens: int, window: Window, now_ms: float) -> Refusal | None:

@@ -10,7 +10,7 @@ from trunkline.validation import tenant_problem
 from trunkline_router.identity.endpoints import Open
 from trunkline_router.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
 from trunkline_router.request.caller import Caller, forbidden
-from trunkline_router.request.tenants import Tenants
+from trunkline_router.request.tenants import Tenant, Tenants
 
 CREDENTIAL_KEY = "authorization"
 SCHEME = "bearer"
@@ -76,14 +76,9 @@ class Access:
             if not identity.may_act_for(named):
                 raise forbidden(f"these credentials may not act for tenant {named!r}", field=TENANT_KEY)
             tenant = named
-        terms = self._tenants.terms(tenant)
-        if identity.lane is not None or identity.quotas is not None:
-            terms = replace(
-                terms,
-                cap=terms.cap if identity.lane is None else identity.lane,
-                quotas=identity.quotas or terms.quotas,
-            )
-        return Caller(tenant, identity, terms, self._tenants.lists(tenant), self._salt_key)
+        is_listed = self._tenants.lists(tenant)
+        terms = narrowed(self._tenants.terms(tenant), identity, is_listed=is_listed)
+        return Caller(tenant, identity, terms, is_listed, self._salt_key)
 
     def _identity(self, metadata: Metadata) -> Identity:
         if self._identifier is None:
@@ -94,6 +89,17 @@ class Access:
         if self._allows_anonymous:
             return ANONYMOUS
         raise unauthenticated("this call needs credentials: send the metadata 'authorization: Bearer KEY'")
+
+
+def narrowed(terms: Tenant, identity: Identity, *, is_listed: bool) -> Tenant:
+    """Returns the terms within what the identity may do. The lower of two lanes and of two quotas counts. The lane of a
+    tenant that the tenants file does not list is the identity's alone: an issuer can grant the interactive lane."""
+    cap, quotas = terms.cap, terms.quotas
+    if identity.lane is not None:
+        cap = max(cap, identity.lane) if is_listed else identity.lane
+    if identity.quotas is not None:
+        quotas = quotas.within(identity.quotas)
+    return terms if (cap, quotas) == (terms.cap, terms.quotas) else replace(terms, cap=cap, quotas=quotas)
 
 
 def credential_of(metadata: Metadata) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
 from trunkline_router.quotas.output_estimate import OutputEstimates
-from trunkline_router.quotas.quota import Quotas, Refusal
+from trunkline_router.quotas.quota import Quotas, RateLimit, Refusal, rate_limits
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.shared_state.quota_book import QuotaBook, TenantBook, When
 from trunkline_router.stores.store import Answer
@@ -99,6 +99,11 @@ class Admission:
             entries=self.entries,
             parts=[(when, tokens)],
         )
+
+    def rate_limits(self, tenant: str, quotas: Quotas) -> list[RateLimit]:
+        """Returns what is left of the tenant's limits per minute, as far as this router knows."""
+        now_ms, book = self._now_ms(), self._book.tenant(tenant)
+        return rate_limits(quotas, book.used(now_ms), book.window, now_ms)
 
     def enter(self) -> None:
         """The store is about to be told everything: its earlier buckets no longer hold what it counted."""

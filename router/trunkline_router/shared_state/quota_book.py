@@ -77,6 +77,16 @@ class TenantBook:
         )
         return judge(quotas, used, tokens, self.window, now_ms)
 
+    def used(self, now_ms: float) -> Used:
+        """Returns what the fleet has used, as far as this router knows."""
+        self.window.expire(now_ms)
+        left = max(0.0, 1 - (now_ms - self._others_as_of_ms) / self.window.window_ms)
+        return Used(
+            self.window.requests + left * self._others_requests,
+            self.window.tokens + left * self._others_tokens,
+            self.in_flight + left * self._others_in_flight,
+        )
+
     def admit(self, tokens: int, now_ms: float) -> None:
         """Counts an admitted request."""
         self.window.expire(now_ms)

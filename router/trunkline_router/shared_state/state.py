@@ -17,7 +17,7 @@ from random import Random
 
 from trunkline_router.quotas.accounts import Accounts
 from trunkline_router.quotas.fairness import weight_factor
-from trunkline_router.quotas.quota import WINDOW_MS, Quotas
+from trunkline_router.quotas.quota import WINDOW_MS, Quotas, RateLimit
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.shared_state.admission import Admission, Admitted
 from trunkline_router.shared_state.fleet import Fleet
@@ -124,6 +124,13 @@ class SharedState:
         if admitted is not None:
             self.admission.watch(admitted, reservation)
         return reservation
+
+    def rate_limits(self, tenant: str, quotas: Quotas, *, is_listed: bool) -> list[RateLimit]:
+        """Returns what is left of the tenant's limits per minute, as far as this router knows; empty without limits."""
+        if quotas.requests_per_minute is None and quotas.tokens_per_minute is None:
+            return []
+        account = tenant if is_listed else self._accounts.account(tenant, self._now_ms())
+        return self.admission.rate_limits(account, quotas)
 
     def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
         self._open[tenant] -= 1

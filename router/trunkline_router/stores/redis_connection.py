@@ -5,8 +5,10 @@ each call and would drop the reply together with the connection.
 
 import asyncio
 import contextlib
+import ssl
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +28,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from trunkline.tls_files import read_authorities, read_pair
 from trunkline_router.stores.store import StoreDown
 
 CONNECT_TIMEOUT_S = 0.5  # for DNS, TCP, TLS, the password and loading the scripts
@@ -34,6 +37,35 @@ MOST_REPLY_PARTS = 4096  # parts of 32 KiB or of one router's credits; each is r
 OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 NO_EVICTION = "noeviction"
 SCHEMES = ("redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTls:
+    """Files for TLS to Redis, in PEM. Each connection reads them again."""
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    def check(self) -> None:
+        """Raises TlsFileError if a file cannot be used now."""
+        if self.ca_file:
+            read_authorities(self.ca_file)
+        if self.cert_file:
+            read_pair(self.cert_file, self.key_file)
+
+    def options(self) -> dict[str, Any]:
+        """Of a connection. Those in the URL, such as ssl_cert_reqs, take precedence."""
+        return {
+            "ssl_ca_certs": self.ca_file or None,
+            "ssl_certfile": self.cert_file or None,
+            "ssl_keyfile": self.key_file or None,
+            "ssl_check_hostname": True,
+            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+        }
+
+
+PUBLIC_AUTHORITIES = RedisTls()  # the system's, without a certificate of the router's own
 
 
 def redis_url_problem(url: str) -> str | None:
@@ -108,7 +140,14 @@ class _Call:
 class RedisConnection:
     """A connection to Redis that many script calls share. connect() must be called first, and again after a failure."""
 
-    def __init__(self, url: str, scripts: Sequence[Script], *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        scripts: Sequence[Script],
+        *,
+        tls: RedisTls = PUBLIC_AUTHORITIES,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
         self._place = place_of(url)
         self._connect_timeout_s = connect_timeout_s
         self._scripts = scripts
@@ -122,6 +161,7 @@ class RedisConnection:
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
             parser_class=BoundedParser,
+            **(tls.options() if urlsplit(url).scheme == "rediss" else {}),
         )
         self._connection: Connection | None = None
         self._broken = ""  # why the connection has failed; "" if it has not

@@ -36,7 +36,14 @@ from typing import Any, TypeVar
 from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.quotas.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
 from trunkline_router.stores.convictions import CONVICTION_MS
-from trunkline_router.stores.redis_connection import CONNECT_TIMEOUT_S, NO_EVICTION, RedisConnection, Script
+from trunkline_router.stores.redis_connection import (
+    CONNECT_TIMEOUT_S,
+    NO_EVICTION,
+    PUBLIC_AUTHORITIES,
+    RedisConnection,
+    RedisTls,
+    Script,
+)
 from trunkline_router.stores.redis_entries import (
     DECODE_ERRORS,
     FORMAT,
@@ -78,6 +85,7 @@ class RedisStore:
     """The state that routers share through Redis.
 
     patience_s: how long a request waits for an answer
+    tls: of rediss:// URLs
     clock_ms: replaces the server's time in tests
     """
 
@@ -89,13 +97,15 @@ class RedisStore:
         window_ms: int = WINDOW_MS,
         ttl_ms: int = TTL_MS,
         patience_s: float = PATIENCE_S,
+        tls: RedisTls = PUBLIC_AUTHORITIES,
         clock_ms: Callable[[], float] | None = None,
     ) -> None:
         window, *scripts = (Path(__file__).with_name(name).read_text() for name in ("window.lua", *SCRIPTS))
         self._reserve, self._sync = (Script(window + text) for text in scripts)
         self._sync_timeout_s = max(SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR * patience_s)
         connect_timeout_s = max(CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_FACTOR * patience_s)
-        self._redis = RedisConnection(url, (self._reserve, self._sync), connect_timeout_s=connect_timeout_s)
+        scripts_of_all = (self._reserve, self._sync)
+        self._redis = RedisConnection(url, scripts_of_all, tls=tls, connect_timeout_s=connect_timeout_s)
         self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
         read = self._reader = EntryReader()
         self._readers: Mapping[str, Callable[[Any], Any]] = {

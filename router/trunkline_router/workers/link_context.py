@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from trunkline.grant_keys import GrantKeys
 from trunkline.proof import Metadata, proof_metadata
+from trunkline.tls import ClientTls
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.workers.worker_names import WorkerNames
+from trunkline_runtime.tls_settings import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,24 @@ class LinkLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkSecurity:
+    """How links are secured.
+
+    tls: of connections to workers; None: plaintext
+    allow_plaintext: also to workers that are not on the loopback interface
+    """
+
+    tls: ClientTls | None = None
+    allow_plaintext: bool = False
+
+    def problem(self, address: str) -> str:
+        """Why a worker at host:port must not be connected; "" if it may."""
+        if self.tls is not None or self.allow_plaintext or is_loopback(address.rpartition(":")[0]):
+            return ""
+        return "not on the loopback interface: set --worker-tls-ca, or permit plaintext with --allow-plaintext"
+
+
+@dataclass(frozen=True, slots=True)
 class LinkContext:
     """What all links of a router have in common."""
 
@@ -34,13 +55,13 @@ class LinkContext:
     on_change: Callable[[], None]  # called when requests can be sent to a worker, or no longer can
     rng: Random
     limits: LinkLimits = LinkLimits()
-    grant_key: bytes = b""
+    grant_keys: GrantKeys = field(default_factory=GrantKeys)
     clock_s: Callable[[], float] = time.monotonic
     names: WorkerNames = field(default_factory=WorkerNames)
+    security: LinkSecurity = LinkSecurity()
 
     def proof(self, method: str, model: GetModelResponse) -> Metadata:
         """Returns metadata that proves to the worker that this router may call the method."""
         now_unix_ms = int(time.time() * 1e3)
-        return proof_metadata(
-            self.grant_key, method, worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms
-        )
+        key = self.grant_keys.of_worker(model)
+        return proof_metadata(key, method, worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from trunkline.errors import is_too_large
+from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import GetModelRequest, GetModelResponse, SessionWelcome
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline.validation import max_total_tokens
@@ -80,7 +81,7 @@ class WorkerLink:
             holder = None
             begun_s = self._context.clock_s()
             try:
-                async with open_channel(self.address, service=SERVICE, most_bytes=MOST_BYTES) as channel:
+                async with self._open_channel() as channel:
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
                 problem = f"{error.code().name}: {error.details()}"
@@ -88,7 +89,7 @@ class WorkerLink:
                 is_refused = error.code() is grpc.StatusCode.UNAVAILABLE and not self._has_answered
             except SameWorker as same:
                 holder, problem = same.holder, str(same)
-            except (WorkerUnusable, WatchBroken, TokenizerError, TimeoutError) as error:
+            except (WorkerUnusable, WatchBroken, TokenizerError, TlsFileError, TimeoutError) as error:
                 problem = str(error) or type(error).__name__
                 is_false = isinstance(error, FalseClaim)
             except Exception as error:  # one worker's errors must not end the router for all the others
@@ -119,12 +120,19 @@ class WorkerLink:
         if self._sweeping is not None:
             await self._sweeping
 
+    def _open_channel(self) -> grpc.aio.Channel:
+        """Each connection reads the certificates again. Raises WorkerUnusable and TlsFileError."""
+        security = self._context.security
+        if problem := security.problem(self.address):
+            raise WorkerUnusable(problem)
+        return open_channel(self.address, service=SERVICE, most_bytes=MOST_BYTES, tls=security.tls)
+
     async def _serve(self, channel: grpc.aio.Channel) -> None:
         """Runs one connection. Returns or raises when it is over."""
         stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
         model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
         self._has_answered = True
-        check_model(model, self._context.grant_key)
+        check_model(model, self._context.grant_keys)
         with self._context.names.held(model, self, await place_of(self.address)):
             self.same_as = None
             self.connect_attempts.answered(model.model)

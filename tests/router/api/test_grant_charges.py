@@ -273,9 +273,9 @@ async def test_a_request_that_no_quota_ever_holds_in_full_goes_through_the_route
         answer = await client.complete(PROMPT)
         assert answer.choices[0].token_ids == [0, 1]
         assert [message for message in worker.messages if message.submits]
-        for refused in ({"max_tokens": 81}, {"n": 2, "max_tokens": 50}):
+        for n, max_tokens in ((1, 81), (2, 50)):
             with pytest.raises(Overloaded, match="max_tokens"):
-                await client.complete(PROMPT, **refused)
+                await client.complete(PROMPT, n=n, max_tokens=max_tokens)
         with pytest.raises(Overloaded, match="max_tokens"):
             await client.complete(list(range(10, 111)))
 

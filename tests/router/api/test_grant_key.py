@@ -59,3 +59,34 @@ async def test_only_workers_with_the_routers_key_are_granted() -> None:
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         for _ in range(6):
             assert (await client.complete(PROMPT)).prompt.worker_id == "c"
+
+
+NEW = KEY[::-1]
+STAGES = {  # of routers and workers: (newest key, previous key)
+    "before": (KEY, b""),
+    "during": (NEW, KEY),
+    "after": (NEW, b""),
+}
+
+
+@pytest.mark.parametrize(
+    ("routers", "workers"),
+    [(a, b) for a in STAGES for b in STAGES if {a, b} != {"before", "after"}],
+)
+async def test_while_the_key_is_changed_no_request_is_refused_and_direct_clients_stay_direct(
+    routers: str, workers: str
+) -> None:
+    (key, previous), (worker_key, worker_previous) = STAGES[routers], STAGES[workers]
+    (worker,) = fakes("a", answer=2, grant_key=worker_key, previous_key=worker_previous)
+    async with cluster(worker, grant_key=key, previous_key=previous) as router, direct(router) as client:
+        assert (await router.answer(PROMPT))[0].prompt.worker_id == "a"
+        assert (await client.complete(PROMPT)).choices[0].token_ids == [0, 1]
+        assert len([message for message in worker.messages if message.submits]) == 1, "the second went directly"
+
+
+async def test_routers_with_both_keys_serve_workers_of_both_ages_at_once() -> None:
+    workers = [*fakes("a", answer=1), *fakes("b", answer=1, grant_key=NEW)]
+    async with cluster(*workers, grant_key=NEW, previous_key=KEY) as router, direct(router) as client:
+        for _ in range(6):
+            await client.complete(PROMPT)
+        assert not any(message.submits for worker in workers for message in worker.messages)

@@ -8,6 +8,7 @@ from tests.router.cluster import cluster, refusal, until
 from tests.router.direct_rig import KEY, PROMPT, Call, Reads, Stream, Timers, arrival, direct, fakes, lost
 from tests.router.tokenizer_files import VOCAB_SIZE
 from trunkline.grant import LIFETIME_S, open_grant
+from trunkline.grant_keys import GrantKeys
 from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, DirectStarted, GenerateRequest, GrantRequest, TokenIds
@@ -138,7 +139,7 @@ async def test_what_a_client_once_had_it_still_has() -> None:
         call = Call(router)
         await call.begin()
         granted = await call.ask(lost(1, 2, 3, prompt_known=True))
-        submit = open_grant(KEY, granted.grants[0], epoch=1, now_unix_ms=0)
+        submit = open_grant(GrantKeys(KEY), granted.grants[0], epoch=1, now_unix_ms=0)
         assert list(submit.resume.output_token_ids) == [1, 2, 3]
         assert "after 3 before" in (await call.refused(lost(1, 2))).message
 
@@ -151,7 +152,7 @@ async def test_a_request_that_lost_a_worker_is_marked_so_that_nobody_is_convicte
         call = Call(router)
         granted = [await call.begin(), await call.ask(lost(refusal=full)), await call.ask(lost())]
         call.call.cancel()
-        submits = [open_grant(KEY, grant, epoch=1, now_unix_ms=0) for one in granted for grant in one.grants]
+        submits = [open_grant(GrantKeys(KEY), grant, epoch=1, now_unix_ms=0) for one in granted for grant in one.grants]
         assert [submit.suspect for submit in submits] == [False, False, True]
 
 

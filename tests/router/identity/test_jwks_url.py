@@ -147,6 +147,7 @@ async def test_an_unknown_key_is_fetched_soon_but_not_more_often_than_the_least_
     await until(lambda: len(waits) >= 2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    assert not source._asked.is_set(), "those that asked while the keys were fetched have them now"
     assert server.asked == 2
     assert waits == [LEAST_REFRESH_S, LEAST_REFRESH_S]
 
@@ -162,6 +163,10 @@ async def test_keys_are_fetched_from_time_to_time(server: JwksServer, monkeypatc
     await asyncio.gather(running, return_exceptions=True)
 
 
+def no_http(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"\x00\xff" * 100)
+
+
 BAD: dict[str, Reply] = {
     "status": sends(b"x", 500),
     "not found": sends(jwks("p256"), 404),
@@ -170,7 +175,7 @@ BAD: dict[str, Reply] = {
     "no keys": sends(b'{"keys": []}'),
     "huge": sends(b" " * (MOST_ANSWER_BYTES + 1)),
     "cut": sends(b'{"keys"', 200, **{"Content-Length": "1000000"}),
-    "no HTTP": lambda handler: handler.wfile.write(b"\x00\xff" * 100) and None,
+    "no HTTP": no_http,
     "nothing": lambda handler: None,
     "204": sends(b"", 204),
 }

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -84,21 +83,21 @@ async def test_a_mount_that_is_swapped_by_symbolic_links_is_followed(tmp_path: P
     assert [answer(authenticator, key.credential) for key in (first, second)] == [WRONG, "acme"]
 
 
-async def test_a_file_that_changes_twice_within_one_tick_of_its_clock_is_read_again(path: Path) -> None:
-    """Two contents of one length and one time: only the content tells them apart."""
+async def test_a_file_that_changes_twice_within_one_tick_of_its_clock_is_read_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system tells the two contents apart by no time, number or length."""
+    monkeypatch.setattr(watched_file, "_signature", lambda status: (0, 0, 0, 0, 0))
     first, second = ApiKey.new(), ApiKey.new()
-    now_ns = time.time_ns()
     write(path, record(first))
-    os.utime(path, ns=(now_ns, now_ns))
     authenticator, source = await started(path)
     write(path, record(second))
-    os.utime(path, ns=(now_ns, now_ns))
     await source.file.poll()
     assert [answer(authenticator, key.credential) for key in (first, second)] == [WRONG, "acme"]
 
 
 async def test_a_file_that_has_settled_is_not_read_again(path: Path) -> None:
-    reads = []
+    reads: list[bytes] = []
     put(path, b"x")
     os.utime(path, (OLD, OLD))
     watched = WatchedFile("--x", str(path), reads.append)
@@ -185,15 +184,12 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
     assert path.read_bytes() == b"broken"
 
 
-def test_ten_thousand_keys_are_read_once(path: Path) -> None:
+def test_of_ten_thousand_keys_the_unchanged_ones_are_read_once(path: Path) -> None:
     made = [record(ApiKey(f"{number:012}", "b" * 43)) for number in range(10_000)]
     keys = KeyFile()
     keys.read(content(*made))
     first = keys.records
-    began_s = time.process_time()
     keys.read(content(*made[1:]))
-    again_s = time.process_time() - began_s
     assert len(first) == 10_000
     assert len(keys.records) == 9_999
-    assert again_s < 1.0
     assert all(keys.records[key_id] is first[key_id] for key_id in keys.records)

@@ -4,8 +4,6 @@ import base64
 import hmac
 import json
 import math
-import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jwt.api_jws import PyJWS
 from structlog.testing import capture_logs
 
 from tests.router.identity.issuer import KINDS, NOW_UNIX_S, RULES, claims, jwk, jwks, private_key, token
@@ -269,23 +268,15 @@ def test_what_is_remembered_is_bounded_and_holds_no_token(monkeypatch: pytest.Mo
     assert first not in repr(vars(tokens))
 
 
-def test_random_tokens_and_keys_cost_microseconds() -> None:
-    draw = random.Random(5)
-    made = [f"{part({'alg': 'EdDSA', 'kid': str(draw.random())})}.{part(claims())}.{'A' * 86}" for _ in range(2000)]
+def test_random_tokens_cost_no_signature_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = []
+    monkeypatch.setattr(PyJWS, "decode", lambda *_, **__: verified.append(1))
     tokens = tokens_of(jwks("ed25519"))
-
-    def cost_s() -> float:
-        began_s = time.process_time()
-        for one in made:
-            try:
-                tokens.identify(one)
-            except RequestRefused:
-                continue
-            raise AssertionError("a random token was accepted")
-        return (time.process_time() - began_s) / len(made)
-
-    assert min(cost_s() for _ in range(5)) < 60e-6
-    assert tokens.num_cached == 0
+    for number in range(100):
+        refusal(f"{part({'alg': 'EdDSA', 'kid': str(number)})}.{part(claims())}.{'A' * 86}", tokens)
+        refusal(f"{part({'alg': 'RS256', 'kid': 'ed25519'})}.{part(claims())}.{number}", tokens)
+        refusal(f"{number}.{'A' * number}.{'A' * 86}", tokens)
+    assert (verified, tokens.num_cached) == ([], 0)
 
 
 def test_refusals_and_logs_repeat_nothing_of_a_token() -> None:

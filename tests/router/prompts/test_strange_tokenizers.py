@@ -1,6 +1,8 @@
 """Tokenizers that are large, or in which anything may be hidden, are read and run in processes that have limits."""
 
 import asyncio
+import json
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,12 @@ from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from trunkline_router.prompts.encode_pool import EncodePool
 from trunkline_router.prompts.render_pool import RenderPool
-from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError
 from trunkline_router.prompts.tokenizer_traits import (
     CHEAP_BYTES,
     CHEAP_CHARACTERS,
     CHEAP_GROWTH,
+    MAX_TOKENS,
     TokenizerTraits,
     described,
     is_cheap,
@@ -127,6 +130,21 @@ async def test_a_text_on_which_a_pattern_hangs_costs_itself_alone() -> None:
         assert (refused.reason, refused.field) == ("INVALID_REQUEST", "text")
         assert work.longest_s < MOST_WORK_S
         assert await router.answer("b", model="hangs")
+
+
+@pytest.mark.parametrize("largest_id", [MAX_TOKENS, 2**32 - 1])
+async def test_ids_without_measure_are_refused_before_anything_walks_over_them(
+    largest_id: int, renderers: RenderPool
+) -> None:
+    file = json.loads(byte_tokenizer().to_str())
+    file["model"]["vocab"]["far"] = largest_id
+    files = {**tokenizer_files(), "tokenizer.json": json.dumps(file).encode()}
+    before_s = time.process_time()
+    with pytest.raises(TokenizerError, match=f"the id {largest_id}; ids below {MAX_TOKENS}"):
+        PromptTokenizer(files, renderers)
+    with pytest.raises(RequestRefused, match=f"the id {largest_id}; ids below {MAX_TOKENS}"):
+        await renderers.encoders.inspect(files, worker="w")
+    assert time.process_time() - before_s < MOST_WORK_S
 
 
 async def test_files_that_take_too_long_to_read_set_their_worker_aside() -> None:

@@ -16,6 +16,7 @@ from trunkline.v1.inference_pb2 import ListModelsRequest
 from trunkline.v1.worker_pb2 import CacheEvent
 from trunkline_bench.servers.ports import free_port
 from trunkline_router.workers.cache_follower import CacheFollower
+from trunkline_router.workers.link_context import LinkSecurity
 from trunkline_router.workers.worker_link import LOADING_S, WorkerLink
 
 PREFIX = list(range(10, 74))  # 16 blocks
@@ -239,7 +240,9 @@ async def test_an_event_of_a_kind_that_this_router_does_not_know_changes_nothing
 
 async def test_a_worker_that_still_loads_is_no_warning_until_a_minute_has_passed() -> None:
     now_s = 100.0
-    context: Any = SimpleNamespace(clock_s=lambda: now_s, on_change=lambda: None, rng=Random(0))
+    context: Any = SimpleNamespace(
+        clock_s=lambda: now_s, on_change=lambda: None, rng=Random(0), security=LinkSecurity()
+    )
     link = WorkerLink(f"127.0.0.1:{free_port()}", context)
     with capture_logs() as lines:
         running = asyncio.create_task(link.run())

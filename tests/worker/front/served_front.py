@@ -10,6 +10,7 @@ import grpc
 
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
+from trunkline.grant_keys import GrantKeys
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.worker_pb2 import DrainResponse, GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.server import GrpcServer
@@ -83,10 +84,10 @@ async def served_front(key: bytes = b"", model: GetModelResponse = MODEL) -> Asy
     def now_unix_ms() -> int:
         return int(time.time() * 1e3)
 
-    authorizer = CallAuthorizer(key, model.worker_id, model.epoch, now_unix_ms)
+    authorizer = CallAuthorizer(GrantKeys(key), model.worker_id, model.epoch, now_unix_ms)
     door = Door(authorizer, model)
     server = GrpcServer("127.0.0.1", 0, services=[SERVICE], max_request_bytes=most_message_bytes(model), gate=door)
-    desk = GrantDesk(key, model.epoch, now_unix_ms)
+    desk = GrantDesk(GrantKeys(key), model.epoch, now_unix_ms)
     service = WorkerService(front, FILES, no_drain, desk)
     add_to_server(service, server.grpc)
     await server.start()

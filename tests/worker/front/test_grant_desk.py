@@ -3,6 +3,7 @@
 import pytest
 
 from trunkline.grant import sign_grant
+from trunkline.grant_keys import GrantKeys
 from trunkline.status import FORBIDDEN, INVALID_REQUEST, OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import Grant, Submit, WorkerServiceGenerateRequest
 from trunkline_worker.front.grant_desk import GrantDesk, UsedGrants
@@ -24,24 +25,24 @@ def refusal(desk: GrantDesk, request: WorkerServiceGenerateRequest) -> RequestRe
 
 
 def test_a_worker_with_a_key_takes_grants_and_nothing_else() -> None:
-    desk = GrantDesk(KEY, EPOCH, now_unix_ms=lambda: 0)
+    desk = GrantDesk(GrantKeys(KEY), EPOCH, now_unix_ms=lambda: 0)
     assert desk.take(WorkerServiceGenerateRequest(grant=granted())) == SUBMIT
     for bare in (WorkerServiceGenerateRequest(submit=SUBMIT), WorkerServiceGenerateRequest()):
         assert refusal(desk, bare).reason == FORBIDDEN
     both = WorkerServiceGenerateRequest(grant=granted(choice=1), submit=SUBMIT)
     assert refusal(desk, both).reason == INVALID_REQUEST
-    restarted = GrantDesk(KEY, EPOCH + 1, now_unix_ms=lambda: 0)
+    restarted = GrantDesk(GrantKeys(KEY), EPOCH + 1, now_unix_ms=lambda: 0)
     assert "earlier epoch" in refusal(restarted, WorkerServiceGenerateRequest(grant=granted())).message
 
 
 def test_a_worker_without_a_key_takes_requests_and_no_grants() -> None:
-    desk = GrantDesk(b"", EPOCH, now_unix_ms=lambda: 0)
+    desk = GrantDesk(GrantKeys(), EPOCH, now_unix_ms=lambda: 0)
     assert desk.take(WorkerServiceGenerateRequest(submit=SUBMIT)) == SUBMIT
     assert "--grant-key" in refusal(desk, WorkerServiceGenerateRequest(grant=granted())).message
 
 
 def test_a_grant_is_good_once() -> None:
-    desk = GrantDesk(KEY, EPOCH, now_unix_ms=lambda: 0)
+    desk = GrantDesk(GrantKeys(KEY), EPOCH, now_unix_ms=lambda: 0)
     request = WorkerServiceGenerateRequest(grant=granted())
     desk.take(request)
     assert "used already" in refusal(desk, request).message

@@ -1,4 +1,4 @@
-"""Admits calls to a worker before their requests are read: checks the key, and bounds the calls of each kind."""
+"""Admits calls to a worker before their requests are read: checks callers, and bounds the calls of each kind."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from trunkline_worker.front.service import SERVICE
 from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS
 from trunkline_worker.front.submit_size import check_generate, most_submit_bytes
 
-# If the worker has a key, only routers and operators may call these.
+# Only routers and operators may call these, if the worker can tell callers apart.
 GATED = ("Session", "WatchCache", "GetStats", "Drain")
 # Each kind of call has its own places, so that a flood of one kind does not block another. Health/Check has no limit:
 # orchestrators kill a worker that does not answer it.
@@ -30,8 +30,8 @@ KINDS = {
     "ServerReflectionInfo": Bounds(per_connection=4, per_host=8, in_all=32),
 }
 # A router process has a session and a cache watch, and briefly two of each while it reconnects. Callers that prove the
-# key are routers; hundreds of router processes may share one address. A worker without a key cannot tell routers from
-# strangers, and each session may hold a partly received message of up to MESSAGE_BYTES.
+# key, or have a router's certificate, are routers; hundreds of router processes may share one address. A worker that
+# checks neither cannot tell routers from strangers. A session may hold a partly received message of MESSAGE_BYTES.
 OF_ROUTERS = Bounds(per_connection=4, per_host=1024, in_all=4096)
 OF_STRANGERS = Bounds(per_connection=4, per_host=64, in_all=128)
 BY_ROUTERS = ("Session", "WatchCache")
@@ -56,12 +56,12 @@ def most_message_bytes(model: GetModelResponse) -> int:
 
 
 class Door:
-    """The worker's RequestGate: checks the key and takes a place for each call before its request is read."""
+    """The worker's RequestGate: checks the caller and takes a place for each call before its request is read."""
 
     def __init__(self, authorizer: CallAuthorizer, model: GetModelResponse) -> None:
         self._authorizer = authorizer
         most = 2 * (model.max_waiting_requests + model.max_running_requests) + OTHER_CALLS
-        by_router = OF_ROUTERS if authorizer.has_key else OF_STRANGERS
+        by_router = OF_ROUTERS if authorizer.knows_routers else OF_STRANGERS
         bounds = {
             **KINDS,
             **dict.fromkeys(BY_ROUTERS, by_router),
@@ -74,11 +74,14 @@ class Door:
     def enter(self, method: str, context: Context) -> "Visit":
         """Admits a call by its full method name, e.g. "/package.Service/Method".
 
-        Raises RequestRefused: UNAUTHENTICATED if the call lacks a valid proof, OVERLOADED if its kind has no place.
+        Raises RequestRefused: UNAUTHENTICATED if the call lacks a valid proof, FORBIDDEN if its certificate is not a
+        router's, OVERLOADED if its kind has no place.
         """
         _, service, name = method.split("/")
         if service == SERVICE and name in GATED:
-            self._authorizer.check(name, context.invocation_metadata())
+            self._authorizer.check(name, context)
+        elif service == SERVICE and name == "Generate":
+            self._authorizer.check_generate(context)
         peer = context.peer()
         places = None if method == HEALTH_CHECK else self._kinds[name]
         if places is not None:

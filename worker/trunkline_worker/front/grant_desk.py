@@ -4,6 +4,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from trunkline.grant import forbidden, open_grant
+from trunkline.grant_keys import GrantKeys
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 from trunkline.v1.worker_pb2 import Grant, Submit, WorkerServiceGenerateRequest
 
@@ -37,11 +38,11 @@ class UsedGrants:
 
 
 class GrantDesk:
-    """Checks the requests of direct clients. `key`: the grant key; if it is empty, the worker trusts every caller and
-    accepts requests without a grant only. `now_unix_ms`: the clock by which grants expire."""
+    """Checks the requests of direct clients. `keys`: the grant keys; if there are none, the worker trusts every caller
+    that the door admits, and accepts requests without a grant only. `now_unix_ms`: the clock by which grants expire."""
 
-    def __init__(self, key: bytes, epoch: int, now_unix_ms: Callable[[], int]) -> None:
-        self._key = key
+    def __init__(self, keys: GrantKeys, epoch: int, now_unix_ms: Callable[[], int]) -> None:
+        self._keys = keys
         self._epoch = epoch
         self._now_unix_ms = now_unix_ms
         self._used = UsedGrants()
@@ -52,7 +53,7 @@ class GrantDesk:
         Raises RequestRefused: FORBIDDEN if the grant is missing, not expected, invalid or used, OVERLOADED if too many
         are remembered, INVALID_REQUEST if a submit accompanies the grant.
         """
-        if not self._key:
+        if not self._keys:
             if request.HasField("grant"):
                 raise forbidden("this worker takes no grants: it was started without --grant-key")
             submit = Submit()
@@ -63,6 +64,6 @@ class GrantDesk:
         if request.HasField("submit"):
             raise invalid("submit", "must not be set together with a grant, which contains it")
         now_unix_ms = self._now_unix_ms()
-        submit = open_grant(self._key, request.grant, epoch=self._epoch, now_unix_ms=now_unix_ms)
+        submit = open_grant(self._keys, request.grant, epoch=self._epoch, now_unix_ms=now_unix_ms)
         self._used.use(request.grant, now_unix_ms)
         return submit

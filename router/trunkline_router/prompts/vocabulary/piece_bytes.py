@@ -58,7 +58,7 @@ def _steps(parts: list[Part]) -> list[Step]:
         elif part["type"] == "Replace" and (pattern := part["pattern"].get("String")):
             steps.append(_on_text(_replace(pattern, part["content"])))
         elif part["type"] == "Strip" and is_whole:
-            pass
+            continue  # changes only the text's ends
         else:
             steps.append(_on_text(_within_text(part) if is_whole else _among_pieces(part)))
     return steps

@@ -1,0 +1,78 @@
+"""Flags of commands that call a router: its address, the key and TLS."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from trunkline.client import Client
+from trunkline.tls import ClientTls
+from trunkline_cli.arguments import server, text
+
+API_KEY_VARIABLE = "TRUNKLINE_API_KEY"
+# Flag → field of ClientTls, and the variable that sets it where the flag is absent
+TLS_FILES = {
+    "--tls-ca": ("ca_file", "TRUNKLINE_TLS_CA", "certificates that the router is verified with; implies --tls"),
+    "--tls-cert": ("cert_file", "TRUNKLINE_TLS_CERT", "this client's certificate, for mTLS; implies --tls"),
+    "--tls-key": ("key_file", "TRUNKLINE_TLS_KEY", "the key of --tls-cert"),
+}
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key-file", type=text, metavar="FILE",
+        help=f"file with the API key; default: the key in {API_KEY_VARIABLE}. No flag takes the key itself, because "
+        "other users of the machine can read the arguments of processes",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-insecure-key", action="store_true", help="send the key without TLS also to other machines"
+    )
+    parser.add_argument(
+        "--tls", action="store_true", help="connect with TLS; without --tls-ca, public authorities are trusted"
+    )
+    for flag, (field, variable, meaning) in TLS_FILES.items():
+        parser.add_argument(
+            flag, dest=field, type=text, metavar="FILE", default=os.environ.get(variable, ""),
+            help=f"{meaning}; default: {variable}",
+        )  # fmt: skip
+    parser.add_argument(
+        "--tls-server-name", dest="server_name", type=text, default="", metavar="NAME",
+        help="name in the router's certificate; default: the host of --server",
+    )  # fmt: skip
+
+
+def client_of(arguments: argparse.Namespace, **options: Any) -> Client:
+    """A client for the flags; `options` are further arguments of the client. Raises ValueError."""
+    return Client(
+        arguments.server,
+        api_key=_api_key(arguments.api_key_file),
+        tls=_tls(arguments),
+        allow_insecure_key=arguments.allow_insecure_key,
+        **options,
+    )
+
+
+def _tls(arguments: argparse.Namespace) -> ClientTls | None:
+    """None: plaintext."""
+    files = {field: getattr(arguments, field) for field, _, _ in TLS_FILES.values()}
+    if not arguments.tls and not any(files.values()) and not arguments.server_name:
+        return None
+    return ClientTls(**files, server_name=arguments.server_name)
+
+
+def _api_key(file: str | None) -> str | None:
+    """The key; None if there is none."""
+    if file is None:
+        return os.environ.get(API_KEY_VARIABLE) or None
+    try:
+        key = Path(file).read_text("utf-8").strip()
+    except OSError as error:
+        raise ValueError(f"--api-key-file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--api-key-file {file}: not UTF-8") from None
+    if not key:
+        raise ValueError(f"--api-key-file {file}: the file is empty")
+    return key

@@ -1,0 +1,1 @@
+"""Anthropic's API over HTTP: messages, and their number of tokens."""

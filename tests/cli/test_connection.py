@@ -1,0 +1,82 @@
+"""`trunkline generate` and `models` with a key and TLS, against a real server that demands both."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.client.certificates import Certificates, make_certificates
+from tests.client.guarded_front import guarded_front
+from tests.client.scripted_service import ScriptedService, serving
+
+KEY = "tl-canary-1b7d"
+
+
+@dataclass(frozen=True)
+class Front:
+    address: str
+    certificates: Certificates
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncIterator[Front]:
+    certificates, service = make_certificates(tmp_path), ScriptedService()
+    async with serving(service), guarded_front(service.address, certificates, lambda key: key == KEY) as port:
+        yield Front(f"127.0.0.1:{port}", certificates)
+
+
+async def trunkline(*arguments: str, **variables: str) -> tuple[int | None, str, str]:
+    """Exit status and what it prints on standard output and standard error."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "trunkline_cli.main", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env={**environment, **variables})
+    printed, errors = await process.communicate()
+    assert KEY not in printed.decode() + errors.decode()
+    return process.returncode, printed.decode(), errors.decode()
+
+
+async def test_key_and_authority_are_given_by_flags(front: Front, tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text(f"{KEY}\n")
+    flags = ["--server", front.address, "--api-key-file", str(key_file), "--tls-ca", str(front.certificates.ca_file)]
+    assert await trunkline("generate", "x", *flags) == (0, "xab\n", "")
+    named = [*flags, "--tls-server-name", "localhost"]
+    assert await trunkline("models", *named) == (0, "m\tcontext 0\tworkers 0\n", "")
+
+
+async def test_key_and_authority_are_given_by_variables(front: Front) -> None:
+    variables = {"TRUNKLINE_API_KEY": KEY, "TRUNKLINE_TLS_CA": str(front.certificates.ca_file)}
+    assert await trunkline("generate", "x", "--stream", "--server", front.address, **variables) == (0, "xab\n", "")
+    assert await trunkline("models", "--server", front.address, **variables) == (0, "m\tcontext 0\tworkers 0\n", "")
+
+
+async def test_without_the_key_the_command_says_so(front: Front) -> None:
+    flags = ["--server", front.address, "--tls-ca", str(front.certificates.ca_file)]
+    assert await trunkline("models", *flags) == (1, "", "trunkline models: the key is not valid\n")
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["models"]], ids=lambda command: command[0])
+async def test_what_cannot_be_used_is_one_line(command: list[str], tmp_path: Path) -> None:
+    empty, binary = tmp_path / "empty", tmp_path / "binary"
+    empty.write_text("\n")
+    binary.write_bytes(b"\xff\xfe")
+    missing = str(tmp_path / "missing")
+    cases = {
+        "plaintext: give tls": (["--server", "router.example:50051"], {"TRUNKLINE_API_KEY": KEY}),
+        "No such file": (["--api-key-file", missing], {}),
+        "the file is empty": (["--api-key-file", str(empty)], {}),
+        "not UTF-8": (["--api-key-file", str(binary)], {}),
+        f"{missing}: No such file": (["--tls-ca", missing], {}),
+        "must be given together": (["--tls-cert", missing], {}),
+        "api_key must be": ([], {"TRUNKLINE_API_KEY": f"{KEY} x"}),
+    }
+    for said, (flags, variables) in cases.items():
+        code, printed, errors = await trunkline(*command, *flags, **variables)
+        assert (code, printed, errors.count("\n")) == (1, "", 1)
+        assert errors.startswith(f"trunkline {command[0]}: ")
+        assert said in errors

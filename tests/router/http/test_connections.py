@@ -1,0 +1,167 @@
+"""How many connections the server takes, and how it starts and stops."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from tests.router.http.http_rig import WAIT_S, Client, connected, echo, get, post, respond, serving
+from trunkline_router.http.connections import Connections
+from trunkline_router.http.json_body import read_body
+from trunkline_router.http.server import HttpServer
+from trunkline_runtime.server import PortInUse, hold_port
+
+
+class Counted:
+    """A connection that is only counted."""
+
+    def __init__(self, host: str, *, busy: bool = False) -> None:
+        self.host, self.busy, self.dropped = host, busy, False
+
+    def is_busy(self) -> bool:
+        return self.busy
+
+    def drop(self) -> None:
+        self.dropped = True
+
+    def overdue(self, now_s: float) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_one_host_leaves_room_for_others() -> None:
+    connections = Connections(16)
+    idle = [Counted("a") for _ in range(20)]
+    assert all(connections.add(each) for each in idle)
+    assert [each.dropped for each in idle] == 6 * [True] + 14 * [False]
+    assert connections.add(Counted("b"))
+    assert connections.add(Counted("c"))
+    assert connections.add(Counted("d"))  # the largest host makes room
+    assert sum(each.dropped for each in idle) == 7
+    assert len(connections) == 16
+
+
+def test_connections_that_wait_for_answers_are_never_dropped() -> None:
+    connections = Connections(8)
+    busy = [Counted("a", busy=True) for _ in range(7)]
+    assert all(connections.add(each) for each in busy)
+    assert not connections.add(Counted("a"))
+    idle = Counted("b")
+    assert connections.add(idle)
+    assert not connections.add(Counted("c"))
+    assert not any(each.dropped for each in (*busy, idle))
+
+
+def test_the_longest_idle_connection_is_dropped() -> None:
+    connections = Connections(3)
+    first, second = Counted("a"), Counted("a")
+    connections.add(first)
+    connections.add(second)
+    connections.used(first)
+    connections.add(Counted("a"))
+    assert (first.dropped, second.dropped) == (False, True)
+
+
+async def test_many_idle_connections_do_not_keep_a_request_out() -> None:
+    async with serving(max_connections=8) as server:
+        idle = [Client(*await asyncio.open_connection("127.0.0.1", server.port)) for _ in range(50)]
+        async with connected(server) as client:
+            client.send(post(b"{}"))
+            assert (await client.response())[0] == 200
+            assert server.num_connections <= 8
+        for each in idle:
+            await each.close()
+
+
+async def test_a_taken_port_is_refused_and_named() -> None:
+    async with serving() as server:
+        other = HttpServer(echo, "127.0.0.1", server.port)
+        with pytest.raises(PortInUse, match=f"port {server.port} on 127.0.0.1 is in use; .* --http-port"):
+            await other.start()
+
+
+async def test_servers_share_a_port_that_is_held_for_them() -> None:
+    answered: set[bytes] = set()
+    with hold_port("127.0.0.1", 0) as holder:
+        port = holder.getsockname()[1]
+        servers = []
+        for name in (b'"a"', b'"b"'):
+
+            async def app(scope: Any, receive: Any, send: Any, name: bytes = name) -> None:
+                await respond(send, name)
+
+            servers.append(HttpServer(app, "127.0.0.1", port, shared_port=True))
+            await servers[-1].start()
+        for _ in range(64):
+            async with connected(servers[0]) as client:
+                client.send(get())
+                answered.add((await client.response())[2])
+        for server in servers:
+            await server.stop(0)
+    assert answered == {b'"a"', b'"b"'}
+
+
+async def test_stopping_lets_responses_finish_and_closes_idle_connections() -> None:
+    running, finish = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive)
+        running.set()
+        await finish.wait()
+        await respond(send, b"{}")
+
+    async with serving(slow) as server, connected(server) as idle, connected(server) as client:
+        client.send(post(b"{}"))
+        await running.wait()
+        stopping = asyncio.create_task(server.stop(10 * WAIT_S))
+        assert await idle.rest() == b""
+        assert not stopping.done()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", server.port)
+        finish.set()
+        assert (await client.response())[0] == 200
+        assert await client.rest() == b""
+        await stopping
+
+
+async def test_stopping_cuts_responses_that_take_longer() -> None:
+    running = asyncio.Event()
+    ended: list[str] = []
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("ended")
+
+    async with serving(endless) as server, connected(server) as client:
+        client.send(get())
+        await running.wait()
+        await server.stop(0.05)
+        assert ended == ["ended"]
+        assert await client.rest() == b""
+
+
+async def test_pages_of_other_origins_are_let_in_only_if_configured() -> None:
+    preflight = get("/", "Origin: https://a.example", "Access-Control-Request-Method: POST").replace(b"GET", b"OPTIONS")
+    for origins, allowed in (((), None), (("https://a.example",), "https://a.example"), (("https://b.example",), None)):
+        async with serving(cors_origins=origins) as server, connected(server) as client:
+            client.send(preflight)
+            assert (await client.response())[1].get("access-control-allow-origin") == allowed
+            client.send(get("/", "Origin: https://a.example"))
+            assert (await client.response())[1].get("access-control-allow-origin") == allowed
+
+
+def test_listening_sockets_of_strangers_are_kept_out() -> None:
+    async def run() -> None:
+        async with serving() as server:
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                with pytest.raises(OSError, match="in use"):
+                    other.bind(("127.0.0.1", server.port))
+
+    asyncio.run(run())

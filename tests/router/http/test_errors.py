@@ -1,0 +1,160 @@
+"""The error table over HTTP, and headers."""
+
+import json
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from tests.router.http.http_rig import connected, error_of, get, serving
+from trunkline import status
+from trunkline.status import RequestRefused, invalid, no_worker
+from trunkline_router.http.errors import anthropic_body, internal, openai_body, retry_headers, status_of
+from trunkline_router.http.headers import parse_headers, response_headers
+from trunkline_router.http.starlette_errors import HANDLERS
+
+TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("reason", "http", "anthropic"),
+    [
+        (status.INVALID_REQUEST, 400, "invalid_request_error"),
+        (status.CONTEXT_LENGTH_EXCEEDED, 400, "invalid_request_error"),
+        (status.MODEL_NOT_FOUND, 404, "not_found_error"),
+        (status.UNAUTHENTICATED, 401, "authentication_error"),
+        (status.FORBIDDEN, 403, "permission_error"),
+        (status.OVERLOADED, 429, "rate_limit_error"),
+        (status.QUOTA_EXCEEDED, 429, "rate_limit_error"),
+        (status.NO_WORKER, 503, "overloaded_error"),
+        (status.DEADLINE_EXCEEDED, 504, "timeout_error"),
+        (status.QUARANTINED, 422, "invalid_request_error"),
+        (status.INTERNAL, 500, "api_error"),
+    ],
+)
+def test_each_reason_has_the_status_of_the_table(reason: str, http: int, anthropic: str) -> None:
+    code = status.code_of(reason)
+    assert code is not None
+    refused = RequestRefused(code, reason, "it says why")
+    assert status_of(refused) == http
+    assert error_of(openai_body(refused))["message"] == "it says why"
+    assert json.loads(anthropic_body(refused, "req-1")) == {
+        "type": "error",
+        "error": {"type": anthropic, "message": "it says why"},
+        "request_id": "req-1",
+    }
+    assert status_of(RequestRefused(code, "OF_A_NEWER_VERSION", "")) == status_of(RequestRefused(code, reason, "")) or (
+        reason in (status.CONTEXT_LENGTH_EXCEEDED, status.QUOTA_EXCEEDED)
+    )
+
+
+def test_invalid_field_is_the_param() -> None:
+    assert error_of(openai_body(invalid("n", "is 0")))["param"] == "n"
+    assert error_of(openai_body(no_worker("none")))["param"] is None
+
+
+def test_retry_after_is_in_whole_seconds_rounded_up() -> None:
+    assert retry_headers(no_worker("none", 1)) == [(b"retry-after", b"1")]
+    assert retry_headers(no_worker("none", 2001)) == [(b"retry-after", b"3")]
+    assert retry_headers(invalid("n", "is 0")) == []
+
+
+def test_internal_tells_the_request_id_alone() -> None:
+    error = error_of(openai_body(internal("req-1")))
+    assert "req-1" in error["message"]
+    assert error["code"] == "internal"
+
+
+def test_message_that_quotes_half_a_character_is_still_a_body() -> None:
+    assert error_of(openai_body(invalid("a", "\ud800 and " + "x" * 10_000)))["message"].endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("headers", "credential"),
+    [
+        ([], ""),
+        ([(b"authorization", b"Bearer abc")], "abc"),
+        ([(b"authorization", b"bearer  abc ")], "abc"),
+        ([(b"x-api-key", b"abc")], "abc"),
+        ([(b"authorization", b"Bearer abc"), (b"x-api-key", b"abc")], "abc"),
+    ],
+)
+def test_credential_is_found_and_not_shown(headers: Any, credential: str) -> None:
+    parsed = parse_headers(headers)
+    assert parsed.credential == credential
+    assert "abc" not in repr(parsed)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"authorization", b"Basic abc")],
+        [(b"authorization", b"Bearer abc"), (b"x-api-key", b"abd")],
+        [(b"x-api-key", b"\xff")],
+        [(b"x-api-key", b"a" * 9000)],
+    ],
+)
+def test_unusable_credential_is_refused_without_quoting_it(headers: Any) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        parse_headers(headers)
+    assert caught.value.reason == status.UNAUTHENTICATED
+    assert "ab" not in caught.value.message
+
+
+def test_header_given_twice_is_refused() -> None:
+    for name in (b"authorization", b"x-request-id", b"x-trunkline-tenant", b"content-type"):
+        with pytest.raises(RequestRefused, match="more than once"):
+            parse_headers([(name, b"Bearer a"), (name, b"Bearer a")])
+
+
+def test_request_id_is_the_client_s_or_a_new_one() -> None:
+    assert parse_headers([(b"x-request-id", b"req-1")]).request_id == "req-1"
+    assert len({parse_headers([]).request_id for _ in range(10)}) == 10
+    for unusable in (b"", b"a b", b"\xff", b"a" * 200, b"a\tb"):
+        with pytest.raises(RequestRefused, match="x-request-id"):
+            parse_headers([(b"x-request-id", unusable)])
+
+
+@pytest.mark.parametrize(
+    "unusable",
+    [b"", b"00-" + b"0" * 32 + TRACE[35:], TRACE.upper(), TRACE + b"-more", b"ff" + TRACE[2:], TRACE[:-1]],
+)
+def test_malformed_trace_is_ignored(unusable: bytes) -> None:
+    parsed = parse_headers([(b"traceparent", unusable), (b"tracestate", b"a=b")])
+    assert (parsed.traceparent, parsed.tracestate) == ("", "")
+
+
+def test_trace_is_passed_on() -> None:
+    parsed = parse_headers([(b"traceparent", TRACE), (b"tracestate", b"a=b"), (b"tracestate", b"c=d")])
+    assert (parsed.traceparent, parsed.tracestate) == (TRACE.decode(), "a=b,c=d")
+    assert parse_headers([(b"traceparent", b"01" + TRACE[2:] + b"-more")]).traceparent
+
+
+@pytest.mark.parametrize("header", [(b"authorization", b"Bearer "), (b"x-api-key", b"")])
+def test_an_empty_credential_is_none(header: tuple[bytes, bytes]) -> None:
+    assert parse_headers([header]).credential == ""
+
+
+def test_response_headers_tell_what_is_known() -> None:
+    assert response_headers("req-1") == [(b"x-request-id", b"req-1"), (b"request-id", b"req-1")]
+    assert response_headers("r", worker="w:1", cached_tokens=0, rate_limits=[("remaining-requests", "5")])[2:] == [
+        (b"x-trunkline-worker", b"w:1"),
+        (b"x-trunkline-cached-tokens", b"0"),
+        (b"x-ratelimit-remaining-requests", b"5"),
+    ]
+
+
+async def test_unknown_paths_and_wrong_methods_get_json() -> None:
+    app = Starlette(
+        routes=[Route("/a", lambda request: JSONResponse({}), methods=["GET"])], exception_handlers=dict(HANDLERS)
+    )
+    async with serving(app) as server, connected(server) as client:
+        client.send(get("/b"))
+        http, _, body = await client.response()
+        assert (http, error_of(body)["code"]) == (404, "not_found")
+        client.send(get("/a").replace(b"GET", b"DELETE"))
+        http, headers, body = await client.response()
+        assert (http, error_of(body)["code"]) == (405, "method_not_allowed")
+        assert set(headers["allow"].split(", ")) == {"GET", "HEAD"}

@@ -1,0 +1,183 @@
+"""Clients that send slowly, read slowly, or go."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.router.http.http_rig import SHORT, WAIT_S, connected, error_of, get, post, serving
+from trunkline_router.http.connection import HIGH_WATER_BYTES, Connection
+from trunkline_router.http.disconnect import ClientGone, ends_with_client
+from trunkline_router.http.json_body import read_body
+from trunkline_router.http.sse import EventStream, event
+
+LONG = replace(SHORT, head_s=60.0, body_s=60.0, keep_alive_s=60.0, linger_s=60.0)
+
+
+async def dribble(client: Any, byte: bytes) -> None:
+    """Sends a byte again and again, until it is cancelled."""
+    while True:
+        client.send(byte)
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("begin", "byte", "limits"),
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\nA: ", b"b", replace(LONG, head_s=0.2), id="headers"),
+        pytest.param(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n", b"x", replace(LONG, body_s=0.2),
+                     id="body"),
+        pytest.param(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n",
+                     replace(LONG, body_s=0.2), id="chunks"),
+    ],
+)  # fmt: skip
+async def test_a_request_that_dribbles_is_refused_in_time(begin: bytes, byte: bytes, limits: Any) -> None:
+    async with serving(limits=limits) as server, connected(server) as client:
+        client.send(begin)
+        dribbling = asyncio.create_task(dribble(client, byte))
+        try:
+            status, _, body = await client.response()
+        finally:
+            dribbling.cancel()
+        assert status == 408
+        assert error_of(body)["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", get()])
+async def test_an_idle_connection_is_closed(sent: bytes) -> None:
+    limits = replace(LONG, head_s=0.2, keep_alive_s=0.2)
+    async with serving(limits=limits) as server, connected(server) as client:
+        client.send(sent)
+        got = await client.rest()
+        assert (b"200 OK" in got) == (sent == get())
+        assert b"408" not in got
+
+
+async def test_time_for_an_answer_is_not_limited() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive)
+        await asyncio.sleep(6 * SHORT.body_s)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async with serving(slow, limits=SHORT) as server, connected(server) as client:
+        client.send(post(b"{}"))
+        assert (await client.response())[0] == 200
+
+
+async def test_handler_ends_at_once_when_its_client_goes_while_it_waits() -> None:
+    ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.Event()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive)
+        try:
+            with ends_with_client(scope):
+                waiting.set()
+                await asyncio.Event().wait()
+        except BaseException as error:
+            ended.set_result(error)
+            raise
+
+    async with serving(endless) as server:
+        async with connected(server) as client:
+            client.send(post(b"{}"))
+            await waiting.wait()
+        async with asyncio.timeout(WAIT_S):
+            assert isinstance(await ended, ClientGone)
+
+
+async def test_handler_learns_that_its_client_went_before_it_began_to_answer() -> None:
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    reading, gone = asyncio.Event(), asyncio.Event()
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive)
+        reading.set()
+        await gone.wait()
+        try:
+            with ends_with_client(scope):
+                ended.set_result("answered")
+        except ClientGone:
+            ended.set_result("gone")
+
+    async with serving(late) as server:
+        async with connected(server) as client:
+            client.send(post(b"{}"))
+            await reading.wait()
+        async with asyncio.timeout(WAIT_S):
+            await server.connections.all_closed()
+            gone.set()
+            assert await ended == "gone"
+
+
+async def test_body_that_is_cut_ends_the_handler() -> None:
+    ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    begun = asyncio.Event()
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        try:
+            await read_body(receive)
+        except BaseException as error:
+            ended.set_result(error)
+            raise
+
+    async with serving(reads) as server:
+        async with connected(server) as client:
+            client.send(post(b"12345")[:-2])
+            await begun.wait()
+        async with asyncio.timeout(WAIT_S):
+            assert isinstance(await ended, ClientGone)
+
+
+async def test_output_that_the_client_does_not_read_stays_with_its_producer() -> None:
+    """Beyond the client's own receive buffer, the server takes no more than some tens of KiB."""
+    written_bytes, chunk = 0, event(b"x" * 1000)
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal written_bytes
+        stream = EventStream(send, keep_alive_s=0)
+        with ends_with_client(scope), stream:
+            while True:
+                await stream.write(chunk)
+                written_bytes += len(chunk)
+                await asyncio.sleep(0)
+
+    async with serving(endless) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.write(get())
+        written = -1
+        async with asyncio.timeout(WAIT_S):
+            while written != written_bytes:  # until it has stopped
+                written = written_bytes
+                await asyncio.sleep(0.2)
+            [connection] = list(server.connections)
+            assert isinstance(connection, Connection)
+            assert connection.transport.get_write_buffer_size() <= HIGH_WATER_BYTES + 2 * len(chunk)
+            # Whatever the kernels took is bounded too, and a client that reads again gets all.
+            assert written_bytes < 8 << 20
+            got = 0
+            while got < 2 * written:
+                got += len(await reader.read(1 << 16))
+        writer.close()
+
+
+async def test_client_that_does_not_read_the_end_of_a_response_is_cut() -> None:
+    begun = asyncio.Event()
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        headers = [(b"connection", b"close"), (b"content-length", b"%d" % (32 << 20))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(32 << 20)})
+
+    async with serving(large, limits=replace(LONG, linger_s=0.2)) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.write(get())
+        await writer.drain()
+        async with asyncio.timeout(WAIT_S):
+            await begun.wait()
+            await server.connections.all_closed()
+        writer.close()
