@@ -99,6 +99,9 @@ class FakeChoice:
             self.reported = True
             prompt = self.submit.prompt_token_ids
             output.prompt.CopyFrom(PromptReport(prompt_tokens=len(prompt), cached_tokens=self.cached_tokens))
+            if self.submit.sampling.HasField("prompt_logprobs"):
+                scored = (logprobs_of(token_id, self.submit.sampling.prompt_logprobs) for token_id in prompt[1:])
+                output.prompt.logprobs.extend([TokenLogprobs(), *scored])
             self.worker.cache_prompt(prompt, self.submit.cache_salt)
         self.sent += count
         self.text_bytes += len(new_text.encode())

@@ -58,7 +58,10 @@ async def test_what_is_there_when_it_listens_is_not_collected_again() -> None:
         (("--workers", "localhost"), "host:port"),
         (("--workers", "h:1", "--port", "70000"), "0 to 65535"),
         (("--workers", "h:1", "--max-choices", "none"), "--max-choices"),
-        (("--workers", "localhost:1", "--max-stored-responses", "9", "--processes", "2"), "needs --processes=1, not 2"),
+        (
+            ("--workers", "localhost:1", "--max-stored-responses", "9", "--processes", "2"),
+            "needs --processes=1, not 2",
+        ),
         (("--workers", "localhost:1", "--tenants", "/nowhere.json"), "--tenants=/nowhere.json: No such file"),
     ],
 )

@@ -33,6 +33,9 @@ class Part(Fields):
         kind = self.type[:32]
         raise invalid(where, f"content of type {kind!r} is not supported: the models that are served read text alone")
 
+    unserved: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("image_url", "input_audio", "audio_url", "video_url", "file"), "is not supported: the models read text alone"
+    )
     # What clients send along: Anthropic's caching marks, and parts of an earlier answer.
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"cache_control", "annotations", "logprobs", "citations", "prompt_cache_breakpoint"}

@@ -19,6 +19,14 @@ from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.request.steps import give_way
 
 SAMPLING = "sampling."
+# Fields of the shared path that HTTP clients know by other names.
+NAMES = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "chat": "messages",
+    "chat.messages": "messages",
+    "template_variables": "chat_template_kwargs",
+}
 
 
 async def chat_completions(call: HttpCall) -> None:
@@ -81,12 +89,19 @@ async def answer_of(call: HttpCall, generate: GenerateRequest) -> AsyncGenerator
                 call.prompt = response.prompt
             yield response
     except RequestRefused as refused:
-        if refused.field.startswith(SAMPLING):
-            refused.field = refused.field.removeprefix(SAMPLING)
-            refused.message = refused.message.removeprefix(SAMPLING)
-        raise
+        raise renamed(refused) from None
     finally:
         await responses.aclose()
+
+
+def renamed(refused: RequestRefused) -> RequestRefused:
+    """Returns the refusal with its field as HTTP clients name it."""
+    name = NAMES.get(refused.field, refused.field.removeprefix(SAMPLING))
+    message = refused.message
+    if refused.field and message.startswith(f"{refused.field}: "):
+        message = f"{name}: {message.removeprefix(f'{refused.field}: ')}"
+    refused.field, refused.message = name, message
+    return refused
 
 
 async def _echo(

@@ -36,7 +36,7 @@ class Fields(BaseModel):
             if name in self.ignored or value is None:
                 continue
             if name in self.unserved:
-                if value not in (False, []):
+                if value is not False and value != []:  # 0 equals False
                     raise invalid(prefix + name, self.unserved[name])
                 continue
             found.append(prefix + name)

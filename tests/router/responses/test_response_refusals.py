@@ -80,6 +80,8 @@ REFUSED: dict[str, tuple[Json, str, str]] = {
     "input of another type": ({"input": 7}, "input", "should be a valid list"),
     "content of another type": (item(role="user", content=7), "input[1].content", "should be a valid list"),
     "lone surrogate": ({"input": "\ud800"}, "body", "surrogate"),
+    "lone surrogate in metadata": ({"metadata": {"a": "\ud800"}}, "body", "surrogate"),
+    "lone surrogate in instructions": ({"instructions": "\udfff"}, "body", "surrogate"),
     "max_output_tokens": ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     "more tokens than the context": ({"max_output_tokens": 1 << 20}, "max_output_tokens", "context length"),
     "temperature": ({"temperature": 200}, "temperature", "200 is not in"),
