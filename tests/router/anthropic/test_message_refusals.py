@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "no messages": ({"messages": []}, "messages: "),
     "messages of another type": ({"messages": "hi"}, "messages: "),
     "content of another type": ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content: "),
-    "variables that are the router's": ({"chat_template_kwargs": {"messages": 1}}, "template_variables: "),
+    "variables that are the router's": ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs: "),
 }
 REFUSED_BY_MESSAGES: dict[str, tuple[Json, str]] = {
     "max_tokens of zero": ({"max_tokens": 0}, "max_tokens: "),

@@ -103,7 +103,7 @@ async def test_log_probabilities_name_tokens_by_text_and_bytes() -> None:
         answer = await asks.chat(logprobs=True, top_logprobs=2)
         streamed = await asks.all_events(PATH, messages=CHAT, logprobs=True, top_logprobs=2)
     content = answer["choices"][0]["logprobs"]["content"]
-    first_letter = byte_tokenizer().id_to_token(3)
+    first_letter = byte_tokenizer().id_to_token(3) or ""
     assert [entry["token"] for entry in content] == ["<unk>", "<s>", "</s>", first_letter]
     assert content[3]["bytes"] == list(first_letter.encode())
     assert [top["logprob"] for top in content[0]["top_logprobs"]] == [-0.5, -1.5]
@@ -207,6 +207,10 @@ async def test_quotas_hold_over_http_and_are_told() -> None:
         assert (await asks.post(PATH, body, x_trunkline_tenant="globex")).status_code == 200
 
 
+def has_aborted(worker: FakeWorker, count: int) -> bool:
+    return len(worker.aborted) == count
+
+
 async def test_a_client_that_leaves_ends_its_request_at_the_worker() -> None:
     worker = FakeWorker("w", answer=None)
     async with client(worker, link_limits=PATIENT) as asks:
@@ -218,7 +222,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_worker() -> None:
                 choice.tokens(1)
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
-            await until(lambda count=count: len(worker.aborted) == count)
+            await until(partial(has_aborted, worker, count))
 
 
 async def test_an_error_after_the_first_event_is_an_event_and_nothing_follows() -> None:

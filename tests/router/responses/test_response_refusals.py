@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[Json, str, str]] = {
     "too much metadata": ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "at most 16"),
     "variables that are the router's": (
         {"chat_template_kwargs": {"messages": 1}},
-        "template_variables",
+        "chat_template_kwargs",
         "messages",
     ),
 }
