@@ -7,7 +7,7 @@ from trunkline_router.anthropic.conversation import as_named_here
 from trunkline_router.anthropic.message_answer import MessageProgress, MessageStream, WholeMessage
 from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.openai.endpoints import answer_of
+from trunkline_router.openai.endpoints import answer_of, renamed
 from trunkline_router.openai.request_fields import validated
 
 
@@ -39,5 +39,5 @@ async def count_tokens(call: HttpCall) -> None:
     try:
         ids = await call.edge.inference.tokenize(tokenize, call.caller, None)
     except RequestRefused as refused:
-        raise as_named_here(refused) from None
+        raise as_named_here(renamed(refused)) from None
     await call.respond(orjson.dumps({"input_tokens": len(ids)}))

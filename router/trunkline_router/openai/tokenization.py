@@ -5,11 +5,12 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
-from trunkline.status import invalid
+from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import DetokenizeRequest, TokenizeRequest
 from trunkline.validation import max_total_tokens
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.openai.chat_request import ChatRequest, Message
+from trunkline_router.openai.endpoints import renamed
 from trunkline_router.openai.request_fields import Fields, token_ids, validated
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
@@ -55,7 +56,10 @@ async def tokenize(call: HttpCall) -> None:
     else:
         request.text = body.prompt or ""
     inference = call.edge.inference
-    ids = await inference.tokenize(request, call.caller, None)
+    try:
+        ids = await inference.tokenize(request, call.caller, None)
+    except RequestRefused as refused:
+        raise renamed(refused) from None
     pool = await inference.found(request.model, call.caller, None)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": max_total_tokens(pool.limits), "tokens": list(ids)}
     if body.return_token_strs:
