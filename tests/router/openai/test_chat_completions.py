@@ -11,6 +11,7 @@ from tests.router.tokenizer_files import byte_tokenizer
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import FinishReason, Lane
 from trunkline_router.edge.http_call import Edge
+from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.workers.link_context import LinkLimits
@@ -224,7 +225,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_worker() -> None:
 
 async def test_an_error_after_the_first_event_is_an_event_and_nothing_follows() -> None:
     worker = FakeWorker("w", answer=None)
-    async with client(worker, failover=None) as asks:
+    async with client(worker, failover=FailoverLimits(0)) as asks:
         events = asks.events(PATH, messages=CHAT)
         asked = asyncio.create_task(anext(events))
         choice = await worker.arrived.get()
