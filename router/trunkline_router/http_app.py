@@ -1,6 +1,6 @@
 """The HTTP API: its paths and what answers them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 
 import orjson
@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.status import RequestRefused
 from trunkline_router.edge.endpoint import Endpoint, openai_error
@@ -33,18 +34,34 @@ HANDLERS_BY_PATH: dict[str, Handler] = {
 }
 
 
-def http_app(edge: Edge, is_ready: Callable[[], bool]) -> Starlette:
+class App:
+    """Calls the endpoints of exact paths directly: Starlette's middleware and routing would take part in every request
+    and every event. Starlette serves the rest: paths with parameters, unknown ones, and other methods."""
+
+    def __init__(self, endpoints: Mapping[tuple[str, str], ASGIApp], others: Starlette) -> None:
+        self._endpoints = endpoints  # by method and path
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get((scope["method"], scope["path"]), self._others)
+        await endpoint(scope, receive, send)
+
+
+def http_app(edge: Edge, is_ready: Callable[[], bool]) -> ASGIApp:
     """Returns the application. is_ready: whether a worker accepts requests"""
-    routes = []
+    routes, endpoints = [], {}
     for name, handle in HANDLERS_BY_PATH.items():
         method, path = name.split(" ")
         needed = PATHS[name]
         assert isinstance(needed, Role)
-        routes.append(Route(path, endpoint=Endpoint(edge, needed, handle, openai_error), methods=[method]))
+        endpoint = Endpoint(edge, needed, handle, openai_error)
+        routes.append(Route(path, endpoint=endpoint, methods=[method]))
+        if "{" not in path:
+            endpoints[method, path] = endpoint
     for name, answer in _status_answers(is_ready).items():
         path = name.removeprefix("GET ")
         routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
-    return Starlette(routes=routes, exception_handlers=HANDLERS)
+    return App(endpoints, Starlette(routes=routes, exception_handlers=HANDLERS))
 
 
 StatusAnswer = Callable[[], tuple[int, dict[str, object]]]
