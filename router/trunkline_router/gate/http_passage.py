@@ -49,7 +49,7 @@ class HttpPassage:
 
     async def read_arrived(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
         """As read(), for a body that has arrived as a whole. It needs no place among the bodies that are being read:
-        those bound the memory of bodies that grow, and connections pause a body at 64 KiB until the handler takes it."""
+        those bound the memory of bodies that grow, and a connection pauses a body at 64 KiB until it is taken."""
         raw = await body()
         await self._turn(raw)
         self._keep(raw)

@@ -12,7 +12,7 @@ from trunkline_router.request.steps import give_way
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 JSON_CONTENT_TYPE = "application/json"
-# In an ASGI scope's `extensions`: a function that returns whether the whole body has arrived. Most come with their head.
+# In an ASGI scope's `extensions`: a function that returns whether the whole body has arrived. Most come with the head.
 HAS_BODY = "trunkline.has_body"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trunkline.status import RequestRefused, invalid
-from trunkline.v1.generation_pb2 import Lane, SamplingParams
+from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPECIFIED, Lane, SamplingParams
 
 MOST_UINT32 = (1 << 32) - 1
 SEED_MASK = (1 << 64) - 1  # a negative seed is taken modulo 2^64
@@ -123,8 +123,8 @@ class GenerationFields(Fields):
     def lane(self) -> "Lane.ValueType":
         """The lane that a priority names: as in vLLM, lower numbers go first, and 0 is the default."""
         if not self.priority:
-            return Lane.LANE_UNSPECIFIED
-        return Lane.LANE_INTERACTIVE if self.priority < 0 else Lane.LANE_BATCH
+            return LANE_UNSPECIFIED
+        return LANE_INTERACTIVE if self.priority < 0 else LANE_BATCH
 
     @property
     def includes_usage(self) -> bool:
