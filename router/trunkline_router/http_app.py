@@ -1,6 +1,6 @@
 """The HTTP API: its paths and what answers them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 
 import orjson
@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.status import RequestRefused
 from trunkline_router.anthropic.endpoints import count_tokens, messages
@@ -61,22 +61,39 @@ class Methods:
         await self.endpoints[method](scope, receive, send)
 
 
-def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | None = None) -> Starlette:
+class App:
+    """Calls the endpoints of exact paths directly: Starlette's middleware and routing would take part in every request
+    and every event. Starlette serves the rest: paths with parameters, unknown ones, and other methods."""
+
+    def __init__(self, endpoints: Mapping[tuple[str, str], ASGIApp], others: Starlette) -> None:
+        self._endpoints = endpoints  # by method and path
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get((scope["method"], scope["path"]), self._others)
+        await endpoint(scope, receive, send)
+
+
+def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | None = None) -> ASGIApp:
     """Returns the application.  is_ready: whether a worker accepts requests;  store: of responses, None: they are not
     stored"""
     routes = [Route(path, endpoint=_unserved, methods=["POST"]) for path in UNSERVED]
     paths: dict[str, Methods] = {}
+    endpoints: dict[tuple[str, str], ASGIApp] = {}
     for name, handle in {**HANDLERS_BY_PATH, **Responses(store).handlers}.items():
         method, path = name.split(" ")
         needed = PATHS[name]
         assert isinstance(needed, Role)
         error_body = ERROR_BODIES.get(name, openai_error)
-        paths.setdefault(path, Methods()).endpoints[method] = Endpoint(edge, needed, handle, error_body)
+        endpoint = Endpoint(edge, needed, handle, error_body)
+        paths.setdefault(path, Methods()).endpoints[method] = endpoint
+        if "{" not in path:
+            endpoints[method, path] = endpoint
     routes += [Route(path, endpoint=methods, methods=[*methods.endpoints]) for path, methods in paths.items()]
     for name, answer in _status_answers(is_ready).items():
         path = name.removeprefix("GET ")
         routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
-    return Starlette(routes=routes, exception_handlers=HANDLERS)
+    return App(endpoints, Starlette(routes=routes, exception_handlers=HANDLERS))
 
 
 def _unserved(request: Request) -> Response:

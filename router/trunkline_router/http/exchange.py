@@ -28,6 +28,10 @@ class Exchange(RequestResponseCycle):
         self._gone = call
         return not self.disconnected
 
+    def has_whole_body(self) -> bool:
+        """Whether the request's body has arrived."""
+        return not self.more_body
+
     def has_sent(self) -> bool:
         """Whether the response has begun."""
         return self.response_started and not self._head
