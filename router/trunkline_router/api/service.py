@@ -25,10 +25,10 @@ from trunkline_router.api.grant_charge import GrantCharge
 from trunkline_router.api.granting import Granter
 from trunkline_router.api.inference import Inference
 from trunkline_router.prompts.token_ids import detokenize_response, tokenize_response
-from trunkline_router.request.access import Access
+from trunkline_router.request.access import Access, Context
 from trunkline_router.request.caller import Caller, forbidden
 from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import Context, RequestCall
+from trunkline_router.request.request_call import RequestCall
 
 FIRST_MESSAGE_S = 10.0  # a Grant call that sends nothing for this long is ended: otherwise it would stay open forever
 
@@ -81,15 +81,15 @@ class InferenceService(InferenceServiceServicer):
         return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> Any:  # serialized
-        caller = self._access.caller(context.invocation_metadata())
+        caller = self._access.admitted(context)
         return await tokenize_response(await self._inference.tokenize(request, caller, context.time_remaining()))
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
-        caller = self._access.caller(context.invocation_metadata())
+        caller = self._access.admitted(context)
         return detokenize_response(await self._inference.detokenize(request, caller, context.time_remaining()))
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
-        found = await self._inference.models(self._access.caller(context.invocation_metadata()))
+        found = await self._inference.models(self._access.admitted(context))
         return ListModelsResponse(
             models=[
                 Model(
