@@ -63,6 +63,8 @@ class InferenceService(InferenceServiceServicer):
         if first is None or first.WhichOneof("news") != "request":
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
         call, inference = RequestCall.of(first.request, context, self._access), self._inference
+        if not call.caller.identity.sees_cache:
+            raise forbidden("these credentials may not use the direct path, which tells the worker and its cache")
         with inference.observed("router.grant", call) as span, inference.running.admitted():
             prepared = await inference.preparer.prepare(call)
             self._granter.check_taken(prepared.model)
