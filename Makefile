@@ -34,7 +34,7 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 NODE_CLIENTS := tests/clients/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow clients lint protos chart-schema settings-reference house demo-model clean \
+.PHONY: help serve test test-slow clients lint protos chart-schema settings-reference access-table house demo-model clean \
   bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
   bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
@@ -54,6 +54,7 @@ help-files:
 	@echo 'make protos               writes the stubs from the .proto files'
 	@echo 'make chart-schema         writes the schema of the Helm chart from the settings'
 	@echo 'make settings-reference   writes the reference of the settings'
+	@echo 'make access-table         writes the tables of what callers need'
 	@echo 'make house                draws the rooms and their imports into docs/architecture.md'
 	@echo 'make demo-model           trains the demo model'
 
@@ -96,6 +97,7 @@ lint: $(DEV_STAMP)
 	@deploy/lint/stub_drift.sh $(BIN)
 	@$(BIN)/python deploy/lint/chart_schema.py --check
 	@$(BIN)/python -m deploy.lint.settings_reference --check
+	@$(BIN)/python -m deploy.lint.access_table --check
 	@$(BIN)/python -m deploy.lint.house --check
 	@$(BIN)/python -m deploy.lint.plain_words
 	@deploy/lint/buf.sh $(BUF)
@@ -108,6 +110,9 @@ chart-schema: $(DEV_STAMP)
 
 settings-reference: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.settings_reference
+
+access-table: $(DEV_STAMP)
+	@$(BIN)/python -m deploy.lint.access_table
 
 house: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.house

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.status import RequestRefused
 from trunkline_router.anthropic.endpoints import count_tokens, messages
-from trunkline_router.edge.endpoint import Endpoint, ErrorBody, anthropic_error, openai_error
+from trunkline_router.edge.endpoint import Endpoint, ErrorBody, anthropic_error, openai_error, peer_of
 from trunkline_router.edge.http_call import Edge, HttpCall, metadata_of
-from trunkline_router.http.errors import openai_body, status_of
+from trunkline_router.http.errors import openai_body, refusal_headers, status_of
 from trunkline_router.http.headers import parse_headers
 from trunkline_router.http.starlette_errors import HANDLERS
 from trunkline_router.identity.endpoints import PATHS, Open
@@ -120,9 +120,10 @@ def _status_endpoint(
     async def endpoint(request: Request) -> Response:
         try:
             if needed is not None:
-                edge.access.check(metadata_of(parse_headers(request.scope["headers"])), needed)
+                edge.access.check(metadata_of(parse_headers(request.scope["headers"])), needed, peer_of(request.scope))
         except RequestRefused as refused:
-            return Response(openai_body(refused), status_of(refused), media_type="application/json")
+            headers = {name.decode(): value.decode() for name, value in refusal_headers(refused)}
+            return Response(openai_body(refused), status_of(refused), headers, "application/json")
         status, body = answer()
         return Response(orjson.dumps(body), status, media_type="application/json")
 

@@ -124,11 +124,15 @@ def anthropic_body(refused: RequestRefused, request_id: str) -> bytes:
     return _json({"type": "error", "error": error, "request_id": request_id})
 
 
-def retry_headers(refused: RequestRefused) -> list[Header]:
-    """Retry-After in seconds, rounded up, if a retry makes sense."""
-    if not refused.retry_delay_ms:
-        return []
-    return [(b"retry-after", b"%d" % math.ceil(refused.retry_delay_ms / 1e3))]
+def refusal_headers(refused: RequestRefused) -> list[Header]:
+    """Retry-After in seconds, rounded up, if a retry makes sense, and WWW-Authenticate if credentials are missing or
+    wrong."""
+    headers = []
+    if refused.retry_delay_ms:
+        headers.append((b"retry-after", b"%d" % math.ceil(refused.retry_delay_ms / 1e3)))
+    if refused.reason == UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
 
 
 def protocol_body(status: int, message: str) -> bytes:

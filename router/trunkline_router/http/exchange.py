@@ -67,7 +67,7 @@ class Exchange(RequestResponseCycle):
     async def _fail(self, error: Exception | None) -> None:
         request_id = uuid.uuid4().hex
         problem = "unexpected error" if error else "a handler returned without a complete response"
-        get_logger().error(problem, request_id=request_id, path=self.scope["path"], exc_info=error)
+        get_logger().error(problem, request_id=request_id, exc_info=error)
         if self.response_complete or self.disconnected:
             return
         if self.has_sent():

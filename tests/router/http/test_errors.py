@@ -11,7 +11,7 @@ from starlette.routing import Route
 from tests.router.http.http_rig import connected, error_of, get, serving
 from trunkline import status
 from trunkline.status import RequestRefused, invalid, no_worker
-from trunkline_router.http.errors import anthropic_body, internal, openai_body, retry_headers, status_of
+from trunkline_router.http.errors import anthropic_body, internal, openai_body, refusal_headers, status_of
 from trunkline_router.http.headers import parse_headers, response_headers
 from trunkline_router.http.starlette_errors import HANDLERS
 
@@ -56,9 +56,9 @@ def test_invalid_field_is_the_param() -> None:
 
 
 def test_retry_after_is_in_whole_seconds_rounded_up() -> None:
-    assert retry_headers(no_worker("none", 1)) == [(b"retry-after", b"1")]
-    assert retry_headers(no_worker("none", 2001)) == [(b"retry-after", b"3")]
-    assert retry_headers(invalid("n", "is 0")) == []
+    assert refusal_headers(no_worker("none", 1)) == [(b"retry-after", b"1")]
+    assert refusal_headers(no_worker("none", 2001)) == [(b"retry-after", b"3")]
+    assert refusal_headers(invalid("n", "is 0")) == []
 
 
 def test_internal_tells_the_request_id_alone() -> None:
