@@ -76,7 +76,11 @@ def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | No
     for name, answer in _status_answers(is_ready).items():
         path = name.removeprefix("GET ")
         routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
-    return Starlette(routes=routes, exception_handlers=HANDLERS)
+    app = Starlette(routes=routes, exception_handlers=HANDLERS)
+    # A path with a slash at its end is another path. A redirect would go to the host that the request names, which may
+    # be any, and to plaintext behind a proxy that ends TLS.
+    app.router.redirect_slashes = False
+    return app
 
 
 def _unserved(request: Request) -> Response:

@@ -26,6 +26,7 @@ from trunkline_router.edge.http_call import Edge
 from trunkline_router.responses.response_store import ResponseStore, StoreLimits
 
 STORED, STORED_BYTES = 50, 1 << 20
+GRANT_KEY = b"a key for tests, of thirty-two bytes"
 MAX_PROBLEMS, PROBLEM_CHARACTERS = 5, 2000
 ERROR_LEVELS = ("error", "critical", "exception")
 
@@ -96,7 +97,8 @@ async def main() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.add(str(context)))
     sys.unraisablehook = lambda unraisable: problems.add(f"{unraisable.exc_value!r} in {unraisable.object!r}")
     store = ResponseStore(StoreLimits(STORED, STORED_BYTES, 60.0), time.monotonic)
-    async with cluster(ScoringWorker("w0", answer=None), max_choices=16, edge=Edge, store=store) as router:
+    worker = ScoringWorker("w0", answer=None, grant_key=GRANT_KEY)
+    async with cluster(worker, max_choices=16, edge=Edge, store=store, grant_key=GRANT_KEY) as router:
         print(json.dumps({"http_port": router.http_port, "grpc_port": router.port}), flush=True)
         while await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(asdict(state_of(router, problems))), flush=True)

@@ -19,9 +19,13 @@ INTERNAL = (b'"internal"', b'"api_error"', b"internal error")
 
 def asked(connection: http.client.HTTPConnection, path: str, body: bytes) -> None:
     """Fails unless the request is answered or refused, in the shape of its endpoint, within the time of a good one."""
-    connection.request("POST", path, body, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    answer = response.read()
+    try:
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read()
+    except OSError as error:
+        connection.close()  # the next request opens another one
+        raise AssertionError(f"{path}: {body[:2000]!r}: {error!r}") from None
     case = f"{path}: {body[:2000]!r} → {response.status} {answer[:2000]!r}"
     assert response.status in (*ANSWERED, *REFUSED), case
     assert not any(word in answer for word in INTERNAL), case

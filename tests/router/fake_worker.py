@@ -44,6 +44,8 @@ from trunkline_runtime.errors import ErrorInterceptor
 
 BLOCK = 4
 END = object()
+# A router's pings are welcome, as to a real worker.
+OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0))
 
 
 @dataclass(slots=True)
@@ -158,7 +160,7 @@ class FakeWorker(WorkerServiceServicer):
         return len(self._running)
 
     async def start(self) -> "FakeWorker":
-        self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=(("grpc.so_reuseport", 0),))
+        self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=OPTIONS)
         add_WorkerServiceServicer_to_server(self, self._server)
         self.port = self.port or free_port()  # it may come back to it, and meanwhile no connection may have it
         self._server.add_insecure_port(self.address)
