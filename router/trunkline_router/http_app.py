@@ -93,7 +93,11 @@ def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | No
     for name, answer in _status_answers(is_ready).items():
         path = name.removeprefix("GET ")
         routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
-    return App(endpoints, Starlette(routes=routes, exception_handlers=HANDLERS))
+    others = Starlette(routes=routes, exception_handlers=HANDLERS)
+    # A path with a slash at its end is another path. A redirect would go to the host that the request names, which may
+    # be any, and to plaintext behind a proxy that ends TLS.
+    others.router.redirect_slashes = False
+    return App(endpoints, others)
 
 
 def _unserved(request: Request) -> Response:
