@@ -124,7 +124,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
         "edge": "api gate http identity request",
         "openai": "api edge http prompts request workers",
-        "anthropic": "edge http openai prompts",
+        "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",
     },
     "trunkline_bench": {

@@ -113,13 +113,16 @@ def max_total_tokens(model: GetModelResponse) -> int:
 
 def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
     """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) if prompt and output can never fit."""
-    limit, what = min((context_length, "the context length"), (capacity, "what the KV pool can hold"))
+    limit = min(context_length, capacity)
+    # Clients look for these words (litellm, langchain).
+    told = f"this model's maximum context length is {limit} tokens"
+    if capacity < context_length:
+        told += " on this server, whose KV pool can hold no more"
     if num_prompt >= limit:
-        raise context_exceeded(f"the prompt's {num_prompt} tokens leave no room for output: {what} is {limit} tokens")
+        raise context_exceeded(f"{told}; the prompt's {num_prompt} tokens leave no room for output")
     if max_tokens is not None and num_prompt + max_tokens > limit:
         raise context_exceeded(
-            f"prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens} tokens, "
-            f"more than {what}: {limit}",
+            f"{told}; prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens}",
             field="sampling.max_tokens",
         )
 

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.status import RequestRefused
@@ -69,12 +69,17 @@ class App:
         self._endpoints = endpoints  # by method and path
         self._others = others
 
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """All paths, with their methods."""
+        return self._others.routes
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._endpoints.get((scope["method"], scope["path"]), self._others)
         await endpoint(scope, receive, send)
 
 
-def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | None = None) -> ASGIApp:
+def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | None = None) -> App:
     """Returns the application.  is_ready: whether a worker accepts requests;  store: of responses, None: they are not
     stored"""
     routes = [Route(path, endpoint=_unserved, methods=["POST"]) for path in UNSERVED]

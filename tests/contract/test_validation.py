@@ -84,6 +84,7 @@ def test_length_counts_prompt_and_output_together(prompt: int, max_tokens: int |
     with pytest.raises(RequestRefused) as caught:
         check_length(prompt, max_tokens, context_length=10, capacity=64)
     assert caught.value.reason == "CONTEXT_LENGTH_EXCEEDED"
+    assert "this model's maximum context length is 10 tokens" in caught.value.message, "clients look for these words"
     with pytest.raises(RequestRefused, match="KV pool"):
         check_length(prompt, max_tokens, context_length=64, capacity=10)
 

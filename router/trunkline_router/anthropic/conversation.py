@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
-from trunkline_router.openai.request_fields import Fields
+from trunkline_router.edge.request_fields import Fields
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 TOOLS = "is not supported: tools are not served"

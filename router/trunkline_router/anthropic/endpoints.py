@@ -6,9 +6,9 @@ from trunkline.status import RequestRefused
 from trunkline_router.anthropic.conversation import as_named_here
 from trunkline_router.anthropic.message_answer import MessageProgress, MessageStream, WholeMessage
 from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
+from trunkline_router.edge.answering import answer_of, renamed
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.openai.endpoints import answer_of, renamed
-from trunkline_router.openai.request_fields import validated
+from trunkline_router.edge.request_fields import validated
 
 
 async def messages(call: HttpCall) -> None:

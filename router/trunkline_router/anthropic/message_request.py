@@ -6,7 +6,7 @@ from pydantic import Field
 
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline_router.anthropic.conversation import ConversationFields
-from trunkline_router.openai.request_fields import MOST_UINT32, SEED_MASK, GenerationFields, Uint32
+from trunkline_router.edge.request_fields import MOST_UINT32, SEED_MASK, GenerationFields, Uint32
 
 
 class MessageRequest(ConversationFields):

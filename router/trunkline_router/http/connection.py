@@ -38,9 +38,9 @@ class Refused(Exception):
         self.status = status
         self.message = message
 
-    def response(self) -> bytes:
-        """The whole response."""
-        body = protocol_body(self.status, self.message)
+    def response(self, target: bytes) -> bytes:
+        """The whole response.  target: of the request, as far as it is known"""
+        body = protocol_body(self.status, self.message, target.decode("latin-1"))
         return (
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
         ) % (self.status, HTTPStatus(self.status).phrase.encode(), len(body), body)
@@ -80,6 +80,7 @@ class Connection(HttpToolsProtocol):
         self._waiting: list[Exchange] = []  # pipelined ones
         self._unparsed = bytearray()
         self._refused: Refused | None = None
+        self.url = b""  # of the request that arrives
         self._is_ending = self._is_upgrade = False
         self._phase, self._due_s = Phase.IDLE, 0.0
         self._head_bytes = self._num_headers = self._body_bytes = self._num_chunks = 0
@@ -328,7 +329,7 @@ class Connection(HttpToolsProtocol):
             if has_begun:
                 self.transport.abort()
                 return
-        self.transport.write(refused.response())
+        self.transport.write(refused.response(self.url))
         self._end()
 
     def _end(self) -> None:

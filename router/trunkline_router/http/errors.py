@@ -33,6 +33,12 @@ Header = tuple[bytes, bytes]
 # Reasons that only HTTP has: gRPC stores no responses.
 RESPONSE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND = "RESPONSE_NOT_FOUND", "PREVIOUS_RESPONSE_NOT_FOUND"
 
+ANTHROPIC_PATH = "/v1/messages"
+# Reasons after which the same request would fail again, although clients retry the statuses of some of them.
+FINAL = frozenset({QUARANTINED, INTERNAL})
+# OpenAI's clients give up if they are told to wait for longer; Anthropic's wait for as long as they are told.
+MAX_RETRY_DELAY_MS = 120_000
+
 MAX_MESSAGE_CHARACTERS = 400  # a message may quote a client's input
 JSON_TYPE: Header = (b"content-type", b"application/json")
 
@@ -120,24 +126,46 @@ def openai_body(refused: RequestRefused) -> bytes:
 
 def anthropic_body(refused: RequestRefused, request_id: str) -> bytes:
     """Anthropic's error object, as JSON."""
-    error = {"type": row_of(refused).anthropic_type, "message": _shortened(refused.message)}
-    return _json({"type": "error", "error": error, "request_id": request_id})
+    return _anthropic(row_of(refused), _shortened(refused.message), request_id)
+
+
+def body_for(path: str, refused: RequestRefused, request_id: str) -> bytes:
+    """The error object in the shape of the API that the path belongs to, as JSON."""
+    return anthropic_body(refused, request_id) if is_anthropic(path) else openai_body(refused)
 
 
 def refusal_headers(refused: RequestRefused) -> list[Header]:
-    """Retry-After in seconds, rounded up, if a retry makes sense, and WWW-Authenticate if credentials are missing or
-    wrong."""
+    """Retry-After in seconds, rounded up, and retry-after-ms if a retry makes sense; x-should-retry: false if clients
+    would retry a request that cannot succeed, or wait for longer than MAX_RETRY_DELAY_MS; WWW-Authenticate if credentials
+    are missing or wrong."""
+    delay_ms = refused.retry_delay_ms
     headers = []
-    if refused.retry_delay_ms:
-        headers.append((b"retry-after", b"%d" % math.ceil(refused.retry_delay_ms / 1e3)))
+    if delay_ms:
+        headers += [(b"retry-after", b"%d" % math.ceil(delay_ms / 1e3)), (b"retry-after-ms", b"%d" % delay_ms)]
+    is_final = refused.reason in FINAL or (refused.reason == QUOTA_EXCEEDED and not delay_ms)
+    if is_final or delay_ms > MAX_RETRY_DELAY_MS:
+        headers.append((b"x-should-retry", b"false"))
     if refused.reason == UNAUTHENTICATED:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
 
 
-def protocol_body(status: int, message: str) -> bytes:
-    """The body of an error of HTTP itself: an entry of PROTOCOL, in OpenAI's shape."""
-    return _openai(PROTOCOL[status], _shortened(message), None)
+def is_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API, whose errors have another shape than OpenAI's."""
+    return path == ANTHROPIC_PATH or path.startswith((f"{ANTHROPIC_PATH}/", f"{ANTHROPIC_PATH}?"))
+
+
+def protocol_body(status: int, message: str, path: str = "") -> bytes:
+    """The body of an error of HTTP itself, an entry of PROTOCOL, in the shape of the path's API; "": not known."""
+    row, message = PROTOCOL[status], _shortened(message)
+    if is_anthropic(path):
+        return _anthropic(row, message, None)
+    return _openai(row, message, None)
+
+
+def _anthropic(row: HttpError, message: str, request_id: str | None) -> bytes:
+    error = {"type": row.anthropic_type, "message": message}
+    return _json({"type": "error", "error": error, "request_id": request_id})
 
 
 def _openai(row: HttpError, message: str, param: str | None) -> bytes:

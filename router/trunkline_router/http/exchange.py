@@ -8,7 +8,8 @@ from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPResponseBodyEven
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
 from trunkline_router.http.disconnect import ClientGone
-from trunkline_router.http.errors import JSON_TYPE, internal, openai_body
+from trunkline_router.http.errors import JSON_TYPE, body_for, internal, refusal_headers
+from trunkline_router.http.headers import response_headers
 from trunkline_runtime.log import get_logger
 
 BODILESS = (204, 304)
@@ -75,8 +76,14 @@ class Exchange(RequestResponseCycle):
             return
         self.response_started, self._head = False, b""
         self.chunked_encoding, self.expected_content_length, self.keep_alive = None, 0, False
-        body = openai_body(internal(request_id))
-        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id.encode())]
+        refused = internal(request_id)
+        body = body_for(self.scope["path"], refused, request_id)
+        headers = [
+            JSON_TYPE,
+            (b"content-length", b"%d" % len(body)),
+            *response_headers(request_id),
+            *refusal_headers(refused),
+        ]
         await self.send({"type": "http.response.start", "status": 500, "headers": headers})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 

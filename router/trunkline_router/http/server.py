@@ -25,7 +25,7 @@ BACKLOG = 2048
 UNSENT_BYTES = 16 << 10
 LIMITS = HttpLimits()
 EXPOSED_HEADERS = (
-    *("x-request-id", "x-trunkline-worker", "x-trunkline-cached-tokens", "retry-after"),
+    *("x-request-id", "x-trunkline-worker", "x-trunkline-cached-tokens", "retry-after", "retry-after-ms"),
     *(f"x-ratelimit-{which}-{what}" for which in ("limit", "remaining") for what in ("requests", "tokens")),
 )
 

@@ -1,4 +1,4 @@
-"""Errors that Starlette's routing finds, in OpenAI's shape: unknown paths and wrong methods."""
+"""Errors that Starlette's routing finds, in the shape of the path's API: unknown paths and wrong methods."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -15,7 +15,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code if error.status_code in PROTOCOL else 400
     message = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
-    body = protocol_body(status, message.get(status, error.detail))
+    body = protocol_body(status, message.get(status, error.detail), request.url.path)
     return Response(body, status, headers=dict(error.headers or {}), media_type="application/json")
 
 

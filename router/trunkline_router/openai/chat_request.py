@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.openai.request_fields import GUIDED, NOT_YET, Fields, GenerationFields
+from trunkline_router.edge.request_fields import GUIDED, NOT_YET, Fields, GenerationFields
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 MAX_TOP_LOGPROBS = 20
@@ -74,9 +74,30 @@ def plain_text(content: str | list[Part] | None, where: str) -> str:
     return "\n".join(part.plain(f"{where}[{index}]") for index, part in enumerate(content or ()))
 
 
+def conversation(
+    messages: list[Message],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    chat_template_kwargs: dict[str, Any] | None,
+) -> ChatMessages:
+    """Returns the conversation for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
+    chat = ChatMessages(
+        messages=[message.proto(f"messages[{index}]") for index, message in enumerate(messages)],
+        continue_final_message=bool(continue_final_message),
+        template_variables=json.dumps(chat_template_kwargs) if chat_template_kwargs else "",
+    )
+    if add_generation_prompt is not None:
+        chat.add_generation_prompt = add_generation_prompt
+    elif continue_final_message:
+        chat.add_generation_prompt = False
+    return chat
+
+
 class ChatRequest(GenerationFields):
     """A conversation to continue."""
 
+    model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
@@ -129,16 +150,12 @@ class ChatRequest(GenerationFields):
 
     def chat(self) -> ChatMessages:
         """Returns the conversation. Raises RequestRefused (INVALID_REQUEST)."""
-        chat = ChatMessages(
-            messages=[message.proto(f"messages[{index}]") for index, message in enumerate(self.messages)],
-            continue_final_message=bool(self.continue_final_message),
-            template_variables=json.dumps(self.chat_template_kwargs) if self.chat_template_kwargs else "",
+        return conversation(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
         )
-        if self.add_generation_prompt is not None:
-            chat.add_generation_prompt = self.add_generation_prompt
-        elif self.continue_final_message:
-            chat.add_generation_prompt = False
-        return chat
 
     def generate_request(self, request_id: str) -> GenerateRequest:
         """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
@@ -146,7 +163,7 @@ class ChatRequest(GenerationFields):
         if self.logprobs:
             sampling.logprobs = self.top_logprobs or 0
         return GenerateRequest(
-            model=self.model or "",
+            model=self.model,
             chat=self.chat(),
             sampling=sampling,
             n=self.n or 1,

@@ -7,7 +7,7 @@ from pydantic import Field, WithJsonSchema
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import GenerateRequest
-from trunkline_router.openai.request_fields import GenerationFields, token_ids
+from trunkline_router.edge.request_fields import GenerationFields, token_ids
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_LOGPROBS = 20
@@ -33,6 +33,7 @@ Prompt = str | list[int]
 class CompletionRequest(GenerationFields):
     """Prompts to continue. `prompt` is checked by prompts(): pydantic would try every alternative on long lists."""
 
+    model: Annotated[str, Field(min_length=1)]
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     echo: bool | None = None
@@ -84,7 +85,7 @@ class CompletionRequest(GenerationFields):
         if self.echo and self.logprobs is not None:
             sampling.prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
         request = GenerateRequest(
-            model=self.model or "",
+            model=self.model,
             sampling=sampling,
             n=self.n or 1,
             request_id=request_id,

@@ -1,32 +1,23 @@
 """POST /v1/completions and /v1/chat/completions."""
 
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from trunkline.status import RequestRefused, invalid
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
+from trunkline.status import invalid
+from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline_router.edge.answering import answer_of
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.merging import merged
+from trunkline_router.edge.request_fields import validated
 from trunkline_router.openai.answer import AnswerId, CollectedAnswer
 from trunkline_router.openai.chat_answer import ChatStream, chat_completion
 from trunkline_router.openai.chat_request import ChatRequest
 from trunkline_router.openai.completion_answer import CompletionStream, Echo, completion
 from trunkline_router.openai.completion_request import CompletionRequest, Prompt
 from trunkline_router.openai.logprobs import TokenNames
-from trunkline_router.openai.request_fields import validated
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.request.steps import give_way
-
-SAMPLING = "sampling."
-# Fields of the shared path that HTTP clients know by other names.
-NAMES = {
-    "text": "prompt",
-    "token_ids": "prompt",
-    "chat": "messages",
-    "chat.messages": "messages",
-    "template_variables": "chat_template_kwargs",
-}
 
 
 async def chat_completions(call: HttpCall) -> None:
@@ -62,12 +53,12 @@ async def completions(call: HttpCall) -> None:
     names: TokenNames | None = None
     echoes = [Echo()] * len(prompts)
     if request.logprobs is not None or request.scores_prompt or request.return_token_ids or request.echo:
-        tokenizer = (await call.edge.inference.found(request.model or "", call.caller, None)).tokenizer
+        tokenizer = (await call.edge.inference.found(request.model, call.caller, None)).tokenizer
         names = await tokenizer.token_bytes()
         for index, generate in enumerate(generates):
             echoes[index] = await _echo(call, request, tokenizer, prompts[index], generate)
     elif request.add_special_tokens is False:
-        tokenizer = (await call.edge.inference.found(request.model or "", call.caller, None)).tokenizer
+        tokenizer = (await call.edge.inference.found(request.model, call.caller, None)).tokenizer
         for generate in generates:
             await _tokenized(call, tokenizer, generate, special_tokens=False)
     answer_id = AnswerId(f"cmpl-{call.request_id}", call.created, call.caller.identity.sees_cache)
@@ -78,30 +69,6 @@ async def completions(call: HttpCall) -> None:
     answers = [CollectedAnswer(request.n or 1) for _ in prompts]
     await call.collect(responses, lambda item: answers[item[0]].take(item[1]))
     await call.respond(completion(request, answer_id, answers, echoes, names))
-
-
-async def answer_of(call: HttpCall, generate: GenerateRequest) -> AsyncGenerator[GenerateResponse, None]:
-    """Yields the responses to one request of a call. Raises RequestRefused, with fields as HTTP clients name them."""
-    responses = call.edge.inference.generate(call.request_call(generate))
-    try:
-        async for response in responses:
-            if call.prompt is None and response.HasField("prompt"):
-                call.prompt = response.prompt
-            yield response
-    except RequestRefused as refused:
-        raise renamed(refused) from None
-    finally:
-        await responses.aclose()
-
-
-def renamed(refused: RequestRefused) -> RequestRefused:
-    """Returns the refusal with its field as HTTP clients name it."""
-    name = NAMES.get(refused.field, refused.field.removeprefix(SAMPLING))
-    message = refused.message
-    if refused.field and message.startswith(f"{refused.field}: "):
-        message = f"{name}: {message.removeprefix(f'{refused.field}: ')}"
-    refused.field, refused.message = name, message
-    return refused
 
 
 async def _echo(

@@ -8,10 +8,10 @@ from pydantic import Field
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import DetokenizeRequest, TokenizeRequest
 from trunkline.validation import max_total_tokens
+from trunkline_router.edge.answering import renamed
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.openai.chat_request import ChatRequest, Message
-from trunkline_router.openai.endpoints import renamed
-from trunkline_router.openai.request_fields import Fields, token_ids, validated
+from trunkline_router.edge.request_fields import Fields, token_ids, validated
+from trunkline_router.openai.chat_request import Message, conversation
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 
@@ -46,12 +46,12 @@ async def tokenize(call: HttpCall) -> None:
         if body.add_special_tokens:
             raise invalid("add_special_tokens", "is for prompts: a chat template writes the special tokens itself")
         request.chat.CopyFrom(
-            ChatRequest(
-                messages=body.messages,
+            conversation(
+                body.messages,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 chat_template_kwargs=body.chat_template_kwargs,
-            ).chat()
+            )
         )
     else:
         request.text = body.prompt or ""

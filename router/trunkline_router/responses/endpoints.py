@@ -7,11 +7,11 @@ from urllib.parse import parse_qsl
 import orjson
 
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
+from trunkline_router.edge.answering import answer_of
 from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.request_fields import validated
 from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
 from trunkline_router.openai.answer import CollectedAnswer, Json
-from trunkline_router.openai.endpoints import answer_of
-from trunkline_router.openai.request_fields import validated
 from trunkline_router.request.prepare import resolve_sampling
 from trunkline_router.responses.response_object import ResponseObject
 from trunkline_router.responses.response_request import ResponseRequest

@@ -8,8 +8,8 @@ from pydantic import Discriminator, Field, Tag
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
+from trunkline_router.edge.request_fields import GUIDED, NOT_YET, Fields, GenerationFields
 from trunkline_router.openai.chat_request import MAX_TOP_LOGPROBS, ROLES, TOOLS, Part, plain_text
-from trunkline_router.openai.request_fields import GUIDED, NOT_YET, Fields, GenerationFields
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 from trunkline_router.responses.response_store import Turn
 
@@ -99,6 +99,7 @@ class Reasoning(Fields):
 class ResponseRequest(GenerationFields):
     """A text or a conversation to answer."""
 
+    model: Annotated[str, Field(min_length=1)]
     input: (
         Annotated[
             Annotated[str, Tag("str")] | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES), Tag("list[]")],
@@ -148,8 +149,6 @@ class ResponseRequest(GenerationFields):
 
     def check(self) -> None:
         super().check()
-        if not self.model:
-            raise invalid("model", "is missing")
         if not self.input and self.previous_response_id is None:
             raise invalid("input", "is missing or empty")
         for name in self.include or ():
@@ -213,7 +212,7 @@ class ResponseRequest(GenerationFields):
             template_variables=json.dumps(self.chat_template_kwargs) if self.chat_template_kwargs else "",
         )
         return GenerateRequest(
-            model=self.model or "",
+            model=self.model,
             chat=chat,
             sampling=sampling,
             n=1,

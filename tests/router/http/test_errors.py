@@ -56,9 +56,20 @@ def test_invalid_field_is_the_param() -> None:
 
 
 def test_retry_after_is_in_whole_seconds_rounded_up() -> None:
-    assert refusal_headers(no_worker("none", 1)) == [(b"retry-after", b"1")]
-    assert refusal_headers(no_worker("none", 2001)) == [(b"retry-after", b"3")]
+    assert refusal_headers(no_worker("none", 1)) == [(b"retry-after", b"1"), (b"retry-after-ms", b"1")]
+    assert refusal_headers(no_worker("none", 2001)) == [(b"retry-after", b"3"), (b"retry-after-ms", b"2001")]
     assert refusal_headers(invalid("n", "is 0")) == []
+
+
+def test_clients_are_told_where_a_retry_is_useless() -> None:
+    never = (b"x-should-retry", b"false")
+    for reason in (status.QUARANTINED, status.INTERNAL, status.QUOTA_EXCEEDED):
+        assert refusal_headers(RequestRefused(status.code_of(reason) or 0, reason, "")) == [never], reason
+    quota = RequestRefused(status.CODE_RESOURCE_EXHAUSTED, status.QUOTA_EXCEEDED, "", retry_delay_ms=120_000)
+    assert never not in refusal_headers(quota)
+    quota.retry_delay_ms += 1  # Anthropic's client would wait for a month
+    assert never in refusal_headers(quota)
+    assert refusal_headers(RequestRefused(status.CODE_RESOURCE_EXHAUSTED, status.OVERLOADED, "")) == []
 
 
 def test_internal_tells_the_request_id_alone() -> None:
@@ -158,3 +169,33 @@ async def test_unknown_paths_and_wrong_methods_get_json() -> None:
         http, headers, body = await client.response()
         assert (http, error_of(body)["code"]) == (405, "method_not_allowed")
         assert set(headers["allow"].split(", ")) == {"GET", "HEAD"}
+
+
+async def test_errors_under_messages_have_the_shape_of_anthropic() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"].endswith("broken"):
+            raise ValueError(scope["path"])
+        await routed(scope, receive, send)
+
+    routed = Starlette(
+        routes=[Route("/v1/messages", lambda request: JSONResponse({}), methods=["POST"])],
+        exception_handlers=dict(HANDLERS),
+    )
+    expected = {
+        get("/v1/messages"): (405, "invalid_request_error"),
+        get("/v1/messages/batches"): (404, "not_found_error"),
+        get("/v1/messages/broken"): (500, "api_error"),
+        get("/v1/messages?" + "a" * 9000): (414, "invalid_request_error"),
+    }
+    async with serving(broken) as server:
+        for request, (http, kind) in expected.items():
+            async with connected(server) as client:
+                client.send(request)
+                told, headers, body = await client.response()
+                error = json.loads(body)
+                assert (told, error["type"], error["error"]["type"]) == (http, "error", kind)
+                assert error["request_id"] == headers.get("request-id")
+        async with connected(server) as client:
+            client.send(get("/v1/messages2"))
+            _, _, body = await client.response()
+            assert error_of(body)["code"] == "not_found", "a path of its own"

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Json, str, str]] = {
     ),
     "unknown field of text": ({"text": {"mood": 1}}, "text.mood", "is not a known field"),
     "guided": ({"guided_regex": "a"}, "guided_regex", "structured output is not served"),
-    "no model": ({"model": None}, "model", "is missing"),
+    "no model": ({"model": None}, "model", "valid string"),
     "no input": ({"input": None}, "input", "is missing or empty"),
     "empty text": ({"input": ""}, "input", "is missing or empty"),
     "empty list": ({"input": []}, "input", "is missing or empty"),

@@ -1,4 +1,4 @@
-"""Fields that completions and chat completions have in common.
+"""Fields that requests of several endpoints have in common.
 
 OpenAI's names, and vLLM's for what OpenAI does not have. A field that is not served is refused by name instead of being
 ignored, because an ignored constraint gives wrong answers. Null means the default, as with OpenAI.
