@@ -66,7 +66,7 @@ help-bench:
 	@echo 'make bench-overload      ten times more requests than a worker can serve'
 	@echo 'make bench-gpu           kernels and engine on one GPU; PYTHON=interpreter with a torch for that GPU'
 	@echo 'make bench-routing       choosing a worker, and the index of cached prefixes'
-	@echo 'make bench-streaming     time that a router adds to a stream, against a proxy that forwards bytes'
+	@echo 'make bench-streaming     what a router adds to a stream over gRPC and HTTP, against a proxy of bytes'
 	@echo 'make bench-faults        faults in a fleet of real processes, stream by stream; prints its report'
 	@echo 'make bench-attacks       effects of hostile clients, tenants, workers and Redis entries on other tenants'
 	@echo 'make bench-quotas        quotas and fairness over two routers and Redis'
