@@ -73,9 +73,7 @@ class Endpoint:
             failure = given
         except Exception as error:
             failure = internal(headers.request_id)
-            get_logger().error(
-                "unexpected error", request_id=headers.request_id, exc_info=error
-            )
+            get_logger().error("unexpected error", request_id=headers.request_id, exc_info=error)
             if call is not None and call.has_begun:
                 raise
         told = response_headers(headers.request_id) if call is None else call.response_headers()
