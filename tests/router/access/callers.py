@@ -57,8 +57,11 @@ class Keys:
 class Router:
     """A router, and clients of it that present credentials."""
 
-    def __init__(self, inner: Cluster, http: httpx2.AsyncClient, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, inner: Cluster, http: httpx2.AsyncClient, channel: grpc.aio.Channel, authenticator: Authenticator
+    ) -> None:
         self.inner = inner
+        self.authenticator = authenticator
         self.http = http
         self.channel = channel
         self.stub: Any = InferenceServiceStub(channel)
@@ -67,6 +70,11 @@ class Router:
     async def generate(self, headers: Headers, **fields: Any) -> list[GenerateResponse]:
         call = self.stub.Generate(GenerateRequest(**fields), metadata=tuple(headers.items()), timeout=PATIENCE_S)
         return [response async for response in call]
+
+    async def read_keys(self, keys: Keys) -> None:
+        """Writes the file of keys, and reads it again as the router does when it has changed."""
+        key_rig.write(keys.path, *keys.records)
+        await self.authenticator.start()
 
     async def refused(self, headers: Headers, **fields: Any) -> Refusal:
         """How a Generate call that must not succeed ends."""
@@ -109,4 +117,4 @@ async def router_of(
             httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http,
             grpc.aio.insecure_channel(f"127.0.0.1:{inner.port}") as channel,
         ):
-            yield Router(inner, http, channel)
+            yield Router(inner, http, channel, authenticator)
