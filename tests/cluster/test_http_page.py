@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,7 @@ from trunkline_router.edge.request_fields import Fields, GenerationFields, Strea
 from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
 from trunkline_router.responses.response_request import ResponseRequest
 
+README = PAGE.parents[1] / "README.md"
 TEXT = PAGE.read_text()
 BODIES: list[type[Fields]] = [
     *(CompletionRequest, ChatRequest, Message, ResponseRequest, MessageRequest, CountRequest),
@@ -54,6 +56,15 @@ def test_an_example_prints_what_the_page_says(number: int, address: str) -> None
     assert (done.returncode, done.stderr) == (0, "")
     for (command, printed), actual in zip(commands, done.stdout.split(BETWEEN), strict=True):
         assert re.fullmatch(pattern(printed), squeezed(actual)), f"{command}\n{actual}"
+
+
+def test_the_openai_example_of_the_first_page_runs(address: str) -> None:
+    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    [program] = [example for example in examples if "openai" in example]
+    program = program.replace("localhost:8000", address)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) > 20
 
 
 def squeezed(text: str) -> str:

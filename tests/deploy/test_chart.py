@@ -318,14 +318,15 @@ def test_files_of_identities_are_where_the_routers_look_for_them() -> None:
     assert not any("subPath" in mount for mount in container["volumeMounts"]), "a revocation would never arrive"
     found = {}
     for volume in pod_of(workload)["volumes"]:
-        source = volume.get("secret") or volume.get("configMap")
-        for item in (source or {}).get("items", ()):
-            name = source.get("secretName") or source["name"]
-            found[f"{folders[volume['name']]}/{item['path']}"] = (name, item["key"], source["defaultMode"])
+        for kind, name in (("secret", "secretName"), ("configMap", "name")):
+            source = volume.get(kind, {})
+            for item in source.get("items", ()):
+                place = f"{folders[volume['name']]}/{item['path']}"
+                found[place] = (kind, source[name], item["key"], source["defaultMode"])
     assert found == {
-        config["api_keys"]: ("keys", "tenants", 0o440),
-        config["fleet_secret_file"]: ("fleet", "secret", 0o440),
-        config["jwt_jwks"]: ("issuer", "jwks.json", 0o440),
+        config["api_keys"]: ("secret", "keys", "tenants", 0o440),
+        config["fleet_secret_file"]: ("secret", "fleet", "secret", 0o440),
+        config["jwt_jwks"]: ("configMap", "issuer", "jwks.json", 0o440),
     }
 
 
@@ -381,7 +382,7 @@ def test_what_is_mounted_is_there(rendered: Rendered) -> None:
         for container in [*pod["containers"], *pod.get("initContainers", ())]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes | claims
         for volume in pod["volumes"]:
-            if "configMap" in volume:
+            if "configMap" in volume and volume["name"] != "jwks":  # the user's own
                 rendered.one("ConfigMap", volume["configMap"]["name"])
 
 
