@@ -10,13 +10,13 @@ from jsonschema_rs import Draft202012Validator, meta
 
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
+from tests.router.responses.responses_client import new_store
 from trunkline.status import INVALID_REQUEST
 from trunkline_router.http.errors import TABLE
 from trunkline_router.http_app import ERROR_BODIES, UNSERVED
 from trunkline_router.identity.endpoints import PATHS, Open
 from trunkline_router.openapi.operations import OPERATIONS
 from trunkline_router.openapi.page import openapi_page
-from trunkline_router.responses.response_store import ResponseStore, StoreLimits
 
 PAGE: dict[str, Any] = orjson.loads(openapi_page())
 HI = {"model": "tiny", "messages": CHAT}
@@ -120,7 +120,7 @@ async def answer(asks: OpenAiClient, method: str, url: str, path: str, body: Any
 
 
 async def test_answers_are_as_the_page_says() -> None:
-    async with client(FakeWorker("w", answer=2), store=ResponseStore(StoreLimits(8, 1 << 20, 60.0))) as asks:
+    async with client(FakeWorker("w", answer=2), store=new_store()) as asks:
         for method, path, body in ANSWERED.values():
             await answer(asks, method, path, path, body, 200)
         stored = await answer(asks, *ANSWERED["response"][:2], *ANSWERED["response"][1:], 200)
