@@ -14,9 +14,10 @@ from trunkline_router.identity.identity import Role
 from trunkline_router.openapi import message_schemas, openai_schemas, response_schemas
 from trunkline_router.openapi.operations import OPERATIONS, Operation
 from trunkline_router.openapi.request_schemas import request_schemas
-from trunkline_router.openapi.schema_parts import STRING, Schema, component
+from trunkline_router.openapi.schema_parts import STRING, Schema, component, record
 
 JSON, EVENTS = "application/json", "text/event-stream"
+EVENT = record({"data": STRING}, {"event": STRING}, description="one of the server-sent events, with stream: true")
 # An API key or a token: OpenAI's clients send it in the first way, Anthropic's in either.
 CREDENTIALS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key or a JWT"},
@@ -65,7 +66,7 @@ def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Sc
     answer = component(operation.answer) if operation.answer else {"type": "object"}
     content: dict[str, Schema] = {JSON: {"schema": answer}}
     if operation.streams:
-        content[EVENTS] = {"schema": {**STRING, "description": "server-sent events, with stream: true"}}
+        content[EVENTS] = {"schema": EVENT}
     made: dict[str, Any] = {
         "operationId": _SEPARATORS.sub("_", _CONVERTER.sub("", name)).strip("_").lower(),
         "summary": operation.summary,
