@@ -23,6 +23,7 @@ from trunkline_router.identity.identity import Role
 from trunkline_router.openai.endpoints import chat_completions, completions
 from trunkline_router.openai.models import list_models, retrieve_model
 from trunkline_router.openai.tokenization import detokenize, tokenize
+from trunkline_router.openapi.page import openapi_page
 from trunkline_router.responses.endpoints import Responses
 from trunkline_router.responses.response_store import ResponseStore
 
@@ -95,7 +96,8 @@ def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | No
         if "{" not in path:
             endpoints[method, path] = endpoint
     routes += [Route(path, endpoint=methods, methods=[*methods.endpoints]) for path, methods in paths.items()]
-    for name, answer in _status_answers(is_ready).items():
+    page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields)
+    for name, answer in _status_answers(is_ready, page).items():
         path = name.removeprefix("GET ")
         routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
     others = Starlette(routes=routes, exception_handlers=HANDLERS)
@@ -109,17 +111,19 @@ def _unserved(request: Request) -> Response:
     raise HTTPException(404)
 
 
-StatusAnswer = Callable[[], tuple[int, dict[str, object]]]
+StatusAnswer = Callable[[], tuple[int, bytes]]  # its status and its JSON
 
 
-def _status_answers(is_ready: Callable[[], bool]) -> dict[str, StatusAnswer]:
-    def ready() -> tuple[int, dict[str, object]]:
-        return (200, {"status": "ready"}) if is_ready() else (503, {"status": "not ready"})
+def _status_answers(is_ready: Callable[[], bool], page: bytes) -> dict[str, StatusAnswer]:
+    def ready() -> tuple[int, bytes]:
+        return (200, b'{"status":"ready"}') if is_ready() else (503, b'{"status":"not ready"}')
 
+    told = orjson.dumps({"version": version("trunkline")})
     return {
-        "GET /health": lambda: (200, {"status": "ok"}),  # liveness
+        "GET /health": lambda: (200, b'{"status":"ok"}'),  # liveness
         "GET /ready": ready,
-        "GET /version": lambda: (200, {"version": version("trunkline")}),
+        "GET /version": lambda: (200, told),
+        "GET /openapi.json": lambda: (200, page),
     }
 
 
@@ -134,6 +138,6 @@ def _status_endpoint(
             headers = {name.decode(): value.decode() for name, value in refusal_headers(refused)}
             return Response(openai_body(refused), status_of(refused), headers, "application/json")
         status, body = answer()
-        return Response(orjson.dumps(body), status, media_type="application/json")
+        return Response(body, status, media_type="application/json")
 
     return endpoint

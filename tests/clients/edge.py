@@ -40,7 +40,11 @@ def running_edge(model: Path, *worker_arguments: str, workers: int = 2) -> Itera
         port, http_port = free_port(), free_port()
         addresses = ",".join(worker.address for worker in started)
         router = Process(
-            script("trunkline-router"), f"--workers={addresses}", f"--port={port}", f"--http-port={http_port}"
+            script("trunkline-router"),
+            f"--workers={addresses}",
+            f"--port={port}",
+            f"--http-port={http_port}",
+            "--max-stored-responses=64",
         )
         stack.callback(router.stop)
         router.wait_for("router listening")

@@ -83,21 +83,14 @@ async def test_a_stream_gives_its_events_in_order(client: Anthropic, async_clien
 
 
 def test_an_answer_ends_its_turn_or_at_a_stop_sequence(client: Anthropic, edge: Edge) -> None:
-    asked: dict[str, Any] = {"max_tokens": 512, "extra_body": {"temperature": 0.0}}
+    # Coding assistants always ask for tens of thousands of tokens: more than the context is no error.
+    asked: dict[str, Any] = {"max_tokens": 20_000, "extra_body": {"temperature": 0.0}}
     whole = client.messages.create(model=edge.model, messages=QUESTION, **asked)
     assert whole.stop_reason == "end_turn"
     cut = client.messages.create(model=edge.model, messages=QUESTION, stop_sequences=[" the"], **asked)
     assert cut.stop_reason == "stop_sequence"
     assert cut.stop_sequence == " the"
     assert text_of(cut) == text_of(whole)[: text_of(whole).index(" the")]
-
-
-def test_a_limit_past_the_context_is_no_error(client: Anthropic, edge: Edge) -> None:
-    """Coding assistants always ask for tens of thousands of tokens."""
-    answer = client.messages.create(
-        model=edge.model, max_tokens=20_000, messages=QUESTION, extra_body={"temperature": 0.0}
-    )
-    assert answer.stop_reason == "end_turn"
 
 
 def test_system_texts_blocks_and_a_begun_answer_are_rendered(client: Anthropic, edge: Edge) -> None:
@@ -110,8 +103,9 @@ def test_system_texts_blocks_and_a_begun_answer_are_rendered(client: Anthropic, 
     parts: Any = [{"role": "user", "content": [{"type": "text", "text": "Tell me a story about a fox."}]}]
     plain = answer(messages=QUESTION)
     assert answer(messages=parts) == plain
-    begun: Any = [*QUESTION, {"role": "assistant", "content": plain[:20]}]
-    assert answer(messages=begun).startswith(plain[20:40])
+    end = plain.index(",") + 1  # between words: a part of one has other tokens than the whole one
+    begun: Any = [*QUESTION, {"role": "assistant", "content": plain[:end]}]
+    assert answer(messages=begun).startswith(plain[end:])
 
 
 async def test_counted_tokens_are_those_of_the_answer(

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from tests.clients.edge import ANY_KEY, Edge
 
+MAX_TOKENS = 12  # fewer than the answer has
 HISTORY = [
     SystemMessage("Be kind."),
     HumanMessage("Tell me a story about a fox."),
@@ -19,7 +20,7 @@ HISTORY = [
 
 @pytest.fixture
 def chat(edge: Edge) -> ChatOpenAI:
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "max_retries": 0, "stream_usage": True}
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, "max_retries": 0, "stream_usage": True}
     return ChatOpenAI(model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), **options)
 
 
@@ -29,17 +30,17 @@ async def test_invoked_streamed_batched_and_asynchronous_chats_are_equal(chat: C
     assert answer.content
     assert answer.response_metadata["finish_reason"] == "length"
     assert answer.usage_metadata is not None
-    assert answer.usage_metadata["output_tokens"] == 24
+    assert answer.usage_metadata["output_tokens"] == MAX_TOKENS
     chunks = list(chat.stream(HISTORY))
     assert "".join(str(chunk.content) for chunk in chunks) == answer.content
-    assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) == 24
+    assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) == MAX_TOKENS
     assert (await chat.ainvoke(HISTORY)).content == answer.content
     assert "".join([str(chunk.content) async for chunk in chat.astream(HISTORY)]) == answer.content
     assert [one.content for one in chat.batch([HISTORY, HISTORY])] == [answer.content] * 2
 
 
 def test_the_responses_api_gives_the_same_answer(edge: Edge, chat: ChatOpenAI) -> None:
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "max_retries": 0, "use_responses_api": True}
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, "max_retries": 0, "use_responses_api": True}
     by_responses = ChatOpenAI(model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), **options)
     text = chat.invoke(HISTORY).content
     assert by_responses.invoke(HISTORY).text == text
@@ -48,7 +49,12 @@ def test_the_responses_api_gives_the_same_answer(edge: Edge, chat: ChatOpenAI) -
 
 def test_many_prompts_in_one_request_are_told_apart(edge: Edge) -> None:
     complete = OpenAI(
-        model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), temperature=0, max_tokens=12, max_retries=0
+        model=edge.model,
+        base_url=edge.url,
+        api_key=SecretStr(ANY_KEY),
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        max_retries=0,
     )
     prompts: list[Any] = [f"Once upon a time there was a {animal}" for animal in ("fox", "hen", "frog", "bear", "owl")]
     assert complete.batch(prompts) == [complete.invoke(prompt) for prompt in prompts]

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, LengthFinishReasonError, OpenAI
 from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
@@ -167,15 +167,23 @@ async def test_sync_async_and_streamed_chats_are_equal(client: OpenAI, async_cli
 
 
 def test_the_accumulating_stream_helper_ends_with_the_whole_answer(client: OpenAI, edge: Edge) -> None:
-    whole: ChatCompletion = client.chat.completions.create(model=edge.model, messages=CHAT, n=2, **GREEDY)
+    ended: dict[str, Any] = {**GREEDY, "stop": ["."]}
+    whole: ChatCompletion = client.chat.completions.create(model=edge.model, messages=CHAT, n=2, **ended)
     with client.chat.completions.stream(
-        model=edge.model, messages=CHAT, n=2, stream_options={"include_usage": True}, **GREEDY
+        model=edge.model, messages=CHAT, n=2, stream_options={"include_usage": True}, **ended
     ) as stream:
         final = stream.get_final_completion()
     assert [choice.message.content for choice in final.choices] == [choice.message.content for choice in whole.choices]
     assert isinstance(final.usage, CompletionUsage)
     assert isinstance(whole.usage, CompletionUsage)
-    assert final.usage.completion_tokens == whole.usage.completion_tokens == 48
+    assert final.usage.completion_tokens == whole.usage.completion_tokens
+    # The helper takes no answer that reached its limit, whatever it was asked for.
+    with (
+        client.chat.completions.stream(model=edge.model, messages=CHAT, **GREEDY) as stream,
+        pytest.raises(LengthFinishReasonError) as cut,
+    ):
+        stream.get_final_completion()
+    assert cut.value.completion.choices[0].finish_reason == "length"
 
 
 def test_log_probabilities_spell_the_answer(client: OpenAI, edge: Edge) -> None:
@@ -214,13 +222,11 @@ def test_a_seed_repeats_a_sample_and_n_samples_differ(client: OpenAI, edge: Edge
 
 
 def test_stop_texts_end_an_answer_before_them(client: OpenAI, edge: Edge) -> None:
-    whole = client.chat.completions.create(model=edge.model, messages=CHAT, temperature=0).choices[0]
-    assert whole.finish_reason == "stop"
-    assert whole.message.content is not None
-    cut = client.chat.completions.create(model=edge.model, messages=CHAT, temperature=0, stop=[" the", "!"]).choices[0]
+    text: str = client.chat.completions.create(model=edge.model, messages=CHAT, **GREEDY).choices[0].message.content
+    stop = [text[-6:], text[30:33]]
+    cut = client.chat.completions.create(model=edge.model, messages=CHAT, stop=stop, **GREEDY).choices[0]
     assert cut.finish_reason == "stop"
-    ends = [whole.message.content.find(text) for text in (" the", "!")]
-    assert cut.message.content == whole.message.content[: min(end for end in ends if end >= 0)]
+    assert cut.message.content == text[: text.index(stop[1])]
 
 
 def test_content_may_come_in_parts_and_a_developer_speaks_as_the_system(client: OpenAI, edge: Edge) -> None:

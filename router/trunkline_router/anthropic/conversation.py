@@ -48,7 +48,7 @@ class Block(Fields):
         return self.text
 
 
-class Message(Fields):
+class InputMessage(Fields):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -60,7 +60,7 @@ class Message(Fields):
 class ConversationFields(Fields):
     """A conversation to continue. `thinking` may be "adaptive", which lets a model answer without thinking."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
     system: str | list[Block] | None = None
     thinking: dict[str, Any] | None = None

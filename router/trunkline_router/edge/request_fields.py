@@ -7,7 +7,8 @@ ignored, because an ignored constraint gives wrong answers. Null means the defau
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPECIFIED, Lane, SamplingParams
@@ -50,6 +51,19 @@ class Fields(BaseModel):
                     if isinstance(item, Fields):
                         found += item.unknown(f"{prefix}{name}[{index}].")
         return found
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema also says what unknown() refuses and ignores."""
+        made = handler(core_schema)
+        schema = handler.resolve_ref_schema(made)
+        known = schema.setdefault("properties", {})
+        for name in sorted(cls.ignored - known.keys()):
+            known[name] = {"description": "Accepted and ignored."}
+        for name, reason in cls.unserved.items():
+            known.setdefault(name, {"description": f"Refused: {reason}.", "enum": [None, False, []]})
+        schema["additionalProperties"] = False
+        return made
 
 
 class StreamOptions(Fields):

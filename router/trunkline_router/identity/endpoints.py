@@ -51,4 +51,5 @@ PATHS: Mapping[str, Role | Open | None] = {
     "GET /health": None,
     "GET /ready": Open.READINESS,
     "GET /version": Open.VERSION,
+    "GET /openapi.json": Open.DOCS,
 }

@@ -31,9 +31,10 @@ Prompt = str | list[int]
 
 
 class CompletionRequest(GenerationFields):
-    """Prompts to continue. `prompt` is checked by prompts(): pydantic would try every alternative on long lists."""
+    """Prompts to continue."""
 
     model: Annotated[str, Field(min_length=1)]
+    # Checked by prompts(): pydantic would try every alternative on long lists.
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     echo: bool | None = None

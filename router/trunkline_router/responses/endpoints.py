@@ -143,7 +143,7 @@ def check_query(call: HttpCall) -> None:
     query = call.scope["query_string"].decode("latin-1")
     unknown = []
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name == "stream" and value.lower() not in ("true", "1"):
+        if name == "stream" and value.lower() in ("false", "0"):
             continue
         if name in ("stream", "starting_after"):
             raise invalid(name, "is not supported: a stored response is returned whole")

@@ -1,0 +1,108 @@
+"""The endpoints of the page: what each takes, answers and refuses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trunkline.status import (
+    CONTEXT_LENGTH_EXCEEDED,
+    DEADLINE_EXCEEDED,
+    FORBIDDEN,
+    INTERNAL,
+    INVALID_REQUEST,
+    MODEL_NOT_FOUND,
+    NO_WORKER,
+    OVERLOADED,
+    QUARANTINED,
+    QUOTA_EXCEEDED,
+    UNAUTHENTICATED,
+)
+from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
+from trunkline_router.edge.request_fields import Fields
+from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
+from trunkline_router.openai.chat_request import ChatRequest
+from trunkline_router.openai.completion_request import CompletionRequest
+from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
+from trunkline_router.openapi.schema_parts import STRING, Schema, array
+from trunkline_router.responses.response_request import ResponseRequest
+
+# Reasons of refusals. What any endpoint refuses that asks who calls:
+CALLER = (INVALID_REQUEST, UNAUTHENTICATED, FORBIDDEN, OVERLOADED, INTERNAL)
+COUNTED = (*CALLER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, NO_WORKER, DEADLINE_EXCEEDED)
+GENERATED = (*COUNTED, QUOTA_EXCEEDED, QUARANTINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One endpoint.
+
+    summary: one sentence
+    answer: the schema of status 200, a name of the page's components; "": any object
+    refuses: reasons of the error table
+    request: the body's fields; None: there is no body
+    streams: with `stream: true` the answer is server-sent events
+    parameters: of path and query, with descriptions and schemas, by place and name
+    others: schemas of other answers than refusals, by status
+    """
+
+    summary: str
+    answer: str
+    refuses: tuple[str, ...] = ()
+    request: type[Fields] | None = None
+    streams: bool = False
+    parameters: Mapping[tuple[str, str], tuple[str, Schema]] = field(default_factory=dict)
+    others: Mapping[int, str] = field(default_factory=dict)
+
+
+_RESPONSE = {("path", "response"): ("the id of a stored response", STRING)}
+
+OPERATIONS: Mapping[str, Operation] = {
+    "POST /v1/completions": Operation(
+        "Continues one or more prompts.", "Completion", GENERATED, CompletionRequest, streams=True
+    ),
+    "POST /v1/chat/completions": Operation(
+        "Continues a conversation.", "ChatCompletion", GENERATED, ChatRequest, streams=True
+    ),
+    "GET /v1/models": Operation("Lists the models that the caller may use.", "ModelList", CALLER),
+    "GET /v1/models/{model:path}": Operation(
+        "Describes a model.",
+        "Model",
+        (*CALLER, MODEL_NOT_FOUND),
+        parameters={("path", "model"): ("the name, which may have slashes", STRING)},
+    ),
+    "POST /v1/responses": Operation(
+        "Answers a text or a conversation.",
+        "Response",
+        (*GENERATED, PREVIOUS_RESPONSE_NOT_FOUND),
+        ResponseRequest,
+        streams=True,
+    ),
+    "GET /v1/responses/{response}": Operation(
+        "Returns a stored response.",
+        "Response",
+        (*CALLER, RESPONSE_NOT_FOUND),
+        parameters={
+            **_RESPONSE,
+            ("query", "include"): ("ignored: a stored response is returned whole", array(STRING)),
+            ("query", "stream"): ("must be false: a stored response is returned whole", {"enum": ["false", "0"]}),
+            ("query", "include_obfuscation"): ("ignored", STRING),
+        },
+    ),
+    "DELETE /v1/responses/{response}": Operation(
+        "Deletes a stored response.", "DeletedResponse", (*CALLER, RESPONSE_NOT_FOUND), parameters=_RESPONSE
+    ),
+    "POST /v1/messages": Operation(
+        "Continues a conversation, in Anthropic's shape.", "MessageAnswer", GENERATED, MessageRequest, streams=True
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        "Counts the tokens of the prompt that the same fields of /v1/messages make.",
+        "TokenCount",
+        COUNTED,
+        CountRequest,
+    ),
+    "POST /tokenize": Operation("Returns the tokens of a text or a conversation.", "Tokens", COUNTED, TokenizeBody),
+    "POST /detokenize": Operation("Returns the text of tokens.", "Text", COUNTED, DetokenizeBody),
+    "GET /health": Operation("Tells that the process is alive.", "Status"),
+    "GET /ready": Operation("Tells whether a worker accepts requests.", "Status", CALLER, others={503: "Status"}),
+    "GET /version": Operation("Tells the version of the server.", "Version", CALLER),
+    "GET /openapi.json": Operation("This page.", "", CALLER),
+}
