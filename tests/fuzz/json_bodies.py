@@ -113,7 +113,10 @@ def _flattened(metadata: tuple[Any, ...]) -> Iterator[Any]:
 def _names(model: type[Fields]) -> dict[str, Values]:
     """Values for each name that a field may have: those of the model, and others that are known and not served."""
     fields = {name: values_of(field.annotation, field.metadata) for name, field in model.model_fields.items()}
-    return {**dict.fromkeys([*model.ignored, *model.unserved, "unknown", "__class__", "model_fields", ""], JUNK), **fields}
+    return {
+        **dict.fromkeys([*model.ignored, *model.unserved, "unknown", "__class__", "model_fields", ""], JUNK),
+        **fields,
+    }
 
 
 @st.composite

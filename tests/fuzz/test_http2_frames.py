@@ -49,9 +49,7 @@ def report(target: Target, connections: Sequence[Sequence[bytes]], seeds: range,
     pytest.fail(f"one of the seeds {seeds}: {problems}")
 
 
-def test_what_a_client_sends_today_is_of_the_recorded_kinds(
-    target: Target, connections: list[list[bytes]]
-) -> None:
+def test_what_a_client_sends_today_is_of_the_recorded_kinds(target: Target, connections: list[list[bytes]]) -> None:
     def kinds(frames: Sequence[bytes]) -> set[int]:
         return {one[3] for one in frames}
 

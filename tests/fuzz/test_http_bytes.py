@@ -32,7 +32,9 @@ def fuzz(target: Target, seeds: range) -> None:
     """Fails with the file of a case that was added to the corpus."""
     for begin in range(seeds.start, seeds.stop, ROUND):
         part = range(begin, min(begin + ROUND, seeds.stop))
-        strange = [seed for seed in part if {*map(int, STATUS.findall(exchanged(target.http_port, case(seed))))} - STATUSES]
+        strange = [
+            seed for seed in part if {*map(int, STATUS.findall(exchanged(target.http_port, case(seed))))} - STATUSES
+        ]
         if strange or target.state().problems:
             report(target, part)
         target.check_unharmed()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trunkline.status import RequestRefused
 from trunkline_router.gate.open_calls import OpenCall
 from trunkline_router.gate.request_size import UNSEEN_BYTES
-from trunkline_router.gate.sender import sender_of
+from trunkline_router.gate.sender import Sender, sender_of
 
 if TYPE_CHECKING:
     from trunkline_router.gate.request_gate import RequestGate
@@ -41,7 +41,7 @@ class HttpPassage:
         take too much memory."""
         gate, sender = self._gate, self._call.sender
         raw = b""
-        async with gate.reading.place(sender) as arrived:
+        async with gate.reading.place(reader_of(sender)) as arrived:
             raw = await body()
             arrived()
             await gate.turns.turn(sender.account)
@@ -58,3 +58,10 @@ class HttpPassage:
         if self._held is not None:
             self._held.__exit__(None, None, None)
             self._held = None
+
+
+def reader_of(sender: Sender) -> Sender:
+    """The sender among those whose messages are read. Over gRPC a connection carries many requests; over HTTP it
+    carries one at a time, and a client that opens a thousand connections must not have a thousand turns. So the
+    connections of a tenant on a host count together, and share the tenant's turns."""
+    return Sender(sender.host, f"{sender.account} over HTTP", sender.connection)
