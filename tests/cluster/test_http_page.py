@@ -13,10 +13,10 @@ from tests.cluster.processes import Cluster, Process, script
 from trunkline_bench.servers.ports import free_port
 from trunkline_router.anthropic.conversation import ConversationFields
 from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
+from trunkline_router.edge.request_fields import Fields, GenerationFields, StreamOptions
 from trunkline_router.identity.endpoints import PATHS
 from trunkline_router.openai.chat_request import ChatRequest, Message
 from trunkline_router.openai.completion_request import CompletionRequest
-from trunkline_router.edge.request_fields import Fields, GenerationFields, StreamOptions
 from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
 from trunkline_router.responses.response_request import ResponseRequest
 

@@ -13,9 +13,9 @@ import annotated_types
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from trunkline_router.edge.request_fields import Fields
 
 from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
+from trunkline_router.edge.request_fields import Fields
 from trunkline_router.openai.chat_request import ChatRequest
 from trunkline_router.openai.completion_request import CompletionRequest
 from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trunkline.status import RequestRefused
 from trunkline_router.gate.open_calls import OpenCall
 from trunkline_router.gate.request_size import UNSEEN_BYTES
-from trunkline_router.gate.sender import sender_of
+from trunkline_router.gate.sender import Sender, sender_of
 
 if TYPE_CHECKING:
     from trunkline_router.gate.request_gate import RequestGate
@@ -40,7 +40,7 @@ class HttpPassage:
         """Returns the request's body, read by `body`. Raises RequestRefused if it takes too long, or if large requests
         take too much memory."""
         raw = b""
-        async with self._gate.reading.place(self._call.sender) as arrived:
+        async with self._gate.reading.place(reader_of(self._call.sender)) as arrived:
             raw = await body()
             arrived()
             await self._turn(raw)
@@ -73,3 +73,10 @@ class HttpPassage:
         if self._held is not None:
             self._held.__exit__(None, None, None)
             self._held = None
+
+
+def reader_of(sender: Sender) -> Sender:
+    """The sender among those whose messages are read. Over gRPC a connection carries many requests; over HTTP it
+    carries one at a time, and a client that opens a thousand connections must not have a thousand turns. So the
+    connections of a tenant on a host count together, and share the tenant's turns."""
+    return Sender(sender.host, f"{sender.account} over HTTP", sender.connection)
