@@ -35,7 +35,7 @@ NODE_CLIENTS := tests/clients/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow clients lint protos chart-schema settings-reference access-table house demo-model clean \
-  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
+  bench-engine bench-peer bench-http-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
   bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
@@ -62,6 +62,7 @@ help-bench:
 	@echo 'Benchmarks take ARGS="flags" (ARGS=--help lists them); most write a report to bench/results.'
 	@echo 'make bench-engine        the engine against static batching'
 	@echo 'make bench-peer          the engine against vLLM on the CPU; PEERS=folder with vllm/bin/python'
+	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-host          host time of a step'
 	@echo 'make bench-overload      ten times more requests than a worker can serve'
 	@echo 'make bench-gpu           kernels and engine on one GPU; PYTHON=interpreter with a torch for that GPU'
@@ -125,6 +126,9 @@ bench-engine: $(DEV_STAMP)
 
 bench-peer: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.against_vllm --peers $(PEERS) $(ARGS)
+
+bench-http-peer: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.engine.against_smg --peers $(PEERS) $(ARGS)
 
 bench-host: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.host_time $(ARGS)
