@@ -107,7 +107,8 @@ class Credentials:
 async def rpc(router: Router, method: str, headers: Headers, raw: bytes) -> str:
     """The outcome of a call."""
     # One message, and then the client's side ends: so may calls of each kind begin.
-    call: Any = router.channel.unary_stream(method)(raw, metadata=tuple(headers.items()), timeout=PATIENCE_S)
+    ask: Any = router.channel.unary_stream(method)
+    call = ask(raw, metadata=tuple(headers.items()), timeout=PATIENCE_S)
     with suppress(grpc.aio.AioRpcError):
         await call.read()
     if not call.done():
