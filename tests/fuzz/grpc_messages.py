@@ -26,7 +26,7 @@ FLOATS = [0.0, -0.0, 1e-45, -1e-45, 1e-5, 0.5, 1.0, 1.0000001, 2.0, 2.1, 10.0, 1
 COUNTS = [0, 1, 2, 4, 5, 16, 17, 20, 21, 128, 129, 255, 258, 259, 4095, 4096, 4097, 2**16, 2**31 - 1]
 CPP = FieldDescriptor
 LONGEST = {CPP.CPPTYPE_INT32: 31, CPP.CPPTYPE_INT64: 63, CPP.CPPTYPE_UINT32: 32, CPP.CPPTYPE_UINT64: 64}
-UTF8 = [text for text in TEXTS if text.isascii() or "\ud800" > text[0] or text[0] > "\udfff"]
+UTF8 = [text for text in TEXTS if text.isascii() or text[0] < "\ud800" or text[0] > "\udfff"]
 
 
 @dataclass(frozen=True, slots=True)

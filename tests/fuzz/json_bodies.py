@@ -78,7 +78,7 @@ def values_of(annotation: Any, metadata: list[Any]) -> Values:
     return _strange_sometimes(_plain(annotation, metadata))
 
 
-def _plain(annotation: Any, metadata: list[Any]) -> Values:  # noqa: C901  # one line for each kind of type
+def _plain(annotation: Any, metadata: list[Any]) -> Values:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _plain(arguments[0], [*metadata, *_flattened(arguments[1:])])

@@ -85,7 +85,7 @@ class HttpStreams:
             return True
         event: Json = json.loads(data)
         kind = event.get("type", "")
-        if "error" in event and event["error"]:
+        if event.get("error"):
             record.error = json.dumps(event["error"])
         for choice in event.get("choices", ()):  # OpenAI's completions
             index = choice["index"]

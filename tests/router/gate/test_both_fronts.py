@@ -81,7 +81,9 @@ async def test_open_requests_of_a_tenant_are_counted_over_both_fronts_together()
             return http.post("/v1/completions", json=BODY, headers={TENANT_KEY: tenant})
 
         def generate(tenant: str) -> Any:
-            return router.stub.Generate(GenerateRequest(text="hi"), metadata=((TENANT_KEY, tenant),), timeout=PATIENCE_S)
+            return router.stub.Generate(
+                GenerateRequest(text="hi"), metadata=((TENANT_KEY, tenant),), timeout=PATIENCE_S
+            )
 
         calls = [generate("greedy") for _ in range(OF_TENANT // 2)]
         tasks = [asyncio.create_task(asked("greedy")) for _ in range(OF_TENANT // 2)]
