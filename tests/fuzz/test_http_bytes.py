@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,6 @@ def test_thousands_of_damaged_requests_leave_no_trace(target: Target) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((cases.CORPUS / "http").glob("*.bin")), ids=lambda path: path.name)
-def test_cases_that_have_failed_once_stay_mended(target: Target, path: cases.Path) -> None:
+def test_cases_that_have_failed_once_stay_mended(target: Target, path: Path) -> None:
     assert not problem(target, cases.read(path))
     target.check_unharmed()
