@@ -93,7 +93,7 @@ def test_a_stream_gives_its_events_in_order(client: OpenAI, edge: Edge, limit: i
         f"response.{status}",
     ]
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    last: Response = events[-1].response  # type: ignore[union-attr]
+    last: Response = events[-1].response
     assert last.status == status
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == last.output_text
     assert last.usage is not None
