@@ -25,7 +25,7 @@ from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
 from trunkline_router.openapi.schema_parts import STRING, Schema, array
 from trunkline_router.responses.response_request import ResponseRequest
 
-# Reasons of refusals. What any endpoint refuses that asks who calls:
+# Reasons of refusals. What any endpoint refuses that needs an identity:
 CALLER = (INVALID_REQUEST, UNAUTHENTICATED, FORBIDDEN, OVERLOADED, INTERNAL)
 COUNTED = (*CALLER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, NO_WORKER, DEADLINE_EXCEEDED)
 GENERATED = (*COUNTED, QUOTA_EXCEEDED, QUARANTINED)
