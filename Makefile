@@ -34,8 +34,8 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 NODE_CLIENTS := tests/clients/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow clients lint protos chart-schema settings-reference house demo-model clean \
-  bench-engine bench-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
+.PHONY: help serve test test-slow clients lint protos chart-schema settings-reference access-table house demo-model clean \
+  bench-engine bench-peer bench-http-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
   bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
@@ -54,6 +54,7 @@ help-files:
 	@echo 'make protos               writes the stubs from the .proto files'
 	@echo 'make chart-schema         writes the schema of the Helm chart from the settings'
 	@echo 'make settings-reference   writes the reference of the settings'
+	@echo 'make access-table         writes the tables of what callers need'
 	@echo 'make house                draws the rooms and their imports into docs/architecture.md'
 	@echo 'make demo-model           trains the demo model'
 
@@ -61,11 +62,12 @@ help-bench:
 	@echo 'Benchmarks take ARGS="flags" (ARGS=--help lists them); most write a report to bench/results.'
 	@echo 'make bench-engine        the engine against static batching'
 	@echo 'make bench-peer          the engine against vLLM on the CPU; PEERS=folder with vllm/bin/python'
+	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-host          host time of a step'
 	@echo 'make bench-overload      ten times more requests than a worker can serve'
 	@echo 'make bench-gpu           kernels and engine on one GPU; PYTHON=interpreter with a torch for that GPU'
 	@echo 'make bench-routing       choosing a worker, and the index of cached prefixes'
-	@echo 'make bench-streaming     time that a router adds to a stream, against a proxy that forwards bytes'
+	@echo 'make bench-streaming     what a router adds to a stream over gRPC and HTTP, against a proxy of bytes'
 	@echo 'make bench-faults        faults in a fleet of real processes, stream by stream; prints its report'
 	@echo 'make bench-attacks       effects of hostile clients, tenants, workers and Redis entries on other tenants'
 	@echo 'make bench-quotas        quotas and fairness over two routers and Redis'
@@ -96,6 +98,7 @@ lint: $(DEV_STAMP)
 	@deploy/lint/stub_drift.sh $(BIN)
 	@$(BIN)/python deploy/lint/chart_schema.py --check
 	@$(BIN)/python -m deploy.lint.settings_reference --check
+	@$(BIN)/python -m deploy.lint.access_table --check
 	@$(BIN)/python -m deploy.lint.house --check
 	@$(BIN)/python -m deploy.lint.plain_words
 	@deploy/lint/buf.sh $(BUF)
@@ -109,6 +112,9 @@ chart-schema: $(DEV_STAMP)
 settings-reference: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.settings_reference
 
+access-table: $(DEV_STAMP)
+	@$(BIN)/python -m deploy.lint.access_table
+
 house: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.house
 
@@ -120,6 +126,9 @@ bench-engine: $(DEV_STAMP)
 
 bench-peer: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.against_vllm --peers $(PEERS) $(ARGS)
+
+bench-http-peer: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.engine.against_smg --peers $(PEERS) $(ARGS)
 
 bench-host: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.host_time $(ARGS)

@@ -22,6 +22,6 @@ RUN groupadd --gid 10001 trunkline && useradd --uid 10001 --gid 10001 --no-creat
 COPY --from=build /opt/trunkline /opt/trunkline
 ENV PATH=/opt/trunkline/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
-EXPOSE 50051
+EXPOSE 50051 8000
 # It needs no init process: the router handles SIGTERM, and waits for all processes that it starts.
 ENTRYPOINT ["trunkline-router"]

@@ -1,24 +1,29 @@
-"""Flags of commands that call a router: its address, the key and TLS."""
+"""Flags of commands that call a router or a worker: TLS, and for routers the address and the key."""
 
 import argparse
 import os
 from pathlib import Path
 from typing import Any
 
+from trunkline.api_key import leaves_in_plaintext
 from trunkline.client import Client
 from trunkline.tls import ClientTls
 from trunkline_cli.arguments import server, text
 
 API_KEY_VARIABLE = "TRUNKLINE_API_KEY"
-# Flag → field of ClientTls, and the variable that sets it where the flag is absent
+# Flag → field of ClientTls, the variable that sets it where the flag is absent, and its meaning. TRUNKLINE_TLS_CERT and
+# TRUNKLINE_TLS_KEY are settings of servers.
 TLS_FILES = {
-    "--tls-ca": ("ca_file", "TRUNKLINE_TLS_CA", "certificates that the router is verified with; implies --tls"),
-    "--tls-cert": ("cert_file", "TRUNKLINE_TLS_CERT", "this client's certificate, for mTLS; implies --tls"),
-    "--tls-key": ("key_file", "TRUNKLINE_TLS_KEY", "the key of --tls-cert"),
-}
+    "--tls-ca": ("ca_file", "TRUNKLINE_CLIENT_TLS_CA", "authorities that verify the server, in PEM; implies --tls"),
+    "--tls-cert": (
+        "cert_file", "TRUNKLINE_CLIENT_TLS_CERT", "certificate to present to the server, in PEM; implies --tls"
+    ),
+    "--tls-key": ("key_file", "TRUNKLINE_CLIENT_TLS_KEY", "key of --tls-cert, in PEM"),
+}  # fmt: skip
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that client_of() reads."""
     parser.add_argument(
         "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
     )
@@ -30,6 +35,11 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-insecure-key", action="store_true", help="send the key without TLS also to other machines"
     )
+    add_tls_arguments(parser)
+
+
+def add_tls_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that tls_of() reads."""
     parser.add_argument(
         "--tls", action="store_true", help="connect with TLS; without --tls-ca, public authorities are trusted"
     )
@@ -40,23 +50,23 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
     parser.add_argument(
         "--tls-server-name", dest="server_name", type=text, default="", metavar="NAME",
-        help="name in the router's certificate; default: the host of --server",
+        help="name that the server's certificate must have; default: the host of the address. Implies --tls",
     )  # fmt: skip
 
 
 def client_of(arguments: argparse.Namespace, **options: Any) -> Client:
     """A client for the flags; `options` are further arguments of the client. Raises ValueError."""
-    return Client(
-        arguments.server,
-        api_key=_api_key(arguments.api_key_file),
-        tls=_tls(arguments),
-        allow_insecure_key=arguments.allow_insecure_key,
-        **options,
-    )
+    key, tls = _api_key(arguments.api_key_file), tls_of(arguments)
+    if not arguments.allow_insecure_key and leaves_in_plaintext(arguments.server, tls, key):
+        raise ValueError(
+            f"the API key would be sent to {arguments.server} in plaintext: use --tls, or --allow-insecure-key if the "
+            "network is protected otherwise"
+        )
+    return Client(arguments.server, api_key=key, tls=tls, allow_insecure_key=arguments.allow_insecure_key, **options)
 
 
-def _tls(arguments: argparse.Namespace) -> ClientTls | None:
-    """None: plaintext."""
+def tls_of(arguments: argparse.Namespace) -> ClientTls | None:
+    """TLS as the arguments say; None for plaintext. Raises TlsFileError."""
     files = {field: getattr(arguments, field) for field, _, _ in TLS_FILES.values()}
     if not arguments.tls and not any(files.values()) and not arguments.server_name:
         return None

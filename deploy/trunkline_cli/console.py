@@ -29,10 +29,10 @@ class LogConsole:
     def worker_ready(self, name: str, address: str) -> None:
         say(f"{name} is ready on {address}")
 
-    def all_ready(self, plan: ClusterPlan) -> None:
+    def all_ready(self, plan: ClusterPlan, *, needs_credentials: bool = False) -> None:
         say(f"router is ready on {plan.router_address}")
         print(f"\nServing {plan.name} with {plan.workers} workers. Try:\n")
-        print(f"    {example_command(plan)}\n", flush=True)
+        print(f"    {example_command(plan, needs_credentials=needs_credentials)}\n", flush=True)
         if plan.http_url:
             print(f"OpenAI API: {plan.http_url}\n", flush=True)
 
@@ -68,12 +68,12 @@ class QuietConsole:
     def worker_ready(self, name: str, address: str) -> None:
         """One line for all workers follows."""
 
-    def all_ready(self, plan: ClusterPlan) -> None:
+    def all_ready(self, plan: ClusterPlan, *, needs_credentials: bool = False) -> None:
         took_s = time.monotonic() - self._loading_s
         say(f"serving {plan.name} on {plan.router_address}; {_workers(plan)} ready after {took_s:.1f} s")
         if plan.http_url:
             say(f"OpenAI API on {plan.http_url}")
-        say(f"try: {example_command(plan)}")
+        say(f"try: {example_command(plan, needs_credentials=needs_credentials)}")
 
     def stopping(self) -> None:
         with contextlib.suppress(OSError):
@@ -103,12 +103,13 @@ def say(text: str) -> None:
         print(f"trunkline: {text}", file=sys.stderr, flush=True)
 
 
-def example_command(plan: ClusterPlan) -> str:
-    """A command line that sends the cluster a request."""
+def example_command(plan: ClusterPlan, *, needs_credentials: bool) -> str:
+    """A command line that sends the cluster a request; with credentials, the user fills in the file that has them."""
     server = "" if (plan.host, plan.port) == ("127.0.0.1", 50051) else f" --server {plan.router_address}"
     found = script("trunkline")
     command = min(os.path.relpath(found), found, key=len) if os.sep in found else found
-    return f'{command} generate "Once upon a time" --stream{server}'
+    key = " --api-key-file FILE" if needs_credentials else ""
+    return f'{command} generate "Once upon a time" --stream{server}{key}'
 
 
 def last_error(lines: Sequence[str]) -> str:

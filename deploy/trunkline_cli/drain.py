@@ -13,7 +13,7 @@ from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, GetModelResponse
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_cli.arguments import seconds, server, text
-from trunkline_cli.tls_arguments import add_tls_arguments, tls_of
+from trunkline_cli.connection import add_tls_arguments, tls_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

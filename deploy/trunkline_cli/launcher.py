@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from trunkline.client import Client
-from trunkline.errors import TrunklineError
+from trunkline.errors import NotAllowed, TrunklineError
 from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status, print_log_line
 from trunkline_cli.console import Console, LogConsole, say
@@ -48,6 +48,7 @@ class Cluster:
         # Set when a process has answered a liveness probe for the first time since the launch.
         self._answered = {name: asyncio.Event() for name in plan.addresses()}
         self._rng = Random()
+        self._needs_credentials = False  # the router serves no caller without them
 
     async def run(self, stop: asyncio.Event) -> None:
         """Starts all processes, prints how to use the cluster, and keeps it running until `stop`.
@@ -81,7 +82,7 @@ class Cluster:
                     reason = life.result().hung or life.result().cause
                     raise LaunchError(f"{name} did not start: {reason}{self._console.where_to_look(name)}")
             starting.result()
-            self._console.all_ready(plan)
+            self._console.all_ready(plan, needs_credentials=self._needs_credentials)
             supervisors = [asyncio.create_task(self._supervise(name, life)) for name, life in lives.items()]
             done, _ = await asyncio.wait({stopped, *supervisors}, return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
@@ -101,10 +102,16 @@ class Cluster:
             if name != "router":
                 await wait_until_serving(address)
                 self._console.worker_ready(name, address)
+        await wait_until_serving(plan.router_address)
         async with Client(plan.router_address, retries=0) as client:
             while True:
                 try:
                     models = await client.list_models()
+                except NotAllowed:
+                    # The router was given API keys or tokens, and the launcher has none. It has a worker, and it
+                    # connects to the others soon: they are ready.
+                    self._needs_credentials = True
+                    break
                 except TrunklineError:
                     models = []
                 if sum(model.ready_workers for model in models) == plan.workers:

@@ -59,11 +59,16 @@ class KeySource:
 
 def check_transport(address: str, tls: ClientTls | None, api_key: ApiKey | None, *, allow_insecure_key: bool) -> None:
     """Raises ValueError if a key would leave this machine in plaintext."""
-    if api_key is not None and tls is None and not allow_insecure_key and not is_local(address):
+    if not allow_insecure_key and leaves_in_plaintext(address, tls, api_key):
         raise ValueError(
             f"the API key would be sent to {address} in plaintext: give tls=ClientTls(...), "
             "or allow_insecure_key=True if the network is protected otherwise"
         )
+
+
+def leaves_in_plaintext(address: str, tls: ClientTls | None, api_key: ApiKey | None) -> bool:
+    """Whether there is a key and it would leave this machine without TLS."""
+    return api_key is not None and tls is None and not is_local(address)
 
 
 def _bearer(key: object) -> Metadata:

@@ -245,7 +245,16 @@ async def _answer_in_parts(call: _Call, request: Any, context: Context, passage:
         async for response in responses:
             if passage is not None:
                 passage.answer_begins()
-            await context.write(response)
+            try:
+                await context.write(response)
+            except grpc.aio.InternalError:
+                raise _gone() from None
+
+
+def _gone() -> asyncio.CancelledError:
+    """Raised when gRPC's core can send nothing on a call: its stream has ended, which grpc.aio reports a moment later, as
+    a cancellation."""
+    return asyncio.CancelledError()
 
 
 def _reason(error: BaseException) -> BaseException:
@@ -277,9 +286,7 @@ async def _end(context: Context, failure: RequestRefused) -> None:
     except grpc.aio.AbortError as aborted:
         _leave_no_cycle(aborted)
     except grpc.aio.InternalError:
-        if not isinstance(failure, _NoRequest):
-            raise
-        raise asyncio.CancelledError from None  # the client has cancelled it, which grpc.aio reports a moment later
+        raise _gone() from None
 
 
 def _leave_no_cycle(aborted: grpc.aio.AbortError) -> None:

@@ -3,8 +3,9 @@ output text."""
 
 import logging
 import sys
-from collections.abc import MutableMapping
-from typing import Any
+import traceback
+from collections.abc import Iterator, MutableMapping
+from typing import Any, TextIO
 
 import structlog
 from opentelemetry import trace
@@ -20,9 +21,8 @@ def configure_logging(service: str, **bound: Any) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _add_trace,
             structlog.processors.StackInfoRenderer(),
-            *([] if terminal else [structlog.processors.format_exc_info]),
-            # A plain traceback: if `rich` is installed, the default one shows local variables, and so prompts.
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+            *([] if terminal else [structlog.processors.ExceptionRenderer(_stack)]),
+            structlog.dev.ConsoleRenderer(exception_formatter=_write_stack)
             if terminal
             else structlog.processors.JSONRenderer(),
         ],
@@ -36,6 +36,35 @@ def configure_logging(service: str, **bound: Any) -> None:
 def get_logger() -> structlog.typing.FilteringBoundLogger:
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return logger
+
+
+def stack_of(error: BaseException) -> str:
+    """Returns where an exception and its causes were raised, first cause first, and their types.
+
+    Messages and local variables are left out: those of other libraries quote prompts.
+    """
+    return "\n".join(_parts(error))
+
+
+def _parts(error: BaseException) -> Iterator[str]:
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if earlier is not None:
+        yield from _parts(earlier)
+        yield "after which came:"
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from _parts(inner)
+        yield "in:"
+    yield from (line.rstrip("\n") for line in traceback.format_tb(error.__traceback__))
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    yield f"{kind} [errno {error.errno}]" if isinstance(error, OSError) and error.errno else kind
+
+
+def _stack(exc_info: structlog.typing.ExcInfo) -> str:
+    return stack_of(exc_info[1])
+
+
+def _write_stack(out: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
+    out.write("\n" + _stack(exc_info))
 
 
 def _add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

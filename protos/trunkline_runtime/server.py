@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from trunkline.channel import KEEPALIVE_MS, MAX_MESSAGE_BYTES
 from trunkline_runtime.accepting import eager_server
+from trunkline_runtime.client_noise import keep_clients_out_of_log
 from trunkline_runtime.errors import ErrorInterceptor, RequestGate
 from trunkline_runtime.tls import ServerTls
 
@@ -137,6 +138,7 @@ class GrpcServer:
         self._services = tuple(services)
         self._shared_port = shared_port
         self.port = 0  # the bound one, once started
+        keep_clients_out_of_log()
         self.grpc = eager_server(
             interceptors=(ErrorInterceptor(gate),),
             options=(

@@ -13,9 +13,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
+
+from trunkline.status import RequestRefused
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACER_NAME = "trunkline"
@@ -135,8 +137,16 @@ def request_span(
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
     context = _PROPAGATOR.extract(carrier) if carrier else None
     span = _tracer().start_span(name, context=context, kind=SpanKind.SERVER, attributes=attributes)
-    with trace.use_span(span, end_on_exit=True):
-        yield span
+    # Without the exception: its message may quote the request.
+    with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        try:
+            yield span
+        except RequestRefused as refused:
+            span.set_status(Status(StatusCode.ERROR, refused.reason))
+            raise
+        except Exception as error:
+            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            raise
 
 
 def start_span(

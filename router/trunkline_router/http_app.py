@@ -1,6 +1,6 @@
 """The HTTP API: its paths and what answers them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 
 import orjson
@@ -8,14 +8,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.status import RequestRefused
 from trunkline_router.anthropic.endpoints import count_tokens, messages
-from trunkline_router.edge.endpoint import Endpoint, ErrorBody, anthropic_error, openai_error
+from trunkline_router.edge.endpoint import Endpoint, ErrorBody, anthropic_error, openai_error, peer_of
 from trunkline_router.edge.http_call import Edge, HttpCall, metadata_of
-from trunkline_router.http.errors import openai_body, status_of
+from trunkline_router.http.errors import openai_body, refusal_headers, status_of
 from trunkline_router.http.headers import parse_headers
 from trunkline_router.http.starlette_errors import HANDLERS
 from trunkline_router.identity.endpoints import PATHS, Open
@@ -62,23 +62,49 @@ class Methods:
         await self.endpoints[method](scope, receive, send)
 
 
-def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | None = None) -> Starlette:
+class App:
+    """Calls the endpoints of exact paths directly: Starlette's middleware and routing would take part in every request
+    and every event. Starlette serves the rest: paths with parameters, unknown ones, and other methods."""
+
+    def __init__(self, endpoints: Mapping[tuple[str, str], ASGIApp], others: Starlette) -> None:
+        self._endpoints = endpoints  # by method and path
+        self._others = others
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """All paths, with their methods."""
+        return self._others.routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get((scope["method"], scope["path"]), self._others)
+        await endpoint(scope, receive, send)
+
+
+def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | None = None) -> App:
     """Returns the application.  is_ready: whether a worker accepts requests;  store: of responses, None: they are not
     stored"""
     routes = [Route(path, endpoint=_unserved, methods=["POST"]) for path in UNSERVED]
     paths: dict[str, Methods] = {}
+    endpoints: dict[tuple[str, str], ASGIApp] = {}
     for name, handle in {**HANDLERS_BY_PATH, **Responses(store).handlers}.items():
         method, path = name.split(" ")
         needed = PATHS[name]
         assert isinstance(needed, Role)
         error_body = ERROR_BODIES.get(name, openai_error)
-        paths.setdefault(path, Methods()).endpoints[method] = Endpoint(edge, needed, handle, error_body)
+        endpoint = Endpoint(edge, needed, handle, error_body)
+        paths.setdefault(path, Methods()).endpoints[method] = endpoint
+        if "{" not in path:
+            endpoints[method, path] = endpoint
     routes += [Route(path, endpoint=methods, methods=[*methods.endpoints]) for path, methods in paths.items()]
     page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields)
     for name, answer in _status_answers(is_ready, page).items():
         path = name.removeprefix("GET ")
         routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
-    return Starlette(routes=routes, exception_handlers=HANDLERS)
+    others = Starlette(routes=routes, exception_handlers=HANDLERS)
+    # A path with a slash at its end is another path. A redirect would go to the host that the request names, which may
+    # be any, and to plaintext behind a proxy that ends TLS.
+    others.router.redirect_slashes = False
+    return App(endpoints, others)
 
 
 def _unserved(request: Request) -> Response:
@@ -107,9 +133,10 @@ def _status_endpoint(
     async def endpoint(request: Request) -> Response:
         try:
             if needed is not None:
-                edge.access.check(metadata_of(parse_headers(request.scope["headers"])), needed)
+                edge.access.check(metadata_of(parse_headers(request.scope["headers"])), needed, peer_of(request.scope))
         except RequestRefused as refused:
-            return Response(openai_body(refused), status_of(refused), media_type="application/json")
+            headers = {name.decode(): value.decode() for name, value in refusal_headers(refused)}
+            return Response(openai_body(refused), status_of(refused), headers, "application/json")
         status, body = answer()
         return Response(body, status, media_type="application/json")
 

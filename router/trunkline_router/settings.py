@@ -59,8 +59,8 @@ class RouterSettings:
         "",
         help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "interactive"}, "*": {"weight": 1}}; '
         "lane is the highest one that the tenant may use, standard by default; * stands for all other tenants. "
-        "requests_per_minute, tokens_per_minute and tokens_in_flight limit the tenant's use of the fleet. The router "
-        "trusts the metadata x-trunkline-tenant: keep it on a trusted network",
+        "requests_per_minute, tokens_per_minute and tokens_in_flight limit the tenant's use of the fleet. Without "
+        "identities the router believes the metadata x-trunkline-tenant: then keep it on a trusted network",
     )
     redis_url: str = setting(
         "",

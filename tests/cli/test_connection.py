@@ -1,4 +1,4 @@
-"""`trunkline generate` and `models` with a key and TLS, against a real server that demands both."""
+"""Commands with a key and TLS, against a real server that demands both."""
 
 import asyncio
 import os
@@ -12,8 +12,13 @@ import pytest
 from tests.client.certificates import Certificates, make_certificates
 from tests.client.guarded_front import guarded_front
 from tests.client.scripted_service import ScriptedService, serving
+from trunkline_cli.connection import API_KEY_VARIABLE, TLS_FILES
+from trunkline_router.settings import RouterSettings
+from trunkline_runtime.settings import flat_fields
+from trunkline_worker.front_settings import WorkerSettings
 
 KEY = "tl-canary-1b7d"
+SERVERS = (RouterSettings, WorkerSettings)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ async def test_key_and_authority_are_given_by_flags(front: Front, tmp_path: Path
 
 
 async def test_key_and_authority_are_given_by_variables(front: Front) -> None:
-    variables = {"TRUNKLINE_API_KEY": KEY, "TRUNKLINE_TLS_CA": str(front.certificates.ca_file)}
+    variables = {"TRUNKLINE_API_KEY": KEY, "TRUNKLINE_CLIENT_TLS_CA": str(front.certificates.ca_file)}
     assert await trunkline("generate", "x", "--stream", "--server", front.address, **variables) == (0, "xab\n", "")
     assert await trunkline("models", "--server", front.address, **variables) == (0, "m\tcontext 0\tworkers 0\n", "")
 
@@ -67,7 +72,10 @@ async def test_what_cannot_be_used_is_one_line(command: list[str], tmp_path: Pat
     binary.write_bytes(b"\xff\xfe")
     missing = str(tmp_path / "missing")
     cases = {
-        "plaintext: give tls": (["--server", "router.example:50051"], {"TRUNKLINE_API_KEY": KEY}),
+        "plaintext: use --tls, or --allow-insecure-key": (
+            ["--server", "router.example:50051"],
+            {"TRUNKLINE_API_KEY": KEY},
+        ),
         "No such file": (["--api-key-file", missing], {}),
         "the file is empty": (["--api-key-file", str(empty)], {}),
         "not UTF-8": (["--api-key-file", str(binary)], {}),
@@ -80,3 +88,24 @@ async def test_what_cannot_be_used_is_one_line(command: list[str], tmp_path: Pat
         assert (code, printed, errors.count("\n")) == (1, "", 1)
         assert errors.startswith(f"trunkline {command[0]}: ")
         assert said in errors
+
+
+def test_the_variables_of_clients_are_no_settings_of_servers() -> None:
+    settings = {f"TRUNKLINE_{item.name.upper()}" for cls in SERVERS for item, _ in flat_fields(cls)}
+    assert "TRUNKLINE_TLS_CERT" in settings
+    assert settings.isdisjoint({API_KEY_VARIABLE, *(variable for _, variable, _ in TLS_FILES.values())})
+
+
+@pytest.mark.parametrize("given", ["flags", "variables"])
+async def test_a_drain_presents_its_certificate_as_the_other_commands_do(
+    given: str, front: Front, tmp_path: Path
+) -> None:
+    """The front is no worker, but it demands TLS, and answers what it does not serve."""
+    ca = str(front.certificates.ca_file)
+    flags, variables = (["--tls-ca", ca], {}) if given == "flags" else ([], {"TRUNKLINE_CLIENT_TLS_CA": ca})
+    code, _, errors = await trunkline("drain", "--address", front.address, *flags, **variables)
+    assert code == 1
+    assert errors == f"trunkline drain: {front.address}: the key is not valid\n"
+    code, _, errors = await trunkline("drain", "--address", front.address, "--tls-cert", str(tmp_path / "none"))
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "must be given together" in errors

@@ -59,6 +59,11 @@ async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: Att
     ), "the attacker did nothing"
 
 
+@pytest.mark.parametrize("attack", ["cancelled requests over HTTP", "bodies of 6 MiB over HTTP"])
+async def test_a_client_over_http_disturbs_no_client_over_grpc(victims: AttackedCluster, attack: str) -> None:
+    assert await nobody_notices(one_worker(victims, Section.HTTP), attack)
+
+
 @pytest.mark.parametrize("attack", ["64 requests of 16 choices of 900 tokens", "600 chats of 1 MiB at once"])
 async def test_a_noisy_tenant_does_not_starve_another_one(victims: AttackedCluster, attack: str) -> None:
     await nobody_notices(one_worker(victims, Section.TENANT), attack, STARVED_S)

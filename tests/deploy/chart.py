@@ -29,14 +29,24 @@ SPREAD: Values = {
 PLAIN: Values = {"allowPlaintext": True, "allowAnonymous": True}
 SECURED: Values = {
     "tls": {"routerSecret": "router", "workerSecret": "worker", "redisSecret": "redis"},
-    "router": {
-        "config": {"api_keys_in_redis": True},
-        "env": [
-            {"name": "TRUNKLINE_FLEET_SECRET", "valueFrom": {"secretKeyRef": {"name": "fleet", "key": "secret"}}},
-        ],
-    },
+    "identity": {"fleetSecret": {"name": "fleet"}},
+    "router": {"config": {"api_keys_in_redis": True}},
 }
 MUTUAL: Values = SECURED | {"tls": {**SECURED["tls"], "clientCertificates": True}}
+
+IDENTITIES: Values = {
+    "allowPlaintext": True,
+    "workerDefaults": {"env": [{"name": "TRUNKLINE_GRANT_KEY", "value": "a key for tests, of thirty-two bytes"}]},
+    "identity": {
+        "apiKeys": {"name": "keys", "key": "tenants"},
+        "fleetSecret": {"name": "fleet"},
+        "jwks": {"name": "issuer"},
+    },
+    "router": {
+        "config": {"jwt_issuer": "https://issuer.example", "jwt_audience": ["trunkline"]},
+        "http": {"port": 8080},
+    },
+}
 
 DEFAULT: Values = {}
 SEVERAL_POOLS: Values = {
@@ -109,6 +119,8 @@ ALL_VALUES = {
     "everything": EVERYTHING,
     "secured": SECURED,
     "mutual": MUTUAL | SEVERAL_POOLS,
+    "identities": IDENTITIES,
+    "no http": {"router": {"http": {"enabled": False}}},
 }
 
 
@@ -164,7 +176,6 @@ def selected(selector: Object, workload: Object) -> bool:
     return bool(selector.items() <= labels.items())
 
 
-def port_of(container: Object) -> int:
-    (port,) = container["ports"]
-    number: int = port["containerPort"]
-    return number
+def port_of(container: Object, name: str = "grpc") -> int:
+    """The number of a container's port; 0 if it has none of that name."""
+    return sum(port["containerPort"] for port in container["ports"] if port["name"] == name)

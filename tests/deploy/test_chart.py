@@ -21,6 +21,7 @@ from tests.deploy.chart import (
     EXTERNAL_SECRET,
     EXTERNAL_URL,
     HOST_PATH,
+    IDENTITIES,
     KUBERNETES,
     MUTUAL,
     NO_REDIS,
@@ -39,12 +40,19 @@ from tests.deploy.chart import (
 )
 from trunkline_router.quotas.quota import QUOTA_NAMES
 from trunkline_router.request.tenants import read_tenants
-from trunkline_router.settings import RouterSettings, address_problem, sharing_problem
+from trunkline_router.settings import (
+    RouterSettings,
+    address_problem,
+    exposure_problem,
+    identity_problem,
+    sharing_problem,
+)
 from trunkline_runtime.server import LIVENESS, READINESS
 from trunkline_runtime.settings import parse_settings
 from trunkline_worker.front_settings import WorkerSettings
 
 SETTINGS = {"router": RouterSettings, "worker": WorkerSettings}
+ROUTER = "demo-trunkline-router"
 PYPROJECT = CHART.parents[1] / "pyproject.toml"
 MOST_STATEFUL_SET_NAME = (
     52  # its pods have a label of 63 characters at most with the name, a dash and a hash of ten characters
@@ -82,6 +90,9 @@ def test_every_object_is_what_the_api_knows(rendered: Rendered, version: str) ->
         ({"router": {"config": {"max_choises": 1}}}, "'/router/config': additional properties 'max_choises' not"),
         ({"router": {"config": {"port": 1}}}, "'/router/config': additional properties 'port' not allowed"),
         ({"router": {"tenants": {"acme": {"wait": 1}}}}, "'/router/tenants/acme': additional properties 'wait' not"),
+        ({"router": {"config": {"api_keys": "x"}}}, "'/router/config': additional properties 'api_keys' not allowed"),
+        ({"router": {"http": {"port": 0}}}, "at '/router/http/port': minimum: got 0, want 1"),
+        ({"identity": {"apiKeys": "keys"}}, "at '/identity/apiKeys': got string, want object"),
         ({"router": {"port": 0}}, "at '/router/port': minimum: got 0, want 1"),
         ({"router": {"podDisruptionBudget": {"maxUnavailable": 0}}}, "at '/router/podDisruptionBudget/maxUnavailable'"),
         ({"workers": {"qwen3-0-6b": None}}, "at '/workers': minProperties: got 0, want 1"),
@@ -197,9 +208,15 @@ def test_processes_accept_their_settings_and_listen_where_everybody_looks(render
             assert read_tenants(str(tenants)).terms("acme").weight == 3
             assert json.loads(text)["tenants"] == "/etc/trunkline/tenants.json"
         file.write_text(text)
-        settings: Any = parse_settings(SETTINGS[container["name"]], [f"--config={file}"], {}, prog="test")
+        # What secrets hold is not in the chart.
+        environment = {entry["name"]: "rediss://x" for entry in container["env"] if entry["name"].endswith("REDIS_URL")}
+        settings: Any = parse_settings(SETTINGS[container["name"]], [f"--config={file}"], environment, prog="test")
         assert settings.host == "0.0.0.0"
         assert settings.port == port_of(container)
+        if isinstance(settings, RouterSettings):
+            assert settings.http_port == (port_of(container, "http") or -1)
+            assert identity_problem(settings) is None
+            assert exposure_problem(settings) is None
         for probe in ("readinessProbe", "livenessProbe"):
             assert container[probe]["grpc"]["port"] == settings.tls.health_port != settings.port
         assert container["readinessProbe"]["grpc"]["service"] == READINESS
@@ -221,10 +238,24 @@ def refusal(values: Values) -> str:
             "set tls.routerSecret and tls.workerSecret, or permit plaintext with allowPlaintext",
         ),
         (
-            {"allowPlaintext": True, "router": SECURED["router"]},
+            {"allowPlaintext": True, "identity": SECURED["identity"], "router": SECURED["router"]},
             "workers.qwen3-0-6b: any client could use it: set tls, TRUNKLINE_GRANT_KEY in env",
         ),
-        ({"tls": SECURED["tls"]}, "router.config: any caller could use it: set api_keys_in_redis or jwt_jwks there"),
+        ({"tls": SECURED["tls"]}, "identity: any caller could use the routers: set identity.apiKeys, identity.jwks, "),
+        (SECURED | {"identity": {}}, "sealed with the fleet's secret: set identity.fleetSecret"),
+        (
+            PLAIN | SECURED | {"router": {"env": [{"name": "TRUNKLINE_FLEET_SECRET", "value": "x"}]}},
+            "identity.fleetSecret and a TRUNKLINE_FLEET_SECRET in router.env are both set",
+        ),
+        (
+            IDENTITIES
+            | {"router": {"config": {**IDENTITIES["router"]["config"], "jwt_jwks": "https://issuer.example"}}},
+            "identity.jwks and router.config.jwt_jwks are both set",
+        ),
+        (
+            IDENTITIES | {"router": {"config": {"jwt_issuer": "https://issuer.example"}}},
+            "router.config.jwt_audience: set it, or tokens for other services would count",
+        ),
         ({"tls": {"routerSecret": "a", "redisSecret": "c"}}, "tls.routerSecret and tls.workerSecret: set both or none"),
         ({"tls": {"routerSecret": "a", "workerSecret": "b"}}, "redis: set tls.redisSecret, or permit plaintext"),
         (PLAIN | {"tls": {"clientCertificates": True}}, "tls.clientCertificates needs tls.routerSecret"),
@@ -243,7 +274,7 @@ def test_a_chart_that_would_be_readable_or_open_without_being_told_so_does_not_r
 
 def test_workers_with_a_grant_key_need_no_other_identity() -> None:
     env = [{"name": "TRUNKLINE_GRANT_KEY", "valueFrom": {"secretKeyRef": {"name": "grants", "key": "key"}}}]
-    rendered = Rendered({"allowPlaintext": True, "router": SECURED["router"], "workerDefaults": {"env": env}})
+    rendered = Rendered(SECURED | {"tls": {}, "allowPlaintext": True, "workerDefaults": {"env": env}})
     assert all(json.loads(config_of(rendered, *one)[0])["allow_anonymous"] is False for one in rendered.ours())
 
 
@@ -277,6 +308,38 @@ def test_certificates_are_where_the_processes_look_for_them(values: Values) -> N
         assert any(argument.startswith("--tls-key=") for argument in container["args"]) == (values is not SECURED)
     ports = [port for service in rendered.of("Service") for port in service["spec"]["ports"] if port["name"] == "grpc"]
     assert {port["appProtocol"] for port in ports} == {"https"}
+
+
+def test_files_of_identities_are_where_the_routers_look_for_them() -> None:
+    rendered = Rendered(IDENTITIES)
+    ((workload, container),) = [found for found in rendered.ours() if found[1]["name"] == "router"]
+    config = json.loads(config_of(rendered, workload, container)[0])
+    folders = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert not any("subPath" in mount for mount in container["volumeMounts"]), "a revocation would never arrive"
+    found = {}
+    for volume in pod_of(workload)["volumes"]:
+        for kind, name in (("secret", "secretName"), ("configMap", "name")):
+            source = volume.get(kind, {})
+            for item in source.get("items", ()):
+                place = f"{folders[volume['name']]}/{item['path']}"
+                found[place] = (kind, source[name], item["key"], source["defaultMode"])
+    assert found == {
+        config["api_keys"]: ("secret", "keys", "tenants", 0o440),
+        config["fleet_secret_file"]: ("secret", "fleet", "secret", 0o440),
+        config["jwt_jwks"]: ("configMap", "issuer", "jwks.json", 0o440),
+    }
+
+
+def test_clients_reach_the_http_port_where_they_reach_the_other_one() -> None:
+    for values, scheme in ((EVERYTHING, "http"), (SECURED, "https")):
+        ports = {port["name"]: port for port in Rendered(values).one("Service", ROUTER)["spec"]["ports"]}
+        assert (ports["http"]["port"], ports["http"]["appProtocol"]) == (8000, scheme)
+    (policy,) = [item for item in Rendered(EVERYTHING).of("NetworkPolicy") if item["metadata"]["name"] == ROUTER]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"port": "grpc"}, {"port": "http"}]
+    closed = Rendered(EVERYTHING | {"router": {**EVERYTHING["router"], "http": {"enabled": False}}})
+    assert [port["name"] for port in closed.one("Service", ROUTER)["spec"]["ports"]] == ["grpc"]
+    (policy,) = [item for item in closed.of("NetworkPolicy") if item["metadata"]["name"] == ROUTER]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"port": "grpc"}]
 
 
 def test_routers_look_up_every_pool(rendered: Rendered) -> None:
@@ -319,7 +382,7 @@ def test_what_is_mounted_is_there(rendered: Rendered) -> None:
         for container in [*pod["containers"], *pod.get("initContainers", ())]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes | claims
         for volume in pod["volumes"]:
-            if "configMap" in volume:
+            if "configMap" in volume and volume["name"] != "jwks":  # the user's own
                 rendered.one("ConfigMap", volume["configMap"]["name"])
 
 

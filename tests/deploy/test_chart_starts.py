@@ -9,14 +9,16 @@ import os
 import re
 import signal
 import socket
+import subprocess
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis import Redis
@@ -32,8 +34,10 @@ from trunkline_bench.servers.redis_server import redis_executable
 
 POOL = "tiny"
 GRANT_KEY = {"name": "TRUNKLINE_GRANT_KEY", "value": "a key for tests, of thirty-two bytes"}
+FLEET_SECRET = "a secret for tests, of thirty-two bytes"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 TOKENS = 200
+REVOKED_S = 5.0
 FAR_FUTURE_MS = 1 << 52
 # As in Redis's image, its programs are on PATH.
 PATH = f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}"
@@ -44,16 +48,24 @@ SCRATCH = {"HOME", "TRITON_CACHE_DIR"}
 class Pod:
     """A workload's main container, run as a local process."""
 
-    def __init__(self, rendered: Rendered, workload: Any, folder: Path, substitutions: dict[str, str]) -> None:
+    def __init__(
+        self, rendered: Rendered, workload: Any, folder: Path, substitutions: dict[str, str], secrets: Path
+    ) -> None:
+        """secrets: a folder for each Secret that the user has made, with its entries"""
         self.name: str = workload["metadata"]["name"] + "-0"
         (self.container,) = pod_of(workload)["containers"]
         mounted = {mount["name"]: mount["mountPath"] for mount in self.container["volumeMounts"]}
         self._substitutions = dict(substitutions)
+        texts: dict[str, str] = {}
         for volume in pod_of(workload)["volumes"]:
             if "configMap" in volume:
                 self._substitutions[mounted[volume["name"]]] = str(folder)
-                for name, text in rendered.one("ConfigMap", volume["configMap"]["name"])["data"].items():
-                    (folder / name).write_text(self.here(text))
+                texts |= rendered.one("ConfigMap", volume["configMap"]["name"])["data"]
+            elif "secret" in volume:
+                assert all(item["key"] == item["path"] for item in volume["secret"]["items"])
+                self._substitutions[mounted[volume["name"]]] = str(secrets / volume["secret"]["secretName"])
+        for name, text in texts.items():
+            (folder / name).write_text(self.here(text))
         self.environment: dict[str, str] = {}
         for entry in self.container.get("env", ()):
             if entry["name"] in SCRATCH:
@@ -67,7 +79,7 @@ class Pod:
 
     def here(self, text: str) -> str:
         """Replaces a cluster's addresses and paths by local ones."""
-        for theirs, ours in self._substitutions.items():
+        for theirs, ours in sorted(self._substitutions.items(), key=lambda pair: -len(pair[0])):
             text = text.replace(theirs, ours)
         return text
 
@@ -102,11 +114,18 @@ class Cluster:
     """Redis, a worker and a router, each with its pod."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.router_port, worker_port, redis_port = free_port(), free_port(), free_port()
+        self.router_port, self.http_port, worker_port, redis_port = (free_port() for _ in range(4))
+        self.key_file = folder / "keys" / "keys.json"
+        self.key_file.parent.mkdir()
+        self.key = self.new_key()
+        (folder / "fleet").mkdir()
+        (folder / "fleet" / "secret").write_text(FLEET_SECRET)
         self.rendered = Rendered(
             {
+                "identity": {"apiKeys": {"name": "keys"}, "fleetSecret": {"name": "fleet"}},
                 "router": {
                     "port": self.router_port,
+                    "http": {"port": self.http_port},
                     "healthPort": free_port(),
                     # The drain test stops the engine for as long as a Python process takes to start.
                     "config": {"processes": 2, "inter_token_timeout_s": 60},
@@ -135,11 +154,20 @@ class Cluster:
             workload = self.rendered.one(kind, f"demo-trunkline-{name}")
             (folder / name).mkdir()
             self.pods[name] = Pod(
-                self.rendered, workload, folder / name, self.in_cluster | {'"/models"': json.dumps(str(DEMO_MODEL))}
+                self.rendered,
+                workload,
+                folder / name,
+                self.in_cluster | {'"/models"': json.dumps(str(DEMO_MODEL))},
+                secrets=folder,
             )
         for name in ("redis", f"worker-{POOL}", "router"):
             self.processes[name] = self.pods[name].start()
             stack.callback(self.processes[name].stop)
+
+    def new_key(self) -> str:
+        """A key of the tenant acme in the Secret."""
+        words = [script("trunkline"), "keys", "create", "--tenant=acme", f"--file={self.key_file}"]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
     def is_ready(self, name: str) -> bool:
         return bool(self.probe(name, "readinessProbe") == SERVING)
@@ -150,7 +178,8 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with ExitStack() as stack:
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRUNKLINE_HTTP_PORT")  # the suite's own would win over the rendered file
         cluster = Cluster(tmp_path_factory.mktemp("chart"), stack)
         for name in ("router", f"worker-{POOL}"):
             wait_until(partial(cluster.is_ready, name), f"{name} is ready")
@@ -240,12 +269,40 @@ def test_routers_share_through_redis_and_who_writes_there_does_not_send_them_any
 
 
 async def test_a_request_is_answered_by_the_pod_and_on_the_terms_of_its_tenant(running: Cluster) -> None:
-    async with Client(f"127.0.0.1:{running.router_port}", model=POOL, tenant="acme", connections=2) as client:
+    async with Client(f"127.0.0.1:{running.router_port}", model=POOL, api_key=running.key, connections=2) as client:
         await client.ready()
         done = await client.complete("Once upon a time", max_tokens=4, lane="interactive")
     assert done.usage.completion_tokens == 4
     assert done.prompt.worker_id == running.pods[f"worker-{POOL}"].name
     assert done.prompt.lane == Lane.LANE_BATCH, "its terms allow no better lane than batch"
+
+
+async def until(status: int, ask: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
+    """The first answer with a status. Changes of the file count within five seconds."""
+    async with asyncio.timeout(REVOKED_S):
+        while True:
+            answer = await ask()
+            if answer.status_code == status:
+                return answer
+            await asyncio.sleep(0.05)
+
+
+async def test_http_is_answered_to_the_keys_in_the_secret_and_a_revocation_arrives_there(running: Cluster) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.http_port}") as client:
+
+        async def completed(key: str) -> httpx.Response:
+            body = {"model": POOL, "prompt": "Once upon a time", "max_tokens": 2}
+            return await client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+
+        key = running.new_key()
+        answer = await until(200, lambda: completed(key))
+        assert answer.json()["usage"]["completion_tokens"] == 2
+        assert answer.headers["x-trunkline-worker"] == running.pods[f"worker-{POOL}"].name
+        assert (await completed(f"{key[:-1]}{'a' if key[-1] != 'a' else 'b'}")).status_code == 401
+        words = [script("trunkline"), "keys", "revoke", key.split("-")[1], f"--file={running.key_file}"]
+        assert (await run(words, {}))[0] == 0
+        await until(401, lambda: completed(key))
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_the_charts_own_test_passes(running: Cluster) -> None:

@@ -60,9 +60,10 @@ class Cluster:
         inference: Inference,
         service: InferenceService,
         gate: RequestGate,
-        http_port: int,
+        http: HttpServer | None,
     ) -> None:
-        self.http_port = http_port
+        self.http = http
+        self.http_port = 0 if http is None else http.port
         self.inference = inference
         self.service = service
         self.gate = gate
@@ -200,18 +201,17 @@ async def router_before(
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        http_port = 0
+        http: HttpServer | None = None
         if edge is not None:
             app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), store)
             http = HttpServer(app, "127.0.0.1", 0)
             await http.start()
             stack.push_async_callback(http.stop, 0)
-            http_port = http.port
         tasks = [asyncio.create_task(link.run()) for link in links]
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, http_port)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, http)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

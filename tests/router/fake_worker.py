@@ -51,6 +51,8 @@ from trunkline_runtime.errors import ErrorInterceptor
 
 BLOCK = 4
 END = object()
+# A router's pings are welcome, as to a real worker.
+OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0))
 
 
 def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
@@ -176,7 +178,7 @@ class FakeWorker(WorkerServiceServicer):
         return len(self._running)
 
     async def start(self) -> "FakeWorker":
-        self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=(("grpc.so_reuseport", 0),))
+        self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=OPTIONS)
         add_WorkerServiceServicer_to_server(self, self._server)
         self.port = self.port or free_port()  # it may come back to it, and meanwhile no connection may have it
         self._server.add_insecure_port(self.address)

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from trunkline.status import invalid
 from trunkline_runtime import tracing
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.tracing import (
@@ -211,3 +212,41 @@ def test_a_line_is_json_on_standard_error_once_with_its_trace(
     assert line["trace_id"] == TRACE_ID
     (span,) = spans.get_finished_spans()
     assert line["span_id"] == trace.format_span_id(span.context.span_id)
+
+
+def raise_with(secret: str) -> None:
+    try:
+        raise KeyError(secret)
+    except KeyError as error:
+        raise ExceptionGroup(secret, [OSError(2, secret), ValueError(secret)]) from error
+
+
+@pytest.mark.usefixtures("fresh_structlog")
+def test_an_error_is_logged_with_types_and_places_and_without_messages_that_may_quote_a_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("router")
+    secret = "the text of " + "a prompt"
+    try:
+        raise_with(secret)
+    except ExceptionGroup as error:
+        get_logger().error("unexpected error", exc_info=error)
+    printed = capsys.readouterr().err
+    assert secret not in printed
+    stack = json.loads(printed)["exception"]
+    for part in ("builtins.KeyError", "[errno 2]", "builtins.ValueError", "builtins.ExceptionGroup", "in raise_with"):
+        assert part in stack
+    assert stack.index("KeyError") < stack.index("ExceptionGroup"), "causes come first"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(invalid("text", "a prompt"), "INVALID_REQUEST"), (ValueError("a prompt"), "ValueError")]
+)
+def test_a_span_that_ends_with_an_error_has_its_kind_and_not_its_message(
+    spans: InMemorySpanExporter, error: Exception, said: str
+) -> None:
+    with pytest.raises(type(error)), request_span("a"):
+        raise error
+    (span,) = spans.get_finished_spans()
+    assert (span.status.is_ok, span.status.description, span.events) == (False, said, ())
+    assert "a prompt" not in span.to_json()

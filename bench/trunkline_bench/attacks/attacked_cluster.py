@@ -19,6 +19,7 @@ from trunkline_bench.attacks.vectors.attacker import SHARED_NAME
 from trunkline_bench.attacks.window import Window
 from trunkline_bench.faults.fleet import START_S
 from trunkline_bench.faults.poison import sitecustomize
+from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 
 KEY = "a key for the benchmark, of thirty-two bytes"
@@ -56,7 +57,8 @@ class AttackedCluster:
             workers = await stack.enter_async_context(_workers(self.section, self.model, self.folder))
         neighbour = await neighbour_of(workers[0], case, stack)
         addresses = [worker.address for worker in workers] + ([neighbour.address] if neighbour else [])
-        flags = [f"--workers={','.join(addresses)}"]
+        http_port = free_port() if self.section is Section.HTTP else -1
+        flags = [f"--workers={','.join(addresses)}", f"--http-port={http_port}"]
         if self.section is Section.KEYED_PORT:
             flags.append(f"--grant-key={KEY}")
         redis = None
@@ -75,6 +77,8 @@ class AttackedCluster:
         warm_ms = await innocent.warm_up()
         victim = workers[0] if self.section in FRESH_WORKERS else router
         target = victim.address if redis is None else redis.url
+        if self.section is Section.HTTP:
+            target = f"127.0.0.1:{http_port}"
         return Measurement(case, innocent, victim, target, router, workers, neighbour), warm_ms
 
 

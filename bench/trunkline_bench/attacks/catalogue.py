@@ -8,6 +8,12 @@ from trunkline_bench.attacks.attack_result import Bounds
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5, HOLDING, OF_1_TO_5, UNREAD_STREAMS
 from trunkline_bench.attacks.vectors.calls import MALFORMED, SMALL_CALLS
 from trunkline_bench.attacks.vectors.floods import FLOODS
+from trunkline_bench.attacks.vectors.http_floods import (
+    HOLDING_HTTP,
+    HTTP_FLOODS,
+    SMALL_HTTP_REQUESTS,
+    UNREAD_HTTP_STREAMS,
+)
 from trunkline_bench.attacks.vectors.lies import LIES
 from trunkline_bench.attacks.vectors.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.vectors.sessions import SESSIONS
@@ -23,6 +29,7 @@ class Section(Enum):
     """Attacker and victim. The value is the heading in the report."""
 
     CLIENT = "A client attacks a router"
+    HTTP = "A client attacks a router's HTTP port"
     TENANT = "A noisy tenant shares a worker"
     PORT = "A client attacks a worker's own port"
     KEYED_PORT = "A stranger attacks the port of a worker with a key"
@@ -80,6 +87,21 @@ def _clients() -> list[Case]:
     ]
 
 
+def _over_http() -> list[Case]:
+    return [
+        Case(Section.HTTP, NONE),
+        *(
+            Case(
+                Section.HTTP,
+                name,
+                is_beside_others=name == SMALL_HTTP_REQUESTS,
+                seconds=UNREAD_S if name == UNREAD_HTTP_STREAMS else None,
+            )
+            for name in (*HTTP_FLOODS, *HOLDING_HTTP)
+        ),
+    ]
+
+
 def _tenants() -> list[Case]:
     kinds = {"600 chats of 1 MiB at once": ("chat", "token ids"), "conversations of 4,096 messages": ("chat",)}
     return [
@@ -106,6 +128,7 @@ def cases() -> Sequence[Case]:
     """All cases, in the order in which they run."""
     return (
         *_clients(),
+        *_over_http(),
         *_tenants(),
         *_ports(),
         *(Case(Section.LIAR, name) for name in (NONE, *LIES)),

@@ -11,6 +11,7 @@ from trunkline_bench.attacks.catalogue import Case
 from trunkline_bench.attacks.server import Server
 from trunkline_bench.attacks.vectors.attacker import FAST_MODEL, UNREAD_STREAMS
 from trunkline_bench.attacks.vectors.false_worker import LISTENING
+from trunkline_bench.attacks.vectors.http_floods import UNREAD_HTTP_STREAMS
 from trunkline_bench.attacks.vectors.lies import LIES
 from trunkline_bench.faults.fleet import START_S, Process
 from trunkline_bench.servers.ports import free_port
@@ -44,7 +45,7 @@ async def neighbour_of(real: Server, case: Case, stack: AsyncExitStack) -> Neigh
     Raises FleetError."""
     if case.attack in LIES:
         return _false_worker(real, f"--lie={case.attack}", stack)
-    if case.attack == UNREAD_STREAMS:
+    if case.attack in (UNREAD_STREAMS, UNREAD_HTTP_STREAMS):
         fast = _false_worker(real, f"--model={FAST_MODEL}", stack)
         await fast.start()
         return fast

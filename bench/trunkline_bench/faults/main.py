@@ -2,7 +2,8 @@
 
 Three workers run the demo model, each behind a TCP proxy that stands for the network. Fifty concurrent streams, greedy
 and sampled, some with stop strings, log-probabilities, penalties or two choices, run once without an accident and then
-once with each accident. With --deterministic every stream must be bit-identical to the run without an accident.
+once with each accident. With --deterministic every stream must be bit-identical to the run without an accident. Fifty
+more run over HTTP: completions, chat completions, messages and responses.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from statistics import median
 
 from trunkline.validation import MAX_TOP_LOGPROBS
 from trunkline_bench.faults.fleet import running_fleet
+from trunkline_bench.faults.http_accidents import running_http_fleet, struck_over_http, undisturbed_over_http
+from trunkline_bench.faults.http_streams import http_orders
 from trunkline_bench.faults.near_ties import NEAR, Parting, contradictions, is_comparable, partings
 from trunkline_bench.faults.poison.sitecustomize import POISON
 from trunkline_bench.faults.scenarios import (
@@ -56,6 +59,7 @@ KERNELS = {
     "auto": "With the default kernels of a CPU (`--kernels=auto`):",
     "torch": "With plain PyTorch (`--kernels=torch`), whose matrix products depend more on the batch:",
 }
+HTTP_ACCIDENTS = ("kill -9 of an engine", "kill -9 of a front")
 ROUTER_FLAGS = (f"--inter-token-timeout-s={INTER_TOKEN_TIMEOUT_S:g}",)
 
 Rows = dict[str, list[str]]
@@ -96,6 +100,20 @@ async def with_accidents(rows: Rows, wanted: Sequence[Order]) -> bool:
         for name, accident in ACCIDENTS.items():
             outcome = await struck(fleet, wanted, expected, accident)
             clean &= outcome.is_clean and outcome.resumed > 0
+            rows[name] = row(outcome)
+            say(name, rows[name])
+    return clean
+
+
+async def with_accidents_over_http(rows: Rows) -> bool:
+    """Adds rows. Returns whether no stream over HTTP was broken, and each had its text."""
+    clean, wanted = True, http_orders(STREAMS, tokens=TOKENS)
+    async with running_http_fleet(DEMO_MODEL, *worker_flags(deterministic=True)) as (fleet, port):
+        expected = await undisturbed_over_http(port, wanted)
+        for accident in HTTP_ACCIDENTS:
+            outcome = await struck_over_http(fleet, port, wanted, expected, ACCIDENTS[accident])
+            clean &= outcome.is_clean and outcome.resumed > 0
+            name = f"over HTTP: {accident}"
             rows[name] = row(outcome)
             say(name, rows[name])
     return clean
@@ -197,6 +215,7 @@ async def measure() -> tuple[str, bool]:
     exact: Rows = {}
     ties: dict[str, Rows] = {kernels: {} for kernels in KERNELS}
     clean = await with_accidents(exact, wanted)
+    clean &= await with_accidents_over_http(exact)
     clean &= await with_a_router_killed(exact, wanted)
     clean &= await with_poison(exact, wanted)
     clean &= await with_redis_lost(exact, wanted)

@@ -1,7 +1,8 @@
-"""Streams of OpenAI completions over HTTP/1.1: a connection per stream, with requests one after another."""
+"""OpenAI completions over HTTP/1.1: a connection per stream, with requests one after another."""
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -9,14 +10,15 @@ PATH = "/v1/completions"
 READ_BYTES = 1 << 16
 DONE = b"[DONE]"
 LAST_CHUNK = b"0\r"  # of a chunked body; an empty line follows
+CONTENT_LENGTH = re.compile(rb"content-length: (\d+)")
 
 
 class RefusedError(Exception):
-    """The server's answer is not a stream of events."""
+    """The server's answer is not the expected one."""
 
 
 class Connection:
-    """A connection that only splits answers into event lines, since its own cost is not to be measured."""
+    """A connection that parses as little of the answers as possible, since its own cost is not to be measured."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -27,18 +29,9 @@ class Connection:
 
         Raises RefusedError with the answer if it is not a complete stream of events.
         """
-        if self._streams is None:
-            host, _, port = self._address.rpartition(":")
-            self._streams = await asyncio.open_connection(host, int(port))
-        reader, writer = self._streams
-        head = (
-            f"POST {PATH} HTTP/1.1\r\nHost: {self._address}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(request)}\r\n\r\n"
-        )
-        writer.write(head.encode() + request)
-        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if not answer.startswith(b"http/1.1 200") or b"transfer-encoding: chunked" not in answer:
-            raise RefusedError(answer.decode() + (await reader.read(READ_BYTES)).decode())
+        reader, head = await self._send(request)
+        if b"transfer-encoding: chunked" not in head:
+            raise RefusedError(head.decode() + (await reader.read(READ_BYTES)).decode())
         rest, done, last, ended = b"", False, False, False
         while not ended:
             if not (data := await reader.read(READ_BYTES)):
@@ -51,6 +44,30 @@ class Connection:
                 elif done:
                     ended = last and line == b"\r"
                     last = line == LAST_CHUNK
+
+    async def body(self, request: bytes) -> AsyncIterator[bytes]:
+        """The body of an answer that is not streamed, once. Raises RefusedError with the answer if it has no length."""
+        reader, head = await self._send(request)
+        if (length := CONTENT_LENGTH.search(head)) is None:
+            raise RefusedError(head.decode())
+        yield await reader.readexactly(int(length[1]))
+
+    async def _send(self, request: bytes) -> tuple[asyncio.StreamReader, bytes]:
+        """Sends a request. Returns the reader of the answer's body, and the answer's head in lower case. Raises
+        RefusedError for another status than 200."""
+        if self._streams is None:
+            host, _, port = self._address.rpartition(":")
+            self._streams = await asyncio.open_connection(host, int(port))
+        reader, writer = self._streams
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: {self._address}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(request)}\r\n\r\n"
+        )
+        writer.write(head.encode() + request)
+        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if not answer.startswith(b"http/1.1 200"):
+            raise RefusedError(answer.decode() + (await reader.read(READ_BYTES)).decode())
+        return reader, answer
 
     async def aclose(self) -> None:
         if self._streams is not None:

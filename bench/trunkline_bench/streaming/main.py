@@ -1,31 +1,44 @@
 """`make bench-streaming`: what one router process adds to a stream, compared with a hop that only passes bytes on.
 
 Source, hop and client are separate processes, and the source computes nothing. The hops take turns, and the report has
-medians. All processes share the machine's cores, so the hop's own CPU time shows how much one core can do. With
-`--smg`, the gateway SMG takes turns too, in front of a source that speaks its protocol.
+medians. All processes share the machine's cores, so the hop's own CPU time shows how much one core can do. The router
+is measured over gRPC and over HTTP, and its HTTP server also alone, with an application that does nothing. With
+`--smg`, the gateway SMG takes turns too, in front of a source that speaks its protocol. `--http` measures only what
+compares HTTP with gRPC.
 """
 
 import argparse
 import asyncio
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 
 from trunkline_bench.reports.markdown import listed, table
 from trunkline_bench.reports.provenance import facts, make_command
 from trunkline_bench.streaming.client import Load
-from trunkline_bench.streaming.processes import Hop, Run, hops, run
-from trunkline_bench.streaming.smg import NOT_ALIKE, SMG, SMG_DIRECT, smg_version
+from trunkline_bench.streaming.processes import ROUTER, Hop, hops, run
+from trunkline_bench.streaming.tables import (
+    LATENCY,
+    NO_SMG,
+    REQUEST_ROUNDS,
+    REQUEST_STREAMS,
+    REQUESTS,
+    STEPS_PER_S,
+    STREAMING,
+    TOKENS,
+    WHOLE,
+    Runs,
+    beside_smg,
+    latency_rows,
+    ours,
+    request_rows,
+    streaming_rows,
+)
 
 RESULTS = Path(__file__).parents[2] / "results"
-TOKENS = {64: 800, 256: 250}  # per stream, by the number of streams
 PACED_TOKENS = 100
-STEPS_PER_S = 20.0
-REQUEST_STREAMS, REQUEST_ROUNDS = 64, 40
 STALLED, READING, STALLED_TOKENS = 4, 4, 50_000
-TAKE_IDS, TAKE_TEXT = ("edge", "worker", "vllm"), ("edge", "completions")  # wires by the prompts that they accept
-
-Runs = dict[tuple[str, int], list[Run]]  # by hop and number of streams
+# Wires by the prompts that they accept
+TAKE_IDS, TAKE_TEXT = ("edge", "worker", "vllm", "http"), ("edge", "completions", "http")
 
 
 async def streams(found: dict[str, Hop], rounds: int, *, paced: bool) -> Runs:
@@ -46,98 +59,16 @@ async def requests(found: dict[str, Hop], rounds: int, *, text: bool) -> Runs:
         for name, hop in found.items():
             if hop.wire not in (TAKE_TEXT if text else TAKE_IDS):
                 continue
-            load = Load(hop.address, hop.wire, REQUEST_STREAMS, 1, rounds=REQUEST_ROUNDS, text=text)
-            runs.setdefault((name, REQUEST_STREAMS), []).append(one := await run(hop, load))
-            print(f"{name}: {one.seen.requests / one.seen.seconds:,.0f} requests/s", flush=True)
+            wires = {name: hop.wire} | ({name + WHOLE: "http whole"} if hop.wire == "http" else {})
+            for row, wire in wires.items():
+                load = Load(hop.address, wire, REQUEST_STREAMS, 1, rounds=REQUEST_ROUNDS, text=text)
+                runs.setdefault((row, REQUEST_STREAMS), []).append(one := await run(hop, load))
+                print(f"{row}: {one.seen.requests / one.seen.seconds:,.0f} requests/s", flush=True)
     return runs
 
 
-def streaming_rows(runs: Runs) -> dict[str, list[str]]:
-    rows = {}
-    for (name, count), taken in runs.items():
-        base = runs["passthrough", count]
-        cells = [
-            f"{median(one.seen.messages / one.seen.seconds for one in taken):,.0f}",
-            f"{tokens_per_s(taken):,.0f}",
-            f"{tokens_per_s(taken) / tokens_per_s(base):.0%}",
-            f"{median(one.seen.tokens / one.seen.messages for one in taken):.1f}",
-            f"{1e6 / tokens_per_cpu_s(taken):.1f}",
-            f"{tokens_per_cpu_s(taken):,.0f}",
-            f"{tokens_per_cpu_s(taken) / tokens_per_cpu_s(base):.0%}",
-        ]
-        rows[f"{name}, {count} streams"] = cells
-    return rows
-
-
-def tokens_per_s(taken: list[Run]) -> float:
-    return median(one.seen.tokens / one.seen.seconds for one in taken)
-
-
-def tokens_per_cpu_s(taken: list[Run]) -> float:
-    return median(one.seen.tokens / one.hop_cpu_s for one in taken)
-
-
-def messages_per_cpu_s(taken: list[Run]) -> float:
-    return median(one.seen.messages / one.hop_cpu_s for one in taken)
-
-
-STREAMING = (
-    "messages/s",
-    "tokens/s",
-    "of passthrough",
-    "tokens per message",
-    "CPU µs per token",
-    "tokens/s per core",
-    "of passthrough",
-)
-
-
-def latency_rows(runs: Runs) -> dict[str, list[str]]:
-    """Rows with the medians, over rounds, of each round's percentiles."""
-    rows = {}
-    for (name, count), taken in runs.items():
-        p50, p99 = ages_ms(taken)
-        base = ages_ms(runs["direct", count])
-        cells = [
-            f"{p50:.1f} / {p99:.1f}",
-            f"{p50 - base[0]:+.1f} / {p99 - base[1]:+.1f}",
-            f"{median(one.seen.tokens / one.seen.messages for one in taken):.2f}",
-            f"{1e6 / messages_per_cpu_s(taken):.1f}",
-            f"{messages_per_cpu_s(taken):,.0f}",
-            f"{messages_per_cpu_s(taken) / messages_per_cpu_s(runs['passthrough', count]):.0%}",
-        ]
-        rows[f"{name}, {count} streams"] = cells
-    return rows
-
-
-def ages_ms(taken: list[Run]) -> tuple[float, float]:
-    return median(one.seen.age_p50_ms for one in taken), median(one.seen.age_p99_ms for one in taken)
-
-
-LATENCY = (
-    "age of a token p50 / p99, ms",
-    "more than direct, ms",
-    "tokens per message",
-    "CPU µs per message",
-    "messages/s per core",
-    "of passthrough",
-)
-
-
-def request_rows(runs: Runs, what: str) -> dict[str, list[str]]:
-    rows = {}
-    for (name, _), taken in runs.items():
-        cpu_us = median(one.hop_cpu_s / one.seen.requests for one in taken) * 1e6
-        rate = median(one.seen.requests / one.seen.seconds for one in taken)
-        rows[f"{name}, {what}"] = [f"{rate:,.0f}", f"{cpu_us:.0f}", f"{1e6 / cpu_us:,.0f}"]
-    return rows
-
-
-REQUESTS = ("requests/s", "CPU µs per request", "requests/s per core")
-
-
 async def stalled(found: dict[str, Hop]) -> str:
-    hop = found["router"]
+    hop = found[ROUTER]
     load = Load(hop.address, hop.wire, STALLED + READING, STALLED_TOKENS, stalled=STALLED)
     one = await run(hop, load)
     return (
@@ -148,51 +79,12 @@ async def stalled(found: dict[str, Hop]) -> str:
     )
 
 
-def ours(runs: Runs) -> Runs:
-    return {key: taken for key, taken in runs.items() if key[0] not in (SMG, SMG_DIRECT)}
-
-
-def beside_smg(smg: Path | None, fast: Runs, paced: Runs, by_text: Runs) -> str:
-    """The tables for router and SMG, each in front of its own source and relative to its own "direct"."""
-    if smg is None:
-        return NO_SMG + "\n"
-    fast_rows, paced_rows = {}, {}
-    for name, direct in (("router", "direct"), (SMG, SMG_DIRECT)):
-        for count in TOKENS:
-            taken = fast[name, count]
-            fast_rows[f"{name}, {count} streams"] = [f"{tokens_per_s(taken):,.0f}", *token_cells(taken)]
-            (p50, p99), base = ages_ms(paced[name, count]), ages_ms(paced[direct, count])
-            paced_rows[f"{name}, {count} streams"] = [
-                *token_cells(paced[name, count]),
-                f"{p50:.1f} / {p99:.1f}",
-                f"{p50 - base[0]:+.1f} / {p99 - base[1]:+.1f}",
-            ]
-    requests_taken = {key: taken for key, taken in by_text.items() if key[0] in ("router", SMG)}
-    return (
-        f"{smg_version(smg)}, medians of the same rounds.\n\nWithout pacing:\n\n"
-        + table(fast_rows, ("tokens/s", *PER_TOKEN))
-        + f"\nPaced, {STEPS_PER_S:.0f} steps/s:\n\n"
-        + table(paced_rows, (*PER_TOKEN, "age of a token p50 / p99, ms", "more than its own direct, ms"))
-        + f"\nRequests of one token, {REQUEST_STREAMS} at once:\n\n"
-        + table(request_rows(requests_taken, "text"), REQUESTS)
-        + f"\n{NOT_ALIKE}"
-    )
-
-
-def token_cells(taken: list[Run]) -> list[str]:
-    return [f"{1e6 / tokens_per_cpu_s(taken):.1f}", f"{tokens_per_cpu_s(taken):,.0f}"]
-
-
-PER_TOKEN = ("CPU µs per token", "tokens/s per core")
-NO_SMG = "SMG was not measured: `--smg COMMAND` names the command that starts it."
-
-
-async def measure(rounds: int, before: Path | None, smg: Path | None) -> str:
+async def measure(rounds: int, before: Path | None, smg: Path | None, *, only_http: bool) -> str:
     async with hops(0.0, before, smg) as found:
         fast = await streams(found, rounds, paced=False)
         by_ids = await requests(found, rounds, text=False)
         by_text = await requests(found, rounds, text=True)
-        memory = await stalled(found)
+        memory = "" if only_http else f"\n## Clients that stop reading\n\n{await stalled(found)}"
     async with hops(STEPS_PER_S, before, smg) as found:
         paced = await streams(found, rounds, paced=True)
     request_table = request_rows(ours(by_ids), "token ids") | request_rows(ours(by_text), "text")
@@ -203,7 +95,7 @@ async def measure(rounds: int, before: Path | None, smg: Path | None) -> str:
         + table(latency_rows(ours(paced)), LATENCY)
         + f"\n## Requests of one token, {REQUEST_STREAMS} at once\n\n"
         + table(request_table, REQUESTS)
-        + f"\n## Clients that stop reading\n\n{memory}"
+        + memory
         + f"\n## Beside SMG\n\n{beside_smg(smg, fast, paced, by_text)}"
     )
 
@@ -212,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--before", type=Path, help="another checkout, whose router takes turns too")
+    parser.add_argument("--http", action="store_true", help="only what compares HTTP with gRPC, in a report of its own")
     parser.add_argument("--smg", type=Path, help="the command that starts SMG: DIR/bin/smg of the package smg")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
@@ -221,18 +114,24 @@ def main() -> None:
         parser.error(f"--smg: there is no {arguments.smg}")
     elif find_spec("smg_grpc_proto") is None:
         parser.error("--smg needs the package smg-grpc-proto of the extra trunkline[dev]")
-    flags = ["--rounds", str(arguments.rounds), *(["--smg", "DIR/bin/smg"] if arguments.smg else [])]
-    names = ("trunkline", "grpcio", "protobuf", "uvloop")
+    flags = [
+        "--rounds",
+        str(arguments.rounds),
+        *(["--http"] if arguments.http else []),
+        *(["--smg", "DIR/bin/smg"] if arguments.smg else []),
+    ]
+    names = ("trunkline", "grpcio", "protobuf", "uvloop", "uvicorn", "httptools")
     found = facts(make_command("bench-streaming", flags), "shared by source, hop and client", names)
     text = (
         "# Streaming through one router process\n\n"
         + listed(found)
         + "- medians of the rounds\n\n"
-        + asyncio.run(measure(arguments.rounds, arguments.before, arguments.smg))
+        + asyncio.run(measure(arguments.rounds, arguments.before, arguments.smg, only_http=arguments.http))
     )
     print(text)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"streaming-{found['date']}.md").write_text(text)
+    name = "streaming-http" if arguments.http else "streaming"
+    (arguments.output / f"{name}-{found['date']}.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from trunkline_bench.streaming.smg import SMG, SMG_DIRECT, launched
 
 START_S = 60.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+ROUTER, HTTP, BEFORE, HTTP_BEFORE = "router", "router, HTTP", "router before", "router before, HTTP"
+BARE = "HTTP server alone"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SAMPLE_INTERVAL_S = 0.05
 
@@ -52,8 +54,10 @@ class Run:
 async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> AsyncIterator[dict[str, Hop]]:
     """A source and the hops in front of it, by name; "direct" is the source itself.
 
-    before: another checkout, whose router is "router before"; smg: the command that starts SMG, which is the hop SMG in
-    front of a source of its own, SMG_DIRECT
+    A router has two hops, one per protocol.
+
+    before: another checkout, whose router is BEFORE, and HTTP_BEFORE if it serves HTTP; smg: the command that starts
+    SMG, which is the hop SMG in front of a source of its own, SMG_DIRECT
     """
     module, pace = "trunkline_bench.streaming", ("--steps-per-s", str(steps_per_s))
     async with contextlib.AsyncExitStack() as stack:
@@ -61,21 +65,33 @@ async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> Asy
         direct = Hop(await _printed_address(source), "worker", source.pid)
         passing = await stack.enter_async_context(_process(f"{module}.passthrough", direct.address))
         found = {"direct": direct, "passthrough": Hop(await _printed_address(passing), "worker", passing.pid)}
-        for name, checkout in {"router": None, "router before": before}.items():
-            if name != "router" and checkout is None:
-                continue
-            port = free_port()
-            arguments = ("--workers", direct.address, "--port", str(port), "--slow-start-s", "0")
-            router = await stack.enter_async_context(_process("trunkline_router.main", *arguments, checkout=checkout))
-            found[name] = Hop(f"127.0.0.1:{port}", "edge", router.pid)
-            async with Client(found[name].address) as client:
-                await client.ready(START_S)
+        bare = await stack.enter_async_context(_process(f"{module}.bare", *pace))
+        found[BARE] = Hop(await _printed_address(bare), "http", bare.pid)
+        found |= await _router(stack, direct.address, (ROUTER, HTTP), None)
+        if before is not None:
+            found |= await _router(stack, direct.address, (BEFORE, HTTP_BEFORE), before)
         if smg is not None:
             theirs = await stack.enter_async_context(_process(f"{module}.vllm_source", *pace))
             found[SMG_DIRECT] = Hop(await _printed_address(theirs), "vllm", theirs.pid)
             gateway = await stack.enter_async_context(launched(smg, found[SMG_DIRECT].address, START_S))
             found[SMG] = Hop(gateway.address, "completions", gateway.pid)
         yield found
+
+
+async def _router(
+    stack: contextlib.AsyncExitStack, worker: str, names: tuple[str, str], checkout: Path | None
+) -> dict[str, Hop]:
+    """The hops of a router that the stack ends: gRPC, and HTTP if the checkout has it."""
+    port, http_port = free_port(), free_port()
+    arguments = ["--workers", worker, "--port", str(port), "--slow-start-s", "0"]
+    has_http = checkout is None or (checkout / "router/trunkline_router/http_app.py").exists()
+    if has_http:
+        arguments += ["--http-port", str(http_port)]
+    router = await stack.enter_async_context(_process("trunkline_router.main", *arguments, checkout=checkout))
+    hops = [Hop(f"127.0.0.1:{port}", "edge", router.pid), Hop(f"127.0.0.1:{http_port}", "http", router.pid)]
+    async with Client(hops[0].address) as client:
+        await client.ready(START_S)
+    return dict(zip(names, hops if has_http else hops[:1], strict=False))
 
 
 async def run(hop: Hop, load: Load) -> Run:

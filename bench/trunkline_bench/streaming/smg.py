@@ -20,8 +20,8 @@ NOT_ALIKE = """Differences:
 
 - SMG is written in Rust, the router in Python. CPU time is that of all threads, and "per core" means per second of CPU
   time: SMG's threads work on all cores at once, while the router does nearly everything in one thread.
-- SMG serves HTTP, with a connection per stream and a JSON event per token. The router serves gRPC, with protobuf and
-  all streams on one connection.
+- SMG serves HTTP, with a connection per stream and a JSON event per token. So does the router over HTTP, with the same
+  client. Over gRPC, the router has protobuf and all streams on one connection.
 - To its worker, SMG has a gRPC stream per request, with a message per token; the router has one session for all
   requests, with a message per step. Without pacing, SMG's source needs more CPU time than SMG: SMG's tokens/s are
   limited by the source, and its tokens/s per core show what it could do.

@@ -23,7 +23,10 @@ Connect = Callable[[], Call]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request. `text`: send TEXT instead of the token ids, if the wire accepts both."""
+    """A request.
+
+    text: send TEXT instead of the token ids, if the wire accepts both
+    """
 
     token_ids: list[int]
     max_tokens: int
@@ -136,41 +139,73 @@ class Vllm(_Grpc):
         assert complete.completion_tokens == max_tokens, complete
 
 
-class Completions:
-    """OpenAI completions over HTTP: a connection per stream; prompts are always text."""
+class _OpenAi:
+    """OpenAI completions over HTTP: a connection per stream."""
 
     @asynccontextmanager
     async def open(self, address: str) -> AsyncIterator[Connect]:
         async with open_connections(address) as connect:
             yield lambda: connect().events
 
+    def check_last(self, response: bytes, max_tokens: int) -> None:
+        last = json.loads(response)
+        assert last["usage"]["completion_tokens"] == max_tokens, last
+
+
+class Completions(_OpenAi):
+    """A gateway's completions, which make text from a source of letters; prompts are always text."""
+
     def request(self, ask: Ask) -> bytes:
-        body = {
-            "model": "source",
-            "prompt": TEXT,
-            "max_tokens": ask.max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return json.dumps(body).encode()
+        return _completion_request(TEXT, ask, stream=True)
 
     def ages_ms(self, response: bytes, now_s: float, steps_per_s: float) -> Iterator[float]:
         for choice in json.loads(response)["choices"]:
             for letter in choice["text"]:
                 yield age_s(letter, now_s, steps_per_s) * 1e3
 
-    def check_last(self, response: bytes, max_tokens: int) -> None:
-        last = json.loads(response)
-        assert last["usage"]["completion_tokens"] == max_tokens, last
+
+class Http(_OpenAi):
+    """The router's completions, streamed."""
+
+    def request(self, ask: Ask) -> bytes:
+        return _completion_request(TEXT if ask.text else ask.token_ids, ask, stream=True)
+
+    def ages_ms(self, response: bytes, now_s: float, steps_per_s: float) -> Iterator[float]:
+        for choice in json.loads(response)["choices"]:
+            yield from _stamped_ages_ms(choice["text"], now_s)
 
 
-WIRES: dict[str, type[Edge] | type[Worker] | type[Vllm] | type[Completions]] = {
+class HttpWhole(Http):
+    """The router's completions, each as one JSON object."""
+
+    @asynccontextmanager
+    async def open(self, address: str) -> AsyncIterator[Connect]:
+        async with open_connections(address) as connect:
+            yield lambda: connect().body
+
+    def request(self, ask: Ask) -> bytes:
+        return _completion_request(TEXT if ask.text else ask.token_ids, ask, stream=False)
+
+
+def _completion_request(prompt: str | list[int], ask: Ask, *, stream: bool) -> bytes:
+    body = {
+        "model": "source",
+        "prompt": prompt,
+        "max_tokens": ask.max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        **({"stream": True, "stream_options": {"include_usage": True}} if stream else {}),
+    }
+    return json.dumps(body).encode()
+
+
+WIRES: dict[str, Callable[[], Wire]] = {
     "edge": Edge,
     "worker": Worker,
     "vllm": Vllm,
     "completions": Completions,
+    "http": Http,
+    "http whole": HttpWhole,
 }
 
 

@@ -142,16 +142,48 @@ checked by the routers themselves. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Fails if any caller could use the routers without being permitted. */}}
+{{/* Fails if any caller could use the routers without being permitted, or if identities lack something. */}}
 {{- define "trunkline.identityCheck" -}}
 {{- $config := .Values.router.config -}}
-{{- $known := or .Values.allowAnonymous $config.api_keys $config.api_keys_in_redis $config.jwt_jwks -}}
-{{- range .Values.router.env -}}
-{{- if has .name (list "TRUNKLINE_API_KEYS" "TRUNKLINE_API_KEYS_IN_REDIS" "TRUNKLINE_JWT_JWKS") -}}{{- $known = true -}}{{- end -}}
+{{- $identity := .Values.identity -}}
+{{- $environment := dict -}}
+{{- range .Values.router.env }}{{ $_ := set $environment .name true }}{{ end -}}
+{{- $inRedis := or $config.api_keys_in_redis (hasKey $environment "TRUNKLINE_API_KEYS_IN_REDIS") -}}
+{{- $tokens := or $identity.jwks.name $config.jwt_jwks (hasKey $environment "TRUNKLINE_JWT_JWKS") -}}
+{{- if not (or .Values.allowAnonymous $inRedis $tokens $identity.apiKeys.name (hasKey $environment "TRUNKLINE_API_KEYS")) -}}
+{{- fail "identity: any caller could use the routers: set identity.apiKeys, identity.jwks, api_keys_in_redis or jwt_jwks in router.config, or allowAnonymous: true" -}}
 {{- end -}}
-{{- if not $known -}}
-{{- fail "router.config: any caller could use it: set api_keys_in_redis or jwt_jwks there, or allowAnonymous: true" -}}
+{{- $secretInEnv := or (hasKey $environment "TRUNKLINE_FLEET_SECRET") (hasKey $environment "TRUNKLINE_FLEET_SECRET_FILE") -}}
+{{- if and $secretInEnv $identity.fleetSecret.name -}}
+{{- fail "identity.fleetSecret and a TRUNKLINE_FLEET_SECRET in router.env are both set: one of them is the fleet's secret" -}}
 {{- end -}}
+{{- if and $inRedis (not $secretInEnv) (not $identity.fleetSecret.name) -}}
+{{- fail "router.config.api_keys_in_redis: API keys in Redis are sealed with the fleet's secret: set identity.fleetSecret" -}}
+{{- end -}}
+{{- if and $identity.jwks.name $config.jwt_jwks -}}
+{{- fail "identity.jwks and router.config.jwt_jwks are both set: one of them has the issuer's keys" -}}
+{{- end -}}
+{{- range $setting := list "jwt_issuer" "jwt_audience" -}}
+{{- if and $tokens (not (get $config $setting)) (not (hasKey $environment (printf "TRUNKLINE_%s" (upper $setting)))) -}}
+{{- fail (printf "router.config.%s: set it, or tokens for other services would count" $setting) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The mounted files of identities, as JSON: by their setting, each with its volume, source, folder and file. */}}
+{{- define "trunkline.identityFiles" -}}
+{{- $identity := .Values.identity -}}
+{{- $made := dict -}}
+{{- with $identity.apiKeys -}}{{- if .name -}}
+{{- $made = merge $made (dict "api_keys" (dict "volume" "api-keys" "kind" "secret" "name" .name "key" .key "file" "keys.json")) -}}
+{{- end -}}{{- end -}}
+{{- with $identity.fleetSecret -}}{{- if .name -}}
+{{- $made = merge $made (dict "fleet_secret_file" (dict "volume" "fleet-secret" "kind" "secret" "name" .name "key" .key "file" "secret")) -}}
+{{- end -}}{{- end -}}
+{{- with $identity.jwks -}}{{- if .name -}}
+{{- $made = merge $made (dict "jwt_jwks" (dict "volume" "jwks" "kind" "configMap" "name" .name "key" .key "file" "jwks.json")) -}}
+{{- end -}}{{- end -}}
+{{- $made | toJson -}}
 {{- end -}}
 
 {{/* The settings of a server's own port. Takes the root. */}}

@@ -20,10 +20,11 @@ from trunkline.v1.fleet_pb2 import (
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
 from trunkline_router.identity.identity import Role
-from trunkline_router.request.access import Access
+from trunkline_router.request.access import Access, Context
 from trunkline_router.request.call_charge import charged_call
+from trunkline_router.request.caller import forbidden
 from trunkline_router.request.prepare import Preparer
-from trunkline_router.request.request_call import Context, RequestCall
+from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate
 from trunkline_router.workers.worker_link import WorkerLink
 
@@ -45,6 +46,8 @@ class FleetService(FleetServiceServicer):
 
     async def ExplainRoute(self, request: ExplainRouteRequest, context: Context) -> ExplainRouteResponse:
         call = RequestCall.of(request.request, context, self._access, Role.OPERATOR)
+        if not call.caller.identity.sees_cache:
+            raise forbidden("these credentials may not see the cache, which decides the route")
         prepared = await self._preparer.prepare(call)
         async with charged_call(self._preparer.shared, call.caller):
             now_s = time.monotonic()
@@ -61,7 +64,7 @@ class FleetService(FleetServiceServicer):
         )
 
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
-        self._access.caller(context.invocation_metadata(), Role.OPERATOR)
+        self._access.admitted(context, Role.OPERATOR)
         now_s = time.monotonic()
         return ListWorkersResponse(workers=[worker_status(link, now_s) for link in self._pools.links])
 

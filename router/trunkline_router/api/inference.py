@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.trace import Span
 
 from trunkline.status import CODE_INTERNAL, DEADLINE_EXCEEDED, INTERNAL, RequestRefused, invalid
 from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateResponse, TokenizeRequest
@@ -39,6 +39,7 @@ class Inference:
 
     async def generate(self, call: RequestCall) -> AsyncGenerator[GenerateResponse, None]:
         """Yields the responses to a request: the first one has its prompt, the last one its usage."""
+        sees_cache = call.caller.identity.sees_cache
         with self.observed("router.generate", call) as span, self.running.admitted():
             prepared = await self.preparer.prepare(call)
             with await self.reserve(call.caller, prepared) as reservation:
@@ -48,7 +49,7 @@ class Inference:
                     reservation.follow(responses.stream)
                     async for response in responses:
                         reservation.took(response)
-                        yield response
+                        yield response if sees_cache else without_cache(response)
 
     @contextmanager
     def observed(self, name: str, call: RequestCall) -> Iterator[Span]:
@@ -65,7 +66,6 @@ class Inference:
                 yield span
             except RequestRefused as refused:
                 log_fields["outcome"] = refused.reason
-                span.set_status(Status(StatusCode.ERROR, refused.reason))
                 if refused.reason == INTERNAL and request_id not in refused.message:  # a worker's
                     raise _internal(request_id) from None
                 raise
@@ -138,11 +138,18 @@ class Inference:
         return {name: pool for name, pool in sorted(found.items()) if allowed is None or name in allowed}
 
     async def found(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
-        """Returns the pool of a model; an empty name means the only one. Raises RequestRefused (MODEL_NOT_FOUND,
-        NO_WORKER, FORBIDDEN)."""
-        pool = await self.pools.found(model, caller.tenant, time_left_s)
-        caller.check_model(pool.name)
-        return pool
+        """As Preparer.pool()."""
+        return await self.preparer.pool(model, caller, time_left_s)
+
+
+def without_cache(response: GenerateResponse) -> GenerateResponse:
+    """Takes out of a response what tells the state of caches: the worker, and the cached tokens. Returns it."""
+    if response.HasField("prompt"):
+        response.prompt.ClearField("worker_id")
+        response.prompt.ClearField("cached_tokens")
+    if response.HasField("usage"):
+        response.usage.ClearField("cached_tokens")
+    return response
 
 
 def _internal(request_id: str) -> RequestRefused:

@@ -25,10 +25,10 @@ from trunkline_router.api.grant_charge import GrantCharge
 from trunkline_router.api.granting import Granter
 from trunkline_router.api.inference import Inference
 from trunkline_router.prompts.token_ids import detokenize_response, tokenize_response
-from trunkline_router.request.access import Access
+from trunkline_router.request.access import Access, Context
 from trunkline_router.request.caller import Caller, forbidden
 from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import Context, RequestCall
+from trunkline_router.request.request_call import RequestCall
 
 FIRST_MESSAGE_S = 10.0  # a Grant call that sends nothing for this long is ended: otherwise it would stay open forever
 
@@ -63,6 +63,8 @@ class InferenceService(InferenceServiceServicer):
         if first is None or first.WhichOneof("news") != "request":
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
         call, inference = RequestCall.of(first.request, context, self._access), self._inference
+        if not call.caller.identity.sees_cache:
+            raise forbidden("these credentials may not use the direct path, which tells the worker and its cache")
         with inference.observed("router.grant", call) as span, inference.running.admitted():
             prepared = await inference.preparer.prepare(call)
             self._granter.check_taken(prepared.model)
@@ -81,15 +83,15 @@ class InferenceService(InferenceServiceServicer):
         return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> Any:  # serialized
-        caller = self._access.caller(context.invocation_metadata())
+        caller = self._access.admitted(context)
         return await tokenize_response(await self._inference.tokenize(request, caller, context.time_remaining()))
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
-        caller = self._access.caller(context.invocation_metadata())
+        caller = self._access.admitted(context)
         return detokenize_response(await self._inference.detokenize(request, caller, context.time_remaining()))
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
-        found = await self._inference.models(self._access.caller(context.invocation_metadata()))
+        found = await self._inference.models(self._access.admitted(context))
         return ListModelsResponse(
             models=[
                 Model(

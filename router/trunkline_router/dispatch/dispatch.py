@@ -12,7 +12,7 @@ from opentelemetry.trace import Span
 
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.names import finish_name
-from trunkline.status import OVERLOADED
+from trunkline.status import NO_WORKER, OVERLOADED
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.dispatch.placement import Placement
 from trunkline_router.failover.failover import FailoverLimits, Recovery
@@ -216,7 +216,8 @@ class DispatchedRequest:
             stream.resumptions += 1
         event: dict[str, str | int] = {
             "worker": worker.model.worker_id,
-            "problem": refused.message,
+            # Messages of other reasons may quote the request.
+            "problem": refused.message if refused.reason == NO_WORKER else refused.reason,
             "tokens": stream.answer.completion_tokens,
         }
         self.span.add_event(problem, event)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
-from trunkline.status import UNAUTHENTICATED, RequestRefused
+from trunkline.status import RequestRefused
 from trunkline_router.edge.http_call import Edge, HttpCall, metadata_of
 from trunkline_router.gate.http_passage import HttpPassage
 from trunkline_router.http.disconnect import ClientGone
@@ -15,7 +15,7 @@ from trunkline_router.http.errors import (
     anthropic_body,
     internal,
     openai_body,
-    retry_headers,
+    refusal_headers,
     status_of,
 )
 from trunkline_router.http.headers import RequestHeaders, parse_headers, response_headers
@@ -56,8 +56,8 @@ class Endpoint:
         assert task is not None
         try:
             headers = parse_headers(scope["headers"])
-            caller = self._edge.access.caller(metadata_of(headers), self._role)
-            with HttpPassage(self._edge.gate, peer_of(scope), caller.tenant, task.cancel) as passage:
+            caller = self._edge.access.caller(metadata_of(headers), self._role, peer := peer_of(scope))
+            with HttpPassage(self._edge.gate, peer, caller.tenant, task.cancel) as passage:
                 call = HttpCall(self._edge, scope, receive, send, headers, caller, passage)
                 await self._handle(call)
             return
@@ -73,7 +73,7 @@ class Endpoint:
             failure = given
         except Exception as error:
             failure = internal(headers.request_id)
-            get_logger().error("unexpected error", request_id=headers.request_id, path=scope["path"], exc_info=error)
+            get_logger().error("unexpected error", request_id=headers.request_id, exc_info=error)
             if call is not None and call.has_begun:
                 raise
         told = response_headers(headers.request_id) if call is None else call.response_headers()
@@ -81,9 +81,7 @@ class Endpoint:
 
     async def _refuse(self, send: Send, refused: RequestRefused, request_id: str, told: list[Header]) -> None:
         body = self._error_body(refused, request_id)
-        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *told, *retry_headers(refused)]
-        if refused.reason == UNAUTHENTICATED:
-            headers.append((b"www-authenticate", b"Bearer"))
+        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *told, *refusal_headers(refused)]
         await send({"type": "http.response.start", "status": status_of(refused), "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

@@ -17,7 +17,7 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.http.disconnect import ClientGone, ends_with_client
 from trunkline_router.http.errors import JSON_TYPE, Header
 from trunkline_router.http.headers import RequestHeaders, response_headers
-from trunkline_router.http.json_body import check_content_type, parse_object, read_body
+from trunkline_router.http.json_body import check_content_type, has_body, parse_object, read_body
 from trunkline_router.http.sse import EventStream
 from trunkline_router.request.access import CREDENTIAL_KEY, Access
 from trunkline_router.request.caller import Caller
@@ -85,7 +85,9 @@ class HttpCall:
     async def json(self) -> dict[str, Any]:
         """Returns the body. Raises RequestRefused (INVALID_REQUEST) if it is not a JSON object, and ClientGone."""
         check_content_type(self.headers.content_type)
-        return await parse_object(await self.passage.read(lambda: read_body(self.receive)))
+        body, passage = lambda: read_body(self.receive), self.passage
+        raw = await (passage.read_arrived(body) if has_body(self.scope) else passage.read(body))
+        return await parse_object(raw)
 
     def check_unknown(self, unknown: list[str]) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""

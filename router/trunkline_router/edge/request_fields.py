@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, Validat
 from pydantic.json_schema import JsonSchemaValue
 
 from trunkline.status import RequestRefused, invalid
-from trunkline.v1.generation_pb2 import Lane, SamplingParams
+from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPECIFIED, Lane, SamplingParams
 
 MOST_UINT32 = (1 << 32) - 1
 SEED_MASK = (1 << 64) - 1  # a negative seed is taken modulo 2^64
@@ -41,8 +41,9 @@ class Fields(BaseModel):
                     raise invalid(prefix + name, self.unserved[name])
                 continue
             found.append(prefix + name)
-        for name in type(self).model_fields:
-            value = getattr(self, name)
+        for name, value in self.__dict__.items():  # the fields: a third of the time of getattr() for each
+            if value is None:
+                continue
             if isinstance(value, Fields):
                 found += value.unknown(f"{prefix}{name}.")
             elif isinstance(value, list) and value and isinstance(value[0], Fields):
@@ -136,8 +137,8 @@ class GenerationFields(Fields):
     def lane(self) -> "Lane.ValueType":
         """The lane that a priority names: as in vLLM, lower numbers go first, and 0 is the default."""
         if not self.priority:
-            return Lane.LANE_UNSPECIFIED
-        return Lane.LANE_INTERACTIVE if self.priority < 0 else Lane.LANE_BATCH
+            return LANE_UNSPECIFIED
+        return LANE_INTERACTIVE if self.priority < 0 else LANE_BATCH
 
     @property
     def includes_usage(self) -> bool:

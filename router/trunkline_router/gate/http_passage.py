@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trunkline.status import RequestRefused
 from trunkline_router.gate.open_calls import OpenCall
 from trunkline_router.gate.request_size import UNSEEN_BYTES
-from trunkline_router.gate.sender import sender_of
+from trunkline_router.gate.sender import Sender, sender_of
 
 if TYPE_CHECKING:
     from trunkline_router.gate.request_gate import RequestGate
@@ -39,22 +39,44 @@ class HttpPassage:
     async def read(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
         """Returns the request's body, read by `body`. Raises RequestRefused if it takes too long, or if large requests
         take too much memory."""
-        gate, sender = self._gate, self._call.sender
         raw = b""
-        async with gate.reading.place(sender) as arrived:
+        async with self._gate.reading.place(reader_of(self._call.sender)) as arrived:
             raw = await body()
             arrived()
-            await gate.turns.turn(sender.account)
-            gate.turns.took(sender.account, len(raw))
-        gate.requests.keep(self._call)  # a request that was read is not given up
+            await self._turn(raw)
+        self._keep(raw)
+        return raw
+
+    async def read_arrived(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
+        """As read(), for a body that has arrived as a whole. It needs no place among the bodies that are being read:
+        those bound the memory of bodies that grow, and a connection pauses a body at 64 KiB until it is taken."""
+        raw = await body()
+        await self._turn(raw)
+        self._keep(raw)
+        return raw
+
+    async def _turn(self, raw: bytes) -> None:
+        account = self._call.sender.account
+        await self._gate.turns.turn(account)
+        self._gate.turns.took(account, len(raw))
+
+    def _keep(self, raw: bytes) -> None:
+        """Counts the body. A request that was read is not given up."""
+        self._gate.requests.keep(self._call)
         if len(raw) > UNSEEN_BYTES:
-            held = gate.held.holding(len(raw), sender, self._call.give_up)
+            held = self._gate.held.holding(len(raw), self._call.sender, self._call.give_up)
             held.__enter__()
             self._held = held
-        return raw
 
     def answer_begins(self) -> None:
         """Stops counting the request against the memory for large requests."""
         if self._held is not None:
             self._held.__exit__(None, None, None)
             self._held = None
+
+
+def reader_of(sender: Sender) -> Sender:
+    """The sender among those whose messages are read. Over gRPC a connection carries many requests; over HTTP it
+    carries one at a time, and a client that opens a thousand connections must not have a thousand turns. So the
+    connections of a tenant on a host count together, and share the tenant's turns."""
+    return Sender(sender.host, f"{sender.account} over HTTP", sender.connection)

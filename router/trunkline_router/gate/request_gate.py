@@ -26,7 +26,7 @@ from trunkline_router.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
 from trunkline_router.gate.sender import sender_of
 from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS
 from trunkline_router.identity.identity import Role
-from trunkline_router.request.access import Access
+from trunkline_router.request.access import Access, Context
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.server import LIVENESS
 
@@ -34,8 +34,6 @@ BYTE_BOUNDS = ByteBounds()
 REQUEST_BOUNDS = request_bounds(MAX_CALLS, MAX_TENANT_CALLS)
 HEALTH = (HEALTH_CHECK, HEALTH_WATCH)
 LIVENESS_CHECK = HealthCheckRequest(service=LIVENESS).SerializeToString()
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RequestGate:
@@ -65,11 +63,11 @@ class RequestGate:
         """Admits a new call. Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED or INVALID_REQUEST)."""
         peer, task = context.peer(), asyncio.current_task()
         assert task is not None  # grpc gives each call one
-        needed, metadata, tenant = METHODS[method], context.invocation_metadata(), ""
+        needed, tenant = METHODS[method], ""
         if isinstance(needed, Role):
-            tenant = self.access.caller(metadata, needed).tenant
+            tenant = self.access.admit(context, needed).tenant
         elif method not in HEALTH:  # see Passage.read
-            self.access.check(metadata, needed)
+            self.access.check(context.invocation_metadata(), needed, peer)
         call = OpenCall(sender_of(peer, tenant), task.cancel)
         if method == HEALTH_CHECK:
             self._checks.open_in_any_case(call)
@@ -102,7 +100,7 @@ class Passage:
         if self._method in SHAPES:
             self._calls.keep(self._call)  # a request that was read is not given up
         if self._method in HEALTH and raw != LIVENESS_CHECK:
-            self._gate.access.check(context.invocation_metadata(), METHODS[self._method])
+            self._gate.access.check(context.invocation_metadata(), METHODS[self._method], context.peer())
         if raw is not grpc.aio.EOF and len(raw) > UNSEEN_BYTES:
             held = self._gate.held.holding(len(raw), self._call.sender, self._call.give_up)
             held.__enter__()

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from trunkline_router.address import host_of
+
 
 class Sender(NamedTuple):
     """Names the sender of a call, from the part that is hardest to forge (an address) to the tenant, which is not
@@ -24,4 +26,4 @@ class Sender(NamedTuple):
 
 def sender_of(peer: str, tenant: str = "") -> Sender:
     """The sender behind a gRPC peer address, such as "ipv4:10.0.0.1:50312"."""
-    return Sender(peer.rpartition(":")[0], peer, tenant)
+    return Sender(host_of(peer), peer, tenant)

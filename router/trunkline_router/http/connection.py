@@ -21,6 +21,7 @@ from trunkline_router.http.connections import Connections
 from trunkline_router.http.disconnect import ON_DISCONNECT
 from trunkline_router.http.errors import protocol_body
 from trunkline_router.http.exchange import Exchange
+from trunkline_router.http.json_body import HAS_BODY
 from trunkline_router.http.limits import HttpLimits
 
 HIGH_WATER_BYTES = 16 << 10  # of output that waits in the process; beyond it the application waits
@@ -276,7 +277,10 @@ class Connection(HttpToolsProtocol):
             keep_alive=not is_last,
             on_response=self.on_response_complete,
         )
-        cast("dict[str, object]", scope)["extensions"] = {ON_DISCONNECT: exchange.on_disconnect}
+        cast("dict[str, object]", scope)["extensions"] = {
+            ON_DISCONNECT: exchange.on_disconnect,
+            HAS_BODY: exchange.has_whole_body,
+        }
         return exchange
 
     # Responses

@@ -134,17 +134,20 @@ def body_for(path: str, refused: RequestRefused, request_id: str) -> bytes:
     return anthropic_body(refused, request_id) if is_anthropic(path) else openai_body(refused)
 
 
-def retry_headers(refused: RequestRefused) -> list[Header]:
+def refusal_headers(refused: RequestRefused) -> list[Header]:
     """Retry-After in seconds, rounded up, and retry-after-ms if a retry makes sense; x-should-retry: false if clients
-    would retry a request that cannot succeed, or wait for longer than MAX_RETRY_DELAY_MS."""
+    would retry a request that cannot succeed, or wait for longer than MAX_RETRY_DELAY_MS; WWW-Authenticate if credentials
+    are missing or wrong."""
     delay_ms = refused.retry_delay_ms
-    made = []
+    headers = []
     if delay_ms:
-        made += [(b"retry-after", b"%d" % math.ceil(delay_ms / 1e3)), (b"retry-after-ms", b"%d" % delay_ms)]
+        headers += [(b"retry-after", b"%d" % math.ceil(delay_ms / 1e3)), (b"retry-after-ms", b"%d" % delay_ms)]
     is_final = refused.reason in FINAL or (refused.reason == QUOTA_EXCEEDED and not delay_ms)
     if is_final or delay_ms > MAX_RETRY_DELAY_MS:
-        made.append((b"x-should-retry", b"false"))
-    return made
+        headers.append((b"x-should-retry", b"false"))
+    if refused.reason == UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
 
 
 def is_anthropic(path: str) -> bool:

@@ -8,7 +8,7 @@ from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPResponseBodyEven
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
 from trunkline_router.http.disconnect import ClientGone
-from trunkline_router.http.errors import JSON_TYPE, body_for, internal, retry_headers
+from trunkline_router.http.errors import JSON_TYPE, body_for, internal, refusal_headers
 from trunkline_router.http.headers import response_headers
 from trunkline_runtime.log import get_logger
 
@@ -28,6 +28,10 @@ class Exchange(RequestResponseCycle):
         """Sets what is called once if the client goes. Returns False if it has gone."""
         self._gone = call
         return not self.disconnected
+
+    def has_whole_body(self) -> bool:
+        """Whether the request's body has arrived."""
+        return not self.more_body
 
     def has_sent(self) -> bool:
         """Whether the response has begun."""
@@ -64,7 +68,7 @@ class Exchange(RequestResponseCycle):
     async def _fail(self, error: Exception | None) -> None:
         request_id = uuid.uuid4().hex
         problem = "unexpected error" if error else "a handler returned without a complete response"
-        get_logger().error(problem, request_id=request_id, path=self.scope["path"], exc_info=error)
+        get_logger().error(problem, request_id=request_id, exc_info=error)
         if self.response_complete or self.disconnected:
             return
         if self.has_sent():
@@ -78,7 +82,7 @@ class Exchange(RequestResponseCycle):
             JSON_TYPE,
             (b"content-length", b"%d" % len(body)),
             *response_headers(request_id),
-            *retry_headers(refused),
+            *refusal_headers(refused),
         ]
         await self.send({"type": "http.response.start", "status": 500, "headers": headers})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})

@@ -12,6 +12,14 @@ from trunkline_router.request.steps import give_way
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 JSON_CONTENT_TYPE = "application/json"
+# In an ASGI scope's `extensions`: a function that returns whether the whole body has arrived. Most come with the head.
+HAS_BODY = "trunkline.has_body"
+
+
+def has_body(scope: MutableMapping[str, Any]) -> bool:
+    """Whether read_body() will return without waiting for the client."""
+    arrived: Callable[[], bool] = scope["extensions"][HAS_BODY]
+    return arrived()
 
 
 async def read_body(receive: Receive) -> bytes:

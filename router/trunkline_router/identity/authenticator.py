@@ -93,16 +93,17 @@ class Authenticator:
                 tasks.create_task(source.run())
             tasks.create_task(asyncio.Event().wait())  # also without sources it ends only when cancelled
 
-    def identify(self, credential: str) -> Identity:
-        """The identity that an API key or a token proves.
+    def identify(self, credential: str, host: str = "") -> Identity:
+        """The identity that an API key or a token proves.  host: where it came from, as gRPC writes it
 
-        Raises RequestRefused: UNAUTHENTICATED, or UNAVAILABLE while the sources have never been reached.
+        Raises RequestRefused: UNAUTHENTICATED, UNAVAILABLE while the sources have never been reached, or OVERLOADED if
+        the host has sent too many invalid tokens.
         """
         key = ApiKey.parse(credential)
         if key is not None and self._key_sources:
             return self._identity_of(key)
         if key is None and self._tokens is not None and "." in credential:
-            return self._tokens.identify(credential)
+            return self._tokens.identify(credential, host)
         raise unauthenticated("the credential is not valid")
 
     def _identity_of(self, key: ApiKey) -> Identity:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import hashlib
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from jwt.api_jws import PyJWS
 from jwt.exceptions import PyJWTError
 
 from trunkline.status import RequestRefused, no_worker
+from trunkline_router.identity.failure_budget import FailureBudget
 from trunkline_router.identity.identity import Identity, unauthenticated
 from trunkline_router.identity.identity_fields import JSON_ERRORS, loaded
 from trunkline_router.identity.jwks import ALGORITHMS, VerificationKeys
@@ -39,10 +41,20 @@ class _Failure:
 class BearerTokens:
     """Tells the identities of tokens. It remembers SHA-256 hashes of tokens, never a token."""
 
-    def __init__(self, source: JwksSource, rules: ClaimRules, now_unix_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        source: JwksSource,
+        rules: ClaimRules,
+        now_unix_s: Callable[[], float],
+        *,
+        steady_s: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.thread_time,  # other processes of a busy machine do not count
+    ) -> None:
         self.source = source
         self._rules = rules
         self._now_unix_s = now_unix_s
+        self._steady_s, self._cpu_s = steady_s, cpu_s
+        self._budget = FailureBudget()
         self._jws = PyJWS(algorithms=sorted(_ALLOWED))
         self._of_keys: VerificationKeys = source.keys  # what the caches were made with
         self._identities: OrderedDict[bytes, Identity] = OrderedDict()
@@ -52,8 +64,12 @@ class BearerTokens:
     def num_cached(self) -> int:
         return len(self._identities) + len(self._failures)
 
-    def identify(self, token: str) -> Identity:
-        """The token's identity. Raises RequestRefused: UNAUTHENTICATED, or UNAVAILABLE while no keys are known yet."""
+    def identify(self, token: str, host: str = "") -> Identity:
+        """The identity of a token that came from this host.
+
+        Raises RequestRefused: UNAUTHENTICATED, UNAVAILABLE while no keys are known yet, or OVERLOADED if the host has
+        sent too many invalid tokens and this one is not known.
+        """
         if len(token) > LONGEST_TOKEN or _TOKEN.fullmatch(token) is None:
             raise unauthenticated(_REFUSED)
         if self._of_keys is not self.source.keys:
@@ -70,9 +86,12 @@ class BearerTokens:
         if failure is not None and now_unix_s < failure.until_unix_s:
             raise unauthenticated(failure.message)
         key = self._key_of(token)
+        self._budget.check(host, self._steady_s())
+        began_s = self._cpu_s()
         try:
             identity = self._verified(token, key, now_unix_s)
         except RequestRefused as refusal:
+            self._budget.spend(host, self._cpu_s() - began_s, self._steady_s())
             self._identities.pop(digest, None)
             _keep(self._failures, digest, _Failure(refusal.message, now_unix_s + FAILURE_S), MOST_FAILURES)
             raise

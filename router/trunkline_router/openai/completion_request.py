@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, WithJsonSchema
 
 from trunkline.status import invalid
-from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
+from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.edge.request_fields import GenerationFields, token_ids
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -67,13 +67,14 @@ class CompletionRequest(GenerationFields):
             return [prompt]
         if not isinstance(prompt, list) or not prompt:
             raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of lists of token ids")
-        if all(type(item) is int for item in prompt):
+        kinds = set(map(type, prompt))
+        if kinds == {int}:
             return [_ids(prompt)]
         if len(prompt) > MAX_PROMPTS:
             raise invalid("prompt", f"{len(prompt)} prompts are more than {MAX_PROMPTS}")
-        if all(isinstance(item, str) for item in prompt):
+        if kinds == {str}:
             return list(prompt)
-        if all(isinstance(item, list) and item and all(type(part) is int for part in item) for item in prompt):
+        if kinds == {list} and all(set(map(type, item)) == {int} for item in prompt):
             return [_ids(item) for item in prompt]
         raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of lists of token ids")
 
@@ -96,7 +97,7 @@ class CompletionRequest(GenerationFields):
         if isinstance(prompt, str):
             request.text = prompt
         else:
-            request.token_ids.CopyFrom(TokenIds(ids=prompt))
+            request.token_ids.ids.extend(prompt)
         return request
 
 

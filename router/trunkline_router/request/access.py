@@ -1,12 +1,16 @@
 """Decides whether a call is allowed, and for which tenant it acts."""
 
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
+
+import grpc
 
 from trunkline.metadata import TENANT_KEY, only_value
 from trunkline.status import RequestRefused, invalid
 from trunkline.validation import tenant_problem
+from trunkline_router.address import host_of
 from trunkline_router.identity.endpoints import Open
 from trunkline_router.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
 from trunkline_router.request.caller import Caller, forbidden
@@ -17,6 +21,7 @@ SCHEME = "bearer"
 MAX_CREDENTIAL = 8 << 10  # characters; a token with many claims has two thousand
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
+Context = grpc.aio.ServicerContext[Any, Any]
 
 # Of a router without any source of identities: every caller may do everything and names its tenant itself.
 UNCHECKED = Identity("anonymous", "", frozenset(Role), frozenset({ANY_TENANT}), may_salt=True)
@@ -27,8 +32,8 @@ ANONYMOUS = Identity("anonymous", "", frozenset({Role.USER}), sees_cache=False)
 class Identifier(Protocol):
     """Finds the identity of a credential."""
 
-    def identify(self, credential: str) -> Identity:
-        """Raises RequestRefused (UNAUTHENTICATED)."""
+    def identify(self, credential: str, host: str = "") -> Identity:
+        """Raises RequestRefused (UNAUTHENTICATED, OVERLOADED)."""
         ...
 
 
@@ -56,18 +61,36 @@ class Access:
         self._opened = opened
         self._salt_key = salt_key
 
-    def check(self, metadata: Metadata, needed: Role | Open) -> None:
-        """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN) if the call is not allowed."""
+    def check(self, metadata: Metadata, needed: Role | Open, peer: str = "") -> None:
+        """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED) if the call is not allowed."""
         if needed not in self._opened:
-            self.caller(metadata, needed if isinstance(needed, Role) else None)
+            self.caller(metadata, needed if isinstance(needed, Role) else None, peer)
 
-    def caller(self, metadata: Metadata, role: Role | None = Role.USER) -> Caller:
+    def admit(self, context: Context, role: Role) -> Caller:
+        """Returns the caller of a gRPC call, and remembers it for admitted() in the same task. Raises RequestRefused
+        as caller() does."""
+        caller = self.caller(context.invocation_metadata(), role, context.peer())
+        _ADMITTED.set((self, role, caller))
+        return caller
+
+    def admitted(self, context: Context, role: Role = Role.USER) -> Caller:
+        """Returns the caller of a gRPC call that the gate has admitted. A call that it has not admitted for this role
+        is checked now. Raises RequestRefused as caller() does."""
+        access, admitted_role, caller = _ADMITTED.get() or (None, None, None)
+        if access is self and admitted_role is role and caller is not None:
+            return caller
+        return self.admit(context, role)
+
+    def caller(self, metadata: Metadata, role: Role | None = Role.USER, peer: str = "") -> Caller:
         """Returns the caller of a call that needs `role`; None: any identity may make it.
 
+        peer: where the call comes from, as gRPC writes it
+
         Raises RequestRefused: UNAUTHENTICATED without valid credentials, FORBIDDEN if the identity lacks the role or
-        names a tenant that it may not act for, INVALID_REQUEST for a malformed tenant.
+        names a tenant that it may not act for, INVALID_REQUEST for a malformed tenant, OVERLOADED if too many invalid
+        tokens came from the peer's host.
         """
-        identity = self._identity(metadata)
+        identity = self._identity(metadata, host_of(peer))
         if role is not None and role not in identity.roles:
             raise forbidden(f"these credentials do not have the role {role.value!r}, which this call needs")
         tenant = identity.tenant
@@ -80,15 +103,19 @@ class Access:
         terms = narrowed(self._tenants.terms(tenant), identity, is_listed=is_listed)
         return Caller(tenant, identity, terms, is_listed, self._salt_key)
 
-    def _identity(self, metadata: Metadata) -> Identity:
+    def _identity(self, metadata: Metadata, host: str) -> Identity:
         if self._identifier is None:
             return UNCHECKED
         credential = credential_of(metadata)
         if credential:
-            return self._identifier.identify(credential)
+            return self._identifier.identify(credential, host)
         if self._allows_anonymous:
             return ANONYMOUS
         raise unauthenticated("this call needs credentials: send the metadata 'authorization: Bearer KEY'")
+
+
+# The caller of the call that the current task serves, with the rules and the role that it was admitted by.
+_ADMITTED: ContextVar[tuple[Access, Role, Caller] | None] = ContextVar("admitted", default=None)
 
 
 def narrowed(terms: Tenant, identity: Identity, *, is_listed: bool) -> Tenant:

@@ -17,12 +17,12 @@ from trunkline.validation import (
 )
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.request.caller import Scheduling
+from trunkline_router.request.caller import Caller, Scheduling
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -36,6 +36,13 @@ class Preparer:
     shared: SharedState
     max_choices: int
 
+    async def pool(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
+        """Returns the pool of a model; an empty name means the only one that the caller may use. Raises RequestRefused
+        (FORBIDDEN, MODEL_NOT_FOUND, NO_WORKER)."""
+        if model:
+            caller.check_model(model)  # without looking for it: the answer must not tell whether it is served
+        return await self.pools.found(model, caller.tenant, time_left_s, caller.identity.models)
+
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises
         RequestRefused."""
@@ -46,9 +53,8 @@ class Preparer:
         log_fields["tenant"] = tenant = caller.tenant
         scheduling = caller.scheduling(request.lane, request.cache_salt)
         log_fields["lane"] = scheduling.lane_name
-        pool = await self.pools.found(request.model, tenant, call.time_left())
+        pool = await self.pool(request.model, caller, call.time_left())
         log_fields["model"] = pool.name
-        caller.check_model(pool.name)
         scheduling = scheduling.corrected(self.shared.weight_factor(tenant))
         affinity_key = call.affinity_key()
         limits = pool.limits

@@ -6,20 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-
 from trunkline.metadata import SESSION_KEY, only_value
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.validation import session_problem
 from trunkline_router.identity.identity import Role
-from trunkline_router.request.access import Access, Metadata
+from trunkline_router.request.access import Access, Context, Metadata
 from trunkline_router.request.caller import Caller
 
 MAX_REQUEST_ID = 128
 REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has no deadline
 
 
@@ -40,12 +37,9 @@ class RequestCall:
     log_fields: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, request: GenerateRequest, context: Context, access: Access, role: Role | None = Role.USER
-    ) -> "RequestCall":
+    def of(cls, request: GenerateRequest, context: Context, access: Access, role: Role = Role.USER) -> "RequestCall":
         """Returns the request of a gRPC call that needs `role`. Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN)."""
-        metadata = context.invocation_metadata()
-        caller = access.caller(metadata, role)
+        caller, metadata = access.admitted(context, role), context.invocation_metadata()
         return cls(request, request_id_of(request), caller, metadata, context.time_remaining)
 
     def check_request_id(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -96,10 +96,15 @@ class Pools:
             self.search.served(self._models)
         return self._models
 
-    def pool(self, name: str) -> Pool:
+    def pool(self, name: str, allowed: Container[str] | None = None) -> Pool:
         """Returns the pool of a model; an empty name means the only model. Raises RequestRefused (MODEL_NOT_FOUND or
-        NO_WORKER)."""
+        NO_WORKER).
+
+        allowed: models that the caller may use and be told of; None: all
+        """
         models = self.models()
+        if allowed is not None:
+            models = {name: pool for name, pool in models.items() if name in allowed}
         if name in models:
             return models[name]
         if not name and len(models) == 1:
@@ -114,12 +119,14 @@ class Pools:
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
 
-    async def found(self, name: str, tenant: str, time_left_s: float | None = None) -> Pool:
+    async def found(
+        self, name: str, tenant: str, time_left_s: float | None = None, allowed: Container[str] | None = None
+    ) -> Pool:
         """As pool(), but searches for a worker before it raises: a worker may have started this moment."""
         with contextlib.suppress(RequestRefused):
-            return self.pool(name)
+            return self.pool(name, allowed)
         await self.search.look_for(name, tenant, time_left_s)
-        return self.pool(name)
+        return self.pool(name, allowed)
 
     async def found_models(self, tenant: str) -> Mapping[str, Pool]:
         """As models(), after a search for workers if there are none."""

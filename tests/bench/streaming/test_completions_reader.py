@@ -50,3 +50,20 @@ async def test_an_answer_that_is_not_a_stream_is_an_error_with_the_answer() -> N
     async with answering([refusal]) as address, open_connections(address) as connect:
         with pytest.raises(RefusedError, match=r"(?s)503.*no workers"):
             [event async for event in connect().events(b"{}")]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1000])
+async def test_an_answer_that_is_not_streamed_is_read_whole(piece_bytes: int) -> None:
+    answer = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{"choices":0'
+    pieces = [answer[at : at + piece_bytes] for at in range(0, len(answer), piece_bytes)]
+    async with answering(pieces) as address, open_connections(address) as connect:
+        connection = connect()
+        for _ in range(2):
+            assert [body async for body in connection.body(b"{}")] == [b'{"choices":0']
+
+
+async def test_a_refusal_is_an_error_for_an_answer_that_is_not_streamed_too() -> None:
+    refusal = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\n\r\n{}"
+    async with answering([refusal]) as address, open_connections(address) as connect:
+        with pytest.raises(RefusedError, match=r"(?s)429.*\{\}"):
+            [body async for body in connect().body(b"{}")]

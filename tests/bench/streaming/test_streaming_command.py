@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trunkline_bench.streaming.main import NO_SMG, beside_smg, main
+from trunkline_bench.streaming.main import main
 from trunkline_bench.streaming.smg import launched
+from trunkline_bench.streaming.tables import NO_SMG, beside_smg
 
 
 def test_without_the_gateway_the_report_says_so_in_one_line() -> None:

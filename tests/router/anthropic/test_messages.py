@@ -148,7 +148,7 @@ async def test_what_changes_no_output_is_ignored() -> None:
 class Keys:
     """Knows two keys."""
 
-    def identify(self, credential: str) -> Identity:
+    def identify(self, credential: str, host: str = "") -> Identity:
         if credential not in ("sees", "blind"):
             raise RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, "unknown credentials")
         return Identity(credential, "acme", frozenset({Role.USER}), sees_cache=credential == "sees")

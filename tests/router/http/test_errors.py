@@ -11,7 +11,7 @@ from starlette.routing import Route
 from tests.router.http.http_rig import connected, error_of, get, serving
 from trunkline import status
 from trunkline.status import RequestRefused, invalid, no_worker
-from trunkline_router.http.errors import anthropic_body, internal, openai_body, retry_headers, status_of
+from trunkline_router.http.errors import anthropic_body, internal, openai_body, refusal_headers, status_of
 from trunkline_router.http.headers import parse_headers, response_headers
 from trunkline_router.http.starlette_errors import HANDLERS
 
@@ -56,20 +56,20 @@ def test_invalid_field_is_the_param() -> None:
 
 
 def test_retry_after_is_in_whole_seconds_rounded_up() -> None:
-    assert retry_headers(no_worker("none", 1)) == [(b"retry-after", b"1"), (b"retry-after-ms", b"1")]
-    assert retry_headers(no_worker("none", 2001)) == [(b"retry-after", b"3"), (b"retry-after-ms", b"2001")]
-    assert retry_headers(invalid("n", "is 0")) == []
+    assert refusal_headers(no_worker("none", 1)) == [(b"retry-after", b"1"), (b"retry-after-ms", b"1")]
+    assert refusal_headers(no_worker("none", 2001)) == [(b"retry-after", b"3"), (b"retry-after-ms", b"2001")]
+    assert refusal_headers(invalid("n", "is 0")) == []
 
 
 def test_clients_are_told_where_a_retry_is_useless() -> None:
     never = (b"x-should-retry", b"false")
     for reason in (status.QUARANTINED, status.INTERNAL, status.QUOTA_EXCEEDED):
-        assert retry_headers(RequestRefused(status.code_of(reason) or 0, reason, "")) == [never], reason
+        assert refusal_headers(RequestRefused(status.code_of(reason) or 0, reason, "")) == [never], reason
     quota = RequestRefused(status.CODE_RESOURCE_EXHAUSTED, status.QUOTA_EXCEEDED, "", retry_delay_ms=120_000)
-    assert never not in retry_headers(quota)
+    assert never not in refusal_headers(quota)
     quota.retry_delay_ms += 1  # Anthropic's client would wait for a month
-    assert never in retry_headers(quota)
-    assert retry_headers(RequestRefused(status.CODE_RESOURCE_EXHAUSTED, status.OVERLOADED, "")) == []
+    assert never in refusal_headers(quota)
+    assert refusal_headers(RequestRefused(status.CODE_RESOURCE_EXHAUSTED, status.OVERLOADED, "")) == []
 
 
 def test_internal_tells_the_request_id_alone() -> None:

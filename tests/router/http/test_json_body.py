@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.router.http.http_rig import connected, post, respond, serving
 from trunkline.status import INVALID_REQUEST, RequestRefused
 from trunkline_router.http import json_shape
-from trunkline_router.http.json_body import check_content_type, parse_object
+from trunkline_router.http.json_body import check_content_type, has_body, parse_object, read_object
 from trunkline_router.http.json_parser import _Parser
 from trunkline_router.request.steps import STEP_BYTES
 
@@ -167,3 +168,23 @@ def test_other_types_than_json_are_refused() -> None:
     for content_type in ("text/plain", "", "application/x-www-form-urlencoded"):
         with pytest.raises(RequestRefused, match="content-type: must be application/json"):
             check_content_type(content_type)
+
+
+async def test_a_handler_can_tell_whether_it_would_wait_for_the_body() -> None:
+    asked, answers = asyncio.Event(), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        answers.append(has_body(scope))
+        asked.set()
+        await respond(send, json.dumps(await read_object(receive)).encode())
+
+    whole = post(b'{"a": 1}')
+    async with serving(app) as server, connected(server) as client:
+        for sent in ([whole], [whole[:-1], whole[-1:]]):
+            for part in sent:
+                asked.clear()
+                client.send(part)
+                if part is not sent[-1]:
+                    await asked.wait()
+            assert json.loads((await client.response())[2]) == {"a": 1}
+    assert answers == [True, False]

@@ -20,7 +20,7 @@ class Known:
     def __init__(self, **identities: Identity) -> None:
         self._identities = identities
 
-    def identify(self, credential: str) -> Identity:
+    def identify(self, credential: str, host: str = "") -> Identity:
         if credential not in self._identities:
             raise RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, "the credential is not valid")
         return self._identities[credential]

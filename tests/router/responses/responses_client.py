@@ -43,7 +43,7 @@ def new_store(
 class Keys:
     """Credentials that are "tenant", or "tenant:blind" for callers that may not see cached tokens."""
 
-    def identify(self, credential: str) -> Identity:
+    def identify(self, credential: str, host: str = "") -> Identity:
         tenant, _, kind = credential.partition(":")
         if tenant not in ("acme", "globex"):
             raise RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, "unknown credentials")

@@ -41,6 +41,7 @@ from trunkline_bench.attacks.vectors.connections import (
     strange_deadlines,
 )
 from trunkline_bench.attacks.vectors.floods import FLOODS, flood
+from trunkline_bench.attacks.vectors.http_floods import HOLDING_HTTP, HTTP_FLOODS
 from trunkline_bench.attacks.vectors.priority import give_way
 from trunkline_bench.attacks.vectors.redis_entries import ATTACKS as REDIS_ATTACKS
 from trunkline_bench.attacks.vectors.sessions import HELLO, SESSIONS, open_again_and_again
@@ -82,7 +83,8 @@ HOLDING_A_WORKER: Mapping[str, Strike] = {
     "10,000 idle sessions": partial(held, WORKER + "Session", HELLO, MANY),
 }
 HALF_OPEN: Mapping[str, Strike] = {"20,000 half-open streams": partial(half_open, GENERATE, 20_000)}
-HOLDING: Mapping[str, Strike] = {**HOLDING_A_ROUTER, **HOLDING_A_WORKER, **HALF_OPEN}
+OVER_HTTP: Mapping[str, Strike] = {name: of_model(FAST_MODEL) for name, of_model in HOLDING_HTTP.items()}
+HOLDING: Mapping[str, Strike] = {**HOLDING_A_ROUTER, **HOLDING_A_WORKER, **HALF_OPEN, **OVER_HTTP}
 
 OF_1_TO_5: Mapping[str, Strike] = {
     **{name: partial(call_again_and_again, call) for name, call in LARGE_CALLS.items()},
@@ -107,6 +109,7 @@ ATTACKS: Mapping[str, Strike] = {
     "cancelled requests": partial(cancelled, GENERATE, SHORT),
     "deadlines of 1 ns and of 11,000 years": partial(strange_deadlines, GENERATE, SHORT),
     **{name: partial(flood, kind) for name, kind in FLOODS.items()},
+    **HTTP_FLOODS,
     **{name: partial(open_again_and_again, session) for name, session in SESSIONS.items()},
     "rapid reset of a worker": partial(rapid_reset, WORKER + "GetModel"),
 }

@@ -1,0 +1,33 @@
+"""Writes the tables of docs/access.md from what the router checks; --check only compares."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.lint.generated_part import update
+from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, PATHS, Open
+from trunkline_router.identity.identity import Role
+
+PAGE = Path(__file__).parents[2] / "docs" / "access.md"
+LIVENESS = "of the service `liveness`: open"
+
+
+def table(what: str, needs: Mapping[str, Role | Open | None], notes: Mapping[str, str]) -> str:
+    """A Markdown table with one row for each call."""
+    rows = [f"| `{name}` | {_needed(needed)} | {notes.get(name, '')} |" for name, needed in needs.items()]
+    return "\n".join([f"| {what} | needs | |", "|---|---|---|", *rows]) + "\n"
+
+
+def _needed(needed: Role | Open | None) -> str:
+    if needed is None:
+        return "nothing: always open"
+    return f"role `{needed}`" if isinstance(needed, Role) else f"any identity, or `--open={needed}`"
+
+
+def main() -> None:
+    notes = dict.fromkeys((HEALTH_CHECK, HEALTH_WATCH), LIVENESS)
+    text = f"\n{table('RPC', METHODS, notes)}\n{table('HTTP', PATHS, {})}\n"
+    update(PAGE, "access", text, "make access-table")
+
+
+if __name__ == "__main__":
+    main()

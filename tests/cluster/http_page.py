@@ -1,0 +1,127 @@
+"""docs/http.md, and what it says about tables in the code."""
+
+import re
+from pathlib import Path
+
+from trunkline.status import (
+    CONTEXT_LENGTH_EXCEEDED,
+    DEADLINE_EXCEEDED,
+    FORBIDDEN,
+    INTERNAL,
+    INVALID_REQUEST,
+    MODEL_NOT_FOUND,
+    NO_WORKER,
+    OVERLOADED,
+    QUARANTINED,
+    QUOTA_EXCEEDED,
+    UNAUTHENTICATED,
+)
+from trunkline.validation import (
+    MAX_LOGIT_BIAS,
+    MAX_PROMPT_LOGPROBS,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+)
+from trunkline_router.edge.merging import AT_ONCE
+from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, PROTOCOL, RESPONSE_NOT_FOUND, TABLE
+from trunkline_router.http.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, MAX_VALUES
+from trunkline_router.http.limits import HttpLimits
+from trunkline_router.openai.completion_request import MAX_PROMPTS
+from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
+from trunkline_router.responses.response_request import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
+
+PAGE = Path(__file__).parents[2] / "docs" / "http.md"
+
+SITUATIONS = {
+    INVALID_REQUEST: "a wrong, unknown or unserved field",
+    CONTEXT_LENGTH_EXCEEDED: "prompt and `max_tokens` do not fit the context or the KV pool",
+    MODEL_NOT_FOUND: "unknown model",
+    RESPONSE_NOT_FOUND: "no such stored response",
+    PREVIOUS_RESPONSE_NOT_FOUND: "`previous_response_id` names no stored response",
+    UNAUTHENTICATED: "no credentials, or wrong, expired or revoked ones",
+    FORBIDDEN: "the credentials do not allow it",
+    OVERLOADED: "a queue is full",
+    QUOTA_EXCEEDED: "a quota is used up",
+    NO_WORKER: "no worker can serve the request now",
+    DEADLINE_EXCEEDED: "a deadline has passed",
+    QUARANTINED: "the request has stopped two engines",
+    INTERNAL: "a bug; the log explains it under the request's id",
+}
+OF_HTTP_ALONE = (RESPONSE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND)
+HTTP_SITUATIONS = {
+    400: "not valid HTTP",
+    404: "no such path",
+    405: "the path has no such method",
+    408: "headers or body took too long",
+    413: "the body is too large",
+    414: "the URL is too long",
+    417: "an `Expect` that is not served",
+    431: "too many or too large headers",
+    503: "the router is stopping",
+}
+
+
+def error_rows() -> list[str]:
+    return [
+        f"| {SITUATIONS[reason]} | {row.status} | `{row.code}` | `{row.type}` | `{row.anthropic_type}` | "
+        f"{'—' if reason in OF_HTTP_ALONE else f'`{reason}`'} |"
+        for reason, row in TABLE.items()
+    ]
+
+
+def protocol_rows() -> list[str]:
+    return [f"| {status} | `{row.code}` | {HTTP_SITUATIONS[status]} |" for status, row in PROTOCOL.items()]
+
+
+def limit_rows() -> list[str]:
+    http = HttpLimits()
+    rows = {
+        "body": f"{http.max_body_bytes >> 20} MiB, which arrives within `--http-body-timeout-s` ({http.body_s:g} s)",
+        "text; texts of a conversation": f"{MAX_TEXT_BYTES >> 20} MiB; {MAX_CHAT_BYTES >> 20} MiB",
+        "messages of a conversation": f"{MAX_MESSAGES:,}",
+        "prompts of a completion": f"{MAX_PROMPTS}, of which {AT_ONCE} run at a time",
+        "JSON: depth; lists and objects; strings; values": (
+            f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}"
+        ),
+        "stop strings; bytes of each; `stop_token_ids`": (
+            f"{MAX_STOP_STRINGS}; {MAX_STOP_BYTES:,}; {MAX_STOP_TOKEN_IDS}"
+        ),
+        "`logprobs`, `top_logprobs`, `prompt_logprobs`": (
+            f"{MAX_TOP_LOGPROBS}; in all {MAX_PROMPT_LOGPROBS:,} entries for a prompt"
+        ),
+        "entries of `logit_bias`": f"{MAX_LOGIT_BIAS:,}",
+        "`metadata` of a response": (
+            f"{MAX_METADATA_PAIRS} pairs, names of {MAX_METADATA_KEY} and values of {MAX_METADATA_VALUE} characters"
+        ),
+        "URL": f"{http.max_url_bytes >> 10} KiB",
+        "headers": (
+            f"{http.max_headers}, {http.max_header_bytes >> 10} KiB, "
+            f"which arrive within `--http-head-timeout-s` ({http.head_s:g} s)"
+        ),
+        "pipelined requests of a connection": f"{http.max_pipelined}",
+        "idle connection": f"`--http-keep-alive-s` ({http.keep_alive_s:g} s)",
+    }
+    return [f"| {what} | {limit} |" for what, limit in rows.items()]
+
+
+def examples() -> list[list[tuple[str, str]]]:
+    """The page's blocks of commands, each a list of (command, what it prints)."""
+    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [_commands(block) for block in blocks]
+
+
+def _commands(block: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            found.append((line.removeprefix("$ "), ""))
+            continue
+        command, printed = found[-1]
+        if command.endswith("\\") and not printed:
+            found[-1] = (f"{command}\n{line}", "")
+        else:
+            found[-1] = (command, f"{printed}{line}\n")
+    return found

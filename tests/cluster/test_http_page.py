@@ -1,0 +1,101 @@
+"""docs/http.md: each example prints what the page says, and tables and lists of fields are those of the code."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.http_page import PAGE, error_rows, examples, limit_rows, protocol_rows
+from tests.cluster.processes import Cluster, Process, script
+from trunkline_bench.servers.ports import free_port
+from trunkline_router.anthropic.conversation import ConversationFields
+from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
+from trunkline_router.edge.request_fields import Fields, GenerationFields, StreamOptions
+from trunkline_router.identity.endpoints import PATHS
+from trunkline_router.openai.chat_request import ChatRequest, Message
+from trunkline_router.openai.completion_request import CompletionRequest
+from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
+from trunkline_router.responses.response_request import ResponseRequest
+
+README = PAGE.parents[1] / "README.md"
+TEXT = PAGE.read_text()
+BODIES: list[type[Fields]] = [
+    *(CompletionRequest, ChatRequest, Message, ResponseRequest, MessageRequest, CountRequest),
+    *(ConversationFields, GenerationFields, StreamOptions, TokenizeBody, DetokenizeBody),
+]
+OF_A_PART = {"role", "content", "include_usage", "continuous_usage_stats", "include_obfuscation"}  # of nested objects
+BETWEEN = "\x1e"  # printed between the outputs of two commands
+
+
+@pytest.fixture(scope="module")
+def address(cluster: Cluster) -> Iterator[str]:
+    """An HTTP port that stores responses, before the workers of the shared cluster."""
+    workers = ",".join(worker.address for worker in cluster.workers)
+    http_port = free_port()
+    process = Process(
+        script("trunkline-router"), f"--workers={workers}", f"--port={free_port()}", f"--http-port={http_port}",
+        "--max-stored-responses=10", "--router-id=page",
+    )  # fmt: skip
+    try:
+        process.wait_for("router listening")
+        process.wait_for("worker connected")
+        yield f"127.0.0.1:{http_port}"
+    finally:
+        process.stop()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("number", range(len(examples())))
+def test_an_example_prints_what_the_page_says(number: int, address: str) -> None:
+    commands = [(command.replace("localhost:8000", address), printed) for command, printed in examples()[number]]
+    together = f"\nprintf '{BETWEEN}'\n".join(command for command, _ in commands)
+    done = subprocess.run(["bash", "-euc", together], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    for (command, printed), actual in zip(commands, done.stdout.split(BETWEEN), strict=True):
+        assert re.fullmatch(pattern(printed), squeezed(actual)), f"{command}\n{actual}"
+
+
+def test_the_openai_example_of_the_first_page_runs(address: str) -> None:
+    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    [program] = [example for example in examples if "openai" in example]
+    program = program.replace("localhost:8000", address)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) > 20
+
+
+def squeezed(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def pattern(printed: str) -> str:
+    """What the page says, in which … stands for anything."""
+    return ".*?".join(map(re.escape, squeezed(printed).split("…")))
+
+
+def test_tables_say_what_the_code_does() -> None:
+    lines = TEXT.splitlines()
+    assert [row for row in (*error_rows(), *protocol_rows(), *limit_rows()) if row not in lines] == []
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_the_page_names_every_field(body: type[Fields]) -> None:
+    fields, rest = TEXT.split("## Fields")[1].split("**Ignored**")
+    ignored, refused = rest.split("## Streams")[0].split("**Refused by name**")
+    for names, part in (
+        (set(body.model_fields) - body.ignored, fields),
+        (body.ignored, ignored),
+        (set(body.unserved), refused),
+    ):
+        assert [name for name in sorted(names - OF_A_PART) if f"`{name}`" not in part] == []
+
+
+def test_the_page_names_every_endpoint() -> None:
+    table = TEXT.split("## Endpoints")[1].split("###")[0]
+    for name in PATHS:
+        method, path = name.split(" ")
+        shown = re.sub(r"{\w+(:path)?}", "{id}", path)
+        assert f"`{method} {shown}`" in table

@@ -1,0 +1,50 @@
+"""Bodies of HTTP requests at the gate."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from trunkline_router.gate.http_passage import HttpPassage
+from trunkline_router.gate.reading import ReadBounds, Reading
+from trunkline_router.gate.request_gate import RequestGate
+from trunkline_router.gate.request_size import UNSEEN_BYTES
+from trunkline_router.request.access import Access
+from trunkline_router.workers.pool import Pools
+
+LARGE = b" " * (UNSEEN_BYTES + 1)
+
+
+def passage(gate: RequestGate) -> HttpPassage:
+    return HttpPassage(gate, "ipv4:10.0.0.1:50312", "", lambda refused: None)
+
+
+async def large_body() -> bytes:
+    return LARGE
+
+
+async def test_a_body_that_has_arrived_waits_for_no_place_among_those_being_read() -> None:
+    gate = RequestGate(Pools(Random(1)), Access())
+    gate.reading = Reading(ReadBounds(in_all=1, of_host=1, of_connection=1, of_sender=1, last=0))
+    never = asyncio.get_running_loop().create_future()
+    with passage(gate) as first, passage(gate) as second, passage(gate) as third:
+        reading = asyncio.create_task(first.read(lambda: never))  # takes the only place
+        waiting = asyncio.create_task(second.read(large_body))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        async with asyncio.timeout(10):
+            assert await third.read_arrived(large_body) == LARGE
+        never.set_result(b"")
+        assert await reading == b""
+        assert await waiting == LARGE
+
+
+@pytest.mark.parametrize("has_arrived", [False, True])
+async def test_a_large_body_counts_until_the_answer_begins(has_arrived: bool) -> None:
+    gate = RequestGate(Pools(Random(1)), Access())
+    with passage(gate) as one:
+        await (one.read_arrived(large_body) if has_arrived else one.read(large_body))
+        assert gate.held.num_bytes == len(LARGE)
+        one.answer_begins()
+        assert gate.held.num_bytes == 0
