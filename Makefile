@@ -17,6 +17,9 @@ PORT ?= 50051
 WORKER_PORT ?= 50061
 HTTP_PORT ?= 8000
 ARGS ?=
+CASES ?= 20000
+EXAMPLES ?= 3000
+SEED ?= 0
 # A folder with vllm/bin/python, for bench-peer.
 PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
@@ -34,7 +37,7 @@ CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 NODE_CLIENTS := tests/clients/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow clients lint protos chart-schema settings-reference access-table house demo-model clean \
+.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table house demo-model clean \
   bench-engine bench-peer bench-http-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
   bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
@@ -44,6 +47,7 @@ help:
 	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 HTTP_PORT=8000 WORKER_PORT=50061'
 	@echo '                  ARGS="flags", such as --verbose, or flags of the workers'
 	@echo 'make test         runs the test suite (test-slow: the tests that take minutes)'
+	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP; CASES=20000 EXAMPLES=3000 SEED=0'
 	@echo 'make clients      installs the clients that the tests run besides, of Python and of Node where there is one'
 	@echo 'make lint         checks style, types, generated files and the wire contract'
 	@echo 'make bench-NAME   runs a benchmark; make help-bench lists them'
@@ -88,6 +92,10 @@ test: $(DEV_STAMP) $(CLIENTS_STAMP)
 
 test-slow: $(DEV_STAMP) $(CLIENTS_STAMP)
 	@$(BIN)/python -m pytest -m slow --timeout 1800
+
+fuzz: $(DEV_STAMP)
+	@TRUNKLINE_FUZZ_CASES=$(CASES) TRUNKLINE_FUZZ_EXAMPLES=$(EXAMPLES) TRUNKLINE_FUZZ_SEED=$(SEED) \
+	  $(BIN)/python -m pytest -m slow tests/fuzz --timeout 3600
 
 clients: $(CLIENTS_STAMP)
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.lint.generated_part import update
-from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, PATHS, Open
+from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, PATHS, SHOW_CACHE, Open
 from trunkline_router.identity.identity import Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 LIVENESS = "of the service `liveness`: open"
+SEES_CACHE = "not for identities without `sees_cache`, nor for anonymous callers"
 
 
 def table(what: str, needs: Mapping[str, Role | Open | None], notes: Mapping[str, str]) -> str:
@@ -24,7 +25,7 @@ def _needed(needed: Role | Open | None) -> str:
 
 
 def main() -> None:
-    notes = dict.fromkeys((HEALTH_CHECK, HEALTH_WATCH), LIVENESS)
+    notes = dict.fromkeys((HEALTH_CHECK, HEALTH_WATCH), LIVENESS) | dict.fromkeys(SHOW_CACHE, SEES_CACHE)
     text = f"\n{table('RPC', METHODS, notes)}\n{table('HTTP', PATHS, {})}\n"
     update(PAGE, "access", text, "make access-table")
 

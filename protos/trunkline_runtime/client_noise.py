@@ -1,4 +1,4 @@
-"""Keeps what clients cause out of the log lines of gRPC's library: any host could fill the log, or have it quote keys."""
+"""Keeps what clients cause out of the log of gRPC's library: any host could fill the log, or have it quote keys."""
 
 import logging
 

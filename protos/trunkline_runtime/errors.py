@@ -252,8 +252,8 @@ async def _answer_in_parts(call: _Call, request: Any, context: Context, passage:
 
 
 def _gone() -> asyncio.CancelledError:
-    """Raised when gRPC's core can send nothing on a call: its stream has ended, which grpc.aio reports a moment later, as
-    a cancellation."""
+    """Raised when gRPC's core can send nothing on a call: its stream has ended, which grpc.aio reports a moment later,
+    as a cancellation."""
     return asyncio.CancelledError()
 
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 EXPORT_INTERVAL_MS = 200
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer):  # type: ignore[misc]
+class Collector(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2_grpc.MetricsServiceServicer):
     """Spans and metrics, as text."""
 
     def __init__(self) -> None:
@@ -50,8 +50,10 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer, metrics_service_pb2
 def collecting() -> Iterator[Collector]:
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(collector, server)
+    add_traces: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # without types
+    add_metrics: Any = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
+    add_traces(collector, server)
+    add_metrics(collector, server)
     collector.port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

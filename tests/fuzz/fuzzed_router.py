@@ -58,7 +58,7 @@ class Problems(logging.Handler):
 
     def add(self, problem: str) -> None:
         if len(self.seen) < MAX_PROBLEMS:
-            self.seen.append(problem[:PROBLEM_CHARACTERS])
+            self.seen.append(problem[-PROBLEM_CHARACTERS:])
 
     def emit(self, record: logging.LogRecord) -> None:
         self.add(logging.Formatter().format(record))

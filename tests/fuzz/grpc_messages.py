@@ -111,7 +111,8 @@ def _change(draw: st.DrawFn, message: Any, depth: int) -> None:
         setattr(message, field.name, draw(_values(field)))
 
 
-PIECES = (b"\x00", b"\xff" * 10, b"\x80" * 11, b"\x0a\xff\xff\xff\xff\x0f", b"\x12\x00", b"\x0b" * 40, b"\x22\x00" * 600,
+PIECES = (b"\x00", b"\xff" * 10, b"\x80" * 11, b"\x0a\xff\xff\xff\xff\x0f", b"\x12\x00", b"\x0b" * 40,
+    b"\x22\x00" * 600,
           b"\x2a\x02\x62\x00", b"\x1a\x0c\x0a\x0a" + b"\xff" * 9 + b"\x01", b"\xc3\x28", b"\xed\xa0\x80")  # fmt: skip
 
 

@@ -42,7 +42,8 @@ FLOATS = [0.0, -0.0, 5e-324, 1e-45, 1e-30, 1e-5, 0.01, 0.5, 1.0, 1.0000001, 2.0,
           1.7e308, -1e-45, -1.0, -2.0, -100.0, -3.5e38, float("nan"), float("inf"), float("-inf")]  # fmt: skip
 TEXTS = ["", " ", "a", "\x00", "\n", "\r\n\r\n", "é", "😀", "\ud800", "\udfff\ud800", "\ufffe", "\u202e", "</s>", "<s>",
          "null", "0", "100", "-1", "{{ 7 * 7 }}", "{% for i in range(10**9) %}", "text", "user", "assistant", "system",
-         "tool", "disabled", "auto", "none", "json_schema", "x" * 256, "x" * 257, "ab" * 2100, "😀" * 20_000]  # fmt: skip
+         "tool", "disabled", "auto", "none", "json_schema", "x" * 256, "x" * 257, "ab" * 2100,
+             "😀" * 20_000]  # fmt: skip
 JUNK = st.recursive(
     st.one_of(st.none(), st.booleans(), st.sampled_from(EDGES), st.sampled_from(FLOATS), st.sampled_from(TEXTS)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(TEXTS), inner, max_size=3)),

@@ -35,9 +35,9 @@ def asked(connection: http.client.HTTPConnection, path: str, body: bytes) -> Non
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8", case
         assert answer.endswith(b"\n\n"), case
     if response.status in REFUSED:
-        error = json.loads(answer)["error"]
-        assert error["message"], case
-        assert len(error["message"]) <= 401, case
+        message = json.loads(answer)["error"]["message"]
+        assert message, case
+        assert len(message) <= 401, case
 
 
 def fuzz(target: Target, path: str, *, examples: int) -> None:

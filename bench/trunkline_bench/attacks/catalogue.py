@@ -29,7 +29,7 @@ class Section(Enum):
     """Attacker and victim. The value is the heading in the report."""
 
     CLIENT = "A client attacks a router"
-    HTTP = "A client attacks a router's HTTP port"
+    HTTP = "A client attacks the HTTP port of a router"
     TENANT = "A noisy tenant shares a worker"
     PORT = "A client attacks a worker's own port"
     KEYED_PORT = "A stranger attacks the port of a worker with a key"

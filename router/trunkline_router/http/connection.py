@@ -340,7 +340,10 @@ class Connection(HttpToolsProtocol):
         if self._phase is not Phase.IDLE and self.transport.can_write_eof():
             # The client may be sending: closing would reset the connection, and the response could be lost.
             self.flow.resume_reading()
-            self.transport.write_eof()
+            try:
+                self.transport.write_eof()
+            except OSError:  # the client has reset the connection, which the event loop reports a moment later
+                self.transport.abort()
         else:
             self.transport.close()
 

@@ -135,9 +135,9 @@ def body_for(path: str, refused: RequestRefused, request_id: str) -> bytes:
 
 
 def refusal_headers(refused: RequestRefused) -> list[Header]:
-    """Retry-After in seconds, rounded up, and retry-after-ms if a retry makes sense; x-should-retry: false if clients
-    would retry a request that cannot succeed, or wait for longer than MAX_RETRY_DELAY_MS; WWW-Authenticate if credentials
-    are missing or wrong."""
+    """Retry-After in seconds, rounded up, and retry-after-ms, if a retry makes sense; x-should-retry: false if clients
+    would retry a request that cannot succeed, or wait for longer than MAX_RETRY_DELAY_MS; WWW-Authenticate if
+    credentials are missing or wrong."""
     delay_ms = refused.retry_delay_ms
     headers = []
     if delay_ms:

@@ -35,6 +35,9 @@ METHODS: Mapping[str, Role | Open] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Open.REFLECTION,
 }
 
+# Methods whose answers show the state of caches, for identities that may see it. Anonymous callers may not.
+SHOW_CACHE = frozenset({"/trunkline.v1.InferenceService/Grant", "/trunkline.v1.FleetService/ExplainRoute"})
+
 # HTTP endpoints by method and path. None: always open.
 PATHS: Mapping[str, Role | Open | None] = {
     "POST /v1/completions": Role.USER,

@@ -1,13 +1,15 @@
 """Clients that send slowly, read slowly, or go."""
 
 import asyncio
+import socket
+import struct
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.router.http.http_rig import SHORT, WAIT_S, connected, error_of, get, post, serving
-from trunkline_router.http.connection import HIGH_WATER_BYTES, Connection
+from trunkline_router.http.connection import HIGH_WATER_BYTES, Connection, Phase
 from trunkline_router.http.disconnect import ClientGone, ends_with_client
 from trunkline_router.http.json_body import read_body
 from trunkline_router.http.sse import EventStream, event
@@ -52,6 +54,30 @@ async def test_an_idle_connection_is_closed(sent: bytes) -> None:
         got = await client.rest()
         assert (b"200 OK" in got) == (sent == get())
         assert b"408" not in got
+
+
+def resetting(server: Any, data: bytes) -> socket.socket:
+    """A connection that has sent the data, and that is reset when it is closed."""
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.sendall(data)
+    return connection
+
+
+async def test_connection_can_be_ended_after_its_client_has_reset_it() -> None:
+    async with serving(limits=LONG) as server:
+        client = resetting(server, b"GET / HTTP/1.1\r\nHost: x\r\n")
+        async with asyncio.timeout(WAIT_S):
+            while not any(  # noqa: ASYNC110  # what the server has read has no event
+                isinstance(one, Connection) and one._phase is Phase.HEAD for one in server.connections
+            ):
+                await asyncio.sleep(0)
+        [connection] = list(server.connections)
+        assert isinstance(connection, Connection)
+        client.close()
+        connection.shutdown()  # without a turn of the event loop, which would tell the server
+        async with asyncio.timeout(WAIT_S):
+            await server.connections.all_closed()
 
 
 async def test_time_for_an_answer_is_not_limited() -> None:
