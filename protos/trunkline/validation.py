@@ -111,11 +111,15 @@ def max_total_tokens(model: GetModelResponse) -> int:
     return min(model.context_length, model.kv_token_capacity)
 
 
+def context_words(most_tokens: int) -> str:
+    """How refusals name the limit. Clients, litellm among them, look for these words."""
+    return f"this model's maximum context length is {most_tokens} tokens"
+
+
 def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
     """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) if prompt and output can never fit."""
     limit = min(context_length, capacity)
-    # Clients look for these words (litellm, langchain).
-    told = f"this model's maximum context length is {limit} tokens"
+    told = context_words(limit)
     if capacity < context_length:
         told += " on this server, whose KV pool can hold no more"
     if num_prompt >= limit:

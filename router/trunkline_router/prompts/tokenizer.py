@@ -9,6 +9,7 @@ from tokenizers import Encoding, Tokenizer
 
 from trunkline.status import OVERLOADED, RequestRefused, context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
+from trunkline.validation import context_words
 from trunkline_router.prompts.chat_template import check_conversation, check_syntax
 from trunkline_router.prompts.encode_pool import EncodePool, EncoderSource
 from trunkline_router.prompts.encode_process import TOKENIZER_FIELD
@@ -158,7 +159,7 @@ class PromptTokenizer:
     def _check_fits(self, num_characters: int, num_bytes: int, most_tokens: int | None) -> None:
         width = self._characters_per_token
         if most_tokens is not None and width is not None and num_characters > most_tokens * width:
-            raise context_exceeded(f"{num_characters} characters of text cannot fit into {most_tokens} tokens")
+            raise context_exceeded(f"{context_words(most_tokens)}; {num_characters} characters of text cannot fit")
         if num_bytes > MAX_TEXT_BYTES:
             raise invalid("text", f"text of more than {MAX_TEXT_BYTES} bytes is not tokenized")
 
@@ -166,7 +167,7 @@ class PromptTokenizer:
         """Raises RequestRefused if a conversation is too long to be rendered."""
         width = self._characters_per_token
         if most_tokens is not None and width is not None and num_bytes > BYTES_PER_CHARACTER * most_tokens * width:
-            raise context_exceeded(f"{num_bytes} bytes of conversation cannot fit into {most_tokens} tokens")
+            raise context_exceeded(f"{context_words(most_tokens)}; {num_bytes} bytes of conversation cannot fit")
         if num_bytes > MAX_CHAT_BYTES:
             raise invalid("chat", f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
 

@@ -99,7 +99,14 @@ class Client:
 @asynccontextmanager
 async def connected(server: HttpServer) -> AsyncIterator[Client]:
     """A connection to the server."""
-    client = Client(*await asyncio.open_connection("127.0.0.1", server.port))
+    async with connected_to(server.port) as client:
+        yield client
+
+
+@asynccontextmanager
+async def connected_to(port: int) -> AsyncIterator[Client]:
+    """A connection to a port of this machine."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
     try:
         yield client
     finally:

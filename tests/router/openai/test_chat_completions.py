@@ -148,6 +148,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a field of a message": ({"messages": [{"role": "user", "content": "a", "mood": "x"}]}, "messages[0].mood"),
     "a number as text": ({"temperature": "1"}, "temperature"),
     "a temperature": ({"temperature": -1}, "temperature"),
+    "no model": ({"model": None}, "model"),
+    "an empty model": ({"model": ""}, "model"),
     "n": ({"n": 5}, "n"),
     "n of none": ({"n": 0}, "n"),
     "top_logprobs alone": ({"top_logprobs": 1}, "top_logprobs"),

@@ -120,9 +120,11 @@ async def test_the_default_of_sixteen_tokens_fits_into_the_context_and_an_explic
         await asked
         error = await asks.refusal(PATH, prompt="x" * 9, max_tokens=16)
         assert error["code"] == "context_length_exceeded"
+        assert "this model's maximum context length is" in error["message"], "clients look for these words"
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no model": ({"prompt": "a", "model": None}, "model"),
     "no prompt": ({}, "prompt"),
     "a prompt of numbers and texts": ({"prompt": [1, "a"]}, "prompt"),
     "an empty prompt": ({"prompt": ""}, "prompt"),

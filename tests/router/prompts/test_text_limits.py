@@ -105,7 +105,7 @@ async def test_text_and_conversations_that_cannot_fit_are_refused_untokenized(mo
         ):
             refused = await refusal(router.stub.Generate(request))
             assert (refused.reason, refused.field) == ("CONTEXT_LENGTH_EXCEEDED", "prompt")
-            assert "80 tokens" in refused.message
+            assert "maximum context length is 80 tokens" in refused.message
 
 
 async def test_a_conversation_many_times_too_long_is_refused_unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
