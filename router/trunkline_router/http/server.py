@@ -25,8 +25,9 @@ BACKLOG = 2048
 UNSENT_BYTES = 16 << 10
 LIMITS = HttpLimits()
 EXPOSED_HEADERS = (
-    *("x-request-id", "x-trunkline-worker", "x-trunkline-cached-tokens", "retry-after", "retry-after-ms"),
-    *(f"x-ratelimit-{which}-{what}" for which in ("limit", "remaining") for what in ("requests", "tokens")),
+    *("x-request-id", "request-id", "x-trunkline-worker", "x-trunkline-cached-tokens", "x-trunkline-warning"),
+    *("retry-after", "retry-after-ms", "x-should-retry"),
+    *(f"x-ratelimit-{which}-{what}" for which in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
 )
 
 

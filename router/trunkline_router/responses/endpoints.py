@@ -79,7 +79,8 @@ class Responses:
     async def retrieve(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}."""
         check_query(call)
-        await call.respond(self._stored(call).body)
+        body = self._stored(call).body
+        await call.respond(body if call.caller.identity.sees_cache else without_cache(body))
 
     async def delete(self, call: HttpCall) -> None:
         """DELETE /v1/responses/{id}. Later responses that continue it keep their conversations."""
@@ -136,6 +137,14 @@ class Responses:
     def _not_found(self, name: str) -> RequestRefused:
         why = f" ({NO_STORE})" if self._store is None else ""
         return RequestRefused(CODE_NOT_FOUND, RESPONSE_NOT_FOUND, f"there is no response {name[:128]!r}{why}")
+
+
+def without_cache(body: bytes) -> bytes:
+    """Returns a stored response as a caller that may not see cached tokens would have got it."""
+    response = orjson.loads(body)
+    if response["usage"] is not None:
+        response["usage"]["input_tokens_details"]["cached_tokens"] = 0
+    return orjson.dumps(response)
 
 
 def check_query(call: HttpCall) -> None:

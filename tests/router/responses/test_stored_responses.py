@@ -55,6 +55,16 @@ async def test_a_response_is_retrieved_as_it_was_answered_and_can_be_deleted(sto
             assert (error["code"], error["type"]) == ("response_not_found", "invalid_request_error")
 
 
+async def test_a_stored_response_tells_cached_tokens_only_to_callers_that_may_see_them() -> None:
+    async with client(FakeWorker("w"), store=new_store(), access=Access(identifier=Keys())) as responses:
+        for _ in range(2):
+            response = await responses.response(key="acme", input="a prompt of several blocks")
+        assert response["usage"]["input_tokens_details"]["cached_tokens"] > 0
+        got = await responses.get(response["id"], key="acme:blind")
+        response["usage"]["input_tokens_details"]["cached_tokens"] = 0
+        assert got.json() == response
+
+
 async def test_a_streamed_response_is_stored_by_the_time_it_is_complete() -> None:
     worker = FakeWorker("w", answer=None)
     async with client(worker, store=new_store()) as responses, responses.stream(worker) as (choice, events):
