@@ -9,6 +9,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.api.fleet_service import FleetService
@@ -24,6 +26,7 @@ from trunkline_router.gate.freed_memory import return_freed_memory
 from trunkline_router.gate.open_calls import request_bounds
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.http.local_hosts import LocalHosts
 from trunkline_router.http.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
@@ -187,8 +190,13 @@ def _http_server(
     if settings.http_port < 0:
         return None
     edge = Edge(inference, access, gate, settings.sse_keep_alive_s, settings.allow_unknown_fields)
+
+    def is_ready() -> bool:
+        return not inference.running.is_stopping and bool(inference.pools.models())
+
+    app: ASGIApp = http_app(edge, is_ready, store)
     return HttpServer(
-        http_app(edge, is_ready=lambda: bool(inference.pools.models()), store=store),
+        app if access.is_checked or settings.allow_anonymous else LocalHosts(app),
         settings.host,
         settings.http_port,
         shared_port=is_port_shared,

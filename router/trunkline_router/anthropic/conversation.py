@@ -48,11 +48,14 @@ class Block(Fields):
         return self.text
 
 
+Blocks = Annotated[list[Block], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+
+
 class InputMessage(Fields):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Blocks
 
     ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
@@ -60,9 +63,9 @@ class InputMessage(Fields):
 class ConversationFields(Fields):
     """A conversation to continue. `thinking` may be "adaptive", which lets a model answer without thinking."""
 
-    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
-    system: str | list[Block] | None = None
+    system: str | Blocks | None = None
     thinking: dict[str, Any] | None = None
     tool_choice: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # as vLLM names it

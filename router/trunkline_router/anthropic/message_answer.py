@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from trunkline.status import RequestRefused, no_worker
+from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline_router.http.errors import anthropic_body
@@ -47,8 +47,6 @@ class MessageProgress:
             self._output_tokens += len(chunk.token_ids)
             if chunk.finish_reason:
                 self._last = chunk
-                if chunk.finish_reason == FinishReason.FINISH_REASON_ABORT:
-                    raise no_worker("the answer was cancelled at its worker")
         if response.HasField("usage"):
             self._output_tokens = response.usage.completion_tokens
 

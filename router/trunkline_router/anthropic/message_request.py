@@ -6,7 +6,7 @@ from pydantic import Field
 
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline_router.anthropic.conversation import ConversationFields
-from trunkline_router.edge.request_fields import MOST_UINT32, SEED_MASK, GenerationFields, Uint32
+from trunkline_router.edge.request_fields import MOST_UINT32, SEED_MASK, GenerationFields, Integers, Strings, Uint32
 
 
 class MessageRequest(ConversationFields):
@@ -14,7 +14,7 @@ class MessageRequest(ConversationFields):
 
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)]
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Strings | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Annotated[int, Field(ge=-1, le=MOST_UINT32)] | None = None
@@ -24,7 +24,7 @@ class MessageRequest(ConversationFields):
     repetition_penalty: float | None = None
     min_tokens: Uint32 | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Integers | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 

@@ -22,6 +22,11 @@ class Running:
         self._idle.set()
         self._is_stopping = False
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether new requests are refused."""
+        return self._is_stopping
+
     async def stop(self) -> None:
         """Refuses new requests from now on. Returns when the last running request has ended."""
         self._is_stopping = True

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import Receive, Scope, Send
 
 from trunkline.status import RequestRefused
-from trunkline_router.edge.http_call import Edge, HttpCall, metadata_of
+from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of
 from trunkline_router.gate.http_passage import HttpPassage
 from trunkline_router.http.disconnect import ClientGone
 from trunkline_router.http.errors import (
@@ -66,10 +66,9 @@ class Endpoint:
         except RequestRefused as refused:
             failure = refused
         except asyncio.CancelledError as cancelled:
-            given = cancelled.args[0] if cancelled.args else None
-            if not isinstance(given, RequestRefused):
+            given = given_up(cancelled)
+            if given is None:
                 raise
-            task.uncancel()  # by the gate, to make room
             failure = given
         except Exception as error:
             failure = internal(headers.request_id)

@@ -1,5 +1,6 @@
 """One HTTP request to an endpoint: its caller, its body and its response."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
@@ -129,7 +130,12 @@ class HttpCall:
                             await stream.write(events)
                             self.passage.answer_begins()
                 await stream.end(writer.end())
-        except (RequestRefused, Exception) as error:
+        except asyncio.CancelledError as cancelled:
+            refused = given_up(cancelled)
+            if refused is None or not stream.has_begun:
+                raise
+            await stream.end(writer.failed(refused))
+        except Exception as error:
             if isinstance(error, ClientGone) or not stream.has_begun:
                 raise
             await stream.end(writer.failed(self.refusal(error)))
@@ -170,6 +176,16 @@ class HttpCall:
                 (f"reset-{limit.of}", f"{limit.reset_ms / 1e3:g}s"),
             ]
         return told
+
+
+def given_up(cancelled: asyncio.CancelledError) -> RequestRefused | None:
+    """Returns the refusal with which the gate has cancelled the current task, to make room, and lets the task go on;
+    None if the task was cancelled for another reason."""
+    given, task = cancelled.args[0] if cancelled.args else None, asyncio.current_task()
+    if not isinstance(given, RequestRefused) or task is None:
+        return None
+    task.uncancel()
+    return given
 
 
 def no_deadline() -> None:

@@ -16,7 +16,14 @@ from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPE
 MOST_UINT32 = (1 << 32) - 1
 SEED_MASK = (1 << 64) - 1  # a negative seed is taken modulo 2^64
 
+# Bounds on what is checked one by one, because each wrong element of a list costs an error of its own.
+MAX_ITEMS = 4096  # of a list or object; as many as a conversation has messages
+MAX_FIELDS = 1024  # of a body
+MAX_UNKNOWN = 256  # of an object
+
 Uint32 = Annotated[int, Field(ge=0, le=MOST_UINT32)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Integers = Annotated[list[int], Field(fail_fast=True)]
 
 
 class Fields(BaseModel):
@@ -28,16 +35,24 @@ class Fields(BaseModel):
     unserved: ClassVar[Mapping[str, str]] = {}
     # Fields that change nothing of the output, and are ignored.
     ignored: ClassVar[frozenset[str]] = frozenset()
+    # Defaults of fields that are not served: they ask for nothing.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    # Lists that may have more than MAX_ITEMS elements.
+    long_lists: ClassVar[frozenset[str]] = frozenset()
 
     def unknown(self, prefix: str = "") -> list[str]:
         """Returns the names of unknown fields here and in nested objects. Raises RequestRefused (INVALID_REQUEST) for
         one that is known and not served."""
         found = []
-        for name, value in (self.model_extra or {}).items():
+        extra = self.model_extra or {}
+        if len(extra) > MAX_UNKNOWN:
+            raise invalid(prefix + next(iter(extra)), f"and {len(extra) - 1} other fields are not known")
+        for name, value in extra.items():
             if name in self.ignored or value is None:
                 continue
             if name in self.unserved:
-                if value is not False and value != []:  # 0 equals False
+                is_default = name in self.defaults and value == self.defaults[name] and value is not True
+                if value is not False and value != [] and not is_default:  # 0 equals False
                     raise invalid(prefix + name, self.unserved[name])
                 continue
             found.append(prefix + name)
@@ -86,7 +101,7 @@ class GenerationFields(Fields):
     n: Annotated[int, Field(ge=1, le=MOST_UINT32)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Strings | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), le=SEED_MASK)] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -99,7 +114,7 @@ class GenerationFields(Fields):
     repetition_penalty: float | None = None
     min_tokens: Uint32 | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Integers | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -132,6 +147,7 @@ class GenerationFields(Fields):
         "vllm_xargs": NOT_YET,
         "lora_request": NOT_YET,
     }
+    defaults: ClassVar[Mapping[str, Any]] = {"best_of": 1, "length_penalty": 1.0, "suffix": ""}
 
     @property
     def lane(self) -> "Lane.ValueType":
@@ -198,9 +214,14 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-def validated(kind: type[Any], body: Any) -> Any:
+def validated(kind: "type[Fields]", body: dict[str, Any]) -> Any:
     """Returns the body as a `kind` of Fields. Raises RequestRefused (INVALID_REQUEST) that names the first wrong
     field."""
+    if len(body) > MAX_FIELDS:
+        raise invalid("body", f"has more than {MAX_FIELDS} fields")
+    for name, value in body.items():
+        if isinstance(value, list | dict) and len(value) > MAX_ITEMS and name not in kind.long_lists:
+            raise invalid(name, f"has {len(value)} entries, more than {MAX_ITEMS}")
     try:
         return kind.model_validate(body)
     except ValidationError as error:

@@ -11,7 +11,6 @@ Json = dict[str, Any]
 FINISH_REASONS = {
     FinishReason.FINISH_REASON_STOP: "stop",
     FinishReason.FINISH_REASON_LENGTH: "length",
-    FinishReason.FINISH_REASON_ABORT: "abort",
 }
 
 

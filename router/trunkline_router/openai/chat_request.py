@@ -8,10 +8,11 @@ from pydantic import Field
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.request_fields import GUIDED, NOT_YET, Fields, GenerationFields
+from trunkline_router.edge.request_fields import GUIDED, NOT_YET, Fields, GenerationFields, Strings
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 MAX_TOP_LOGPROBS = 20
+MAX_PARTS = 4096  # of a message
 TOOLS = "is not supported: tools are not served"
 # Templates know "system", which developers' instructions were called before.
 ROLES = {"developer": "system"}
@@ -46,7 +47,7 @@ class Message(Fields):
     """One message of a conversation."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     name: str | None = None
 
     # An assistant's message comes back as it was sent to the client.
@@ -98,7 +99,7 @@ class ChatRequest(GenerationFields):
     """A conversation to continue."""
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     logprobs: bool | None = None
@@ -108,7 +109,7 @@ class ChatRequest(GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = None
     store: bool | None = None
     response_format: Any = None
-    modalities: list[str] | None = None
+    modalities: Strings | None = None
     tool_choice: Any = None
 
     ignored: ClassVar[frozenset[str]] = GenerationFields.ignored | {"parallel_tool_calls"}

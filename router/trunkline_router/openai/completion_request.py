@@ -41,6 +41,8 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
 
+    long_lists: ClassVar[frozenset[str]] = frozenset({"prompt"})
+
     unserved: ClassVar[Mapping[str, str]] = {**GenerationFields.unserved, "suffix": "is not supported"}
 
     def check(self) -> None:

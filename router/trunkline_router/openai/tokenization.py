@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize, with vLLM's fields."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import Field
@@ -10,7 +10,7 @@ from trunkline.v1.inference_pb2 import DetokenizeRequest, TokenizeRequest
 from trunkline.validation import max_total_tokens
 from trunkline_router.edge.answering import renamed
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.request_fields import Fields, token_ids, validated
+from trunkline_router.edge.request_fields import Fields, Integers, token_ids, validated
 from trunkline_router.openai.chat_request import Message, conversation
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
@@ -20,7 +20,7 @@ class TokenizeBody(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -32,7 +32,9 @@ class DetokenizeBody(Fields):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Integers
+
+    long_lists: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
 
 async def tokenize(call: HttpCall) -> None:
@@ -73,5 +75,8 @@ async def detokenize(call: HttpCall) -> None:
     body: DetokenizeBody = validated(DetokenizeBody, await call.json())
     call.check_unknown(body.unknown())
     request = DetokenizeRequest(model=body.model or "", token_ids=token_ids("tokens", body.tokens))
-    utf8 = await call.edge.inference.detokenize(request, call.caller, None)
+    try:
+        utf8 = await call.edge.inference.detokenize(request, call.caller, None)
+    except RequestRefused as refused:
+        raise renamed(refused, {"token_ids": "tokens"}) from None
     await call.respond(orjson.dumps({"prompt": utf8.decode()}))

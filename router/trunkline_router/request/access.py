@@ -103,6 +103,11 @@ class Access:
         terms = narrowed(self._tenants.terms(tenant), identity, is_listed=is_listed)
         return Caller(tenant, identity, terms, is_listed, self._salt_key)
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether callers need credentials."""
+        return self._identifier is not None
+
     def _identity(self, metadata: Metadata, host: str) -> Identity:
         if self._identifier is None:
             return UNCHECKED

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.request_fields import GUIDED, NOT_YET, Fields, GenerationFields
+from trunkline_router.edge.request_fields import GUIDED, NOT_YET, Fields, GenerationFields, Strings
 from trunkline_router.openai.chat_request import MAX_TOP_LOGPROBS, ROLES, TOOLS, Part, plain_text
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 from trunkline_router.responses.response_store import Turn
@@ -43,7 +43,11 @@ class InputItem(Fields):
     type: str | None = None
     role: Literal["developer", "system", "user", "assistant"] | None = None
     content: (
-        Annotated[Annotated[str, Tag("str")] | Annotated[list[InputPart], Tag("list[]")], Discriminator(text_or_list)]
+        Annotated[
+            Annotated[str, Tag("str")]
+            | Annotated[list[InputPart], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
+            Discriminator(text_or_list),
+        ]
         | None
     ) = None
 
@@ -102,7 +106,8 @@ class ResponseRequest(GenerationFields):
     model: Annotated[str, Field(min_length=1)]
     input: (
         Annotated[
-            Annotated[str, Tag("str")] | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES), Tag("list[]")],
+            Annotated[str, Tag("str")]
+            | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
             Discriminator(text_or_list),
         ]
         | None
@@ -111,7 +116,7 @@ class ResponseRequest(GenerationFields):
     previous_response_id: Annotated[str, Field(max_length=MAX_ID_CHARACTERS)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: list[str] | None = None
+    include: Strings | None = None
     store: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None

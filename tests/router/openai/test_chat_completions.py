@@ -8,7 +8,7 @@ from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, client
 from tests.router.tokenizer_files import byte_tokenizer
-from trunkline.status import no_worker
+from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, Lane
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.failover.failover import FailoverLimits
@@ -238,6 +238,34 @@ async def test_an_error_after_the_first_event_is_an_event_and_nothing_follows() 
     assert rest[-1]["error"].keys() == {"message", "type", "param", "code"}
     assert rest[-1]["error"]["code"] == "no_worker"
     assert "[DONE]" not in rest
+
+
+async def test_an_answer_that_its_worker_cancels_is_an_error() -> None:
+    worker = FakeWorker("w", answer=None)
+    async with client(worker) as asks:
+        asked = asyncio.create_task(asks.refusal(PATH, 503, messages=CHAT))
+        choice = await worker.arrived.get()
+        choice.tokens(1, finish=True, ending=FinishReason.FINISH_REASON_ABORT)
+        assert (await asked)["code"] == "no_worker"
+
+
+async def test_a_request_that_makes_room_after_a_comment_ends_with_an_event() -> None:
+    worker = FakeWorker("w", answer=None)
+    async with client(worker, link_limits=PATIENT, edge=partial(Edge, keep_alive_s=0.02)) as asks:
+        body = {
+            "model": "tiny",
+            "stream": True,
+            "messages": [{"role": "user", "content": "x" * 3000}],
+            "user": "y" * 20_000,
+        }
+        async with asks.http.stream("POST", PATH, json=body) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": keep-alive"
+            [held] = list(asks.router.gate.held._held)
+            held.give_up(RequestRefused(8, "OVERLOADED", "make room", retry_delay_ms=1000))
+            data = [line async for line in lines if line.startswith("data: ")]
+    assert len(data) == 1
+    assert '"code":"overloaded"' in data[0]
 
 
 async def test_an_error_before_the_first_event_has_its_status() -> None:

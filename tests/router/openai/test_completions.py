@@ -186,7 +186,21 @@ async def test_texts_and_conversations_become_tokens_and_back() -> None:
         text = await asks.answer("/detokenize", tokens=chat["tokens"])
         assert text["prompt"] == "user:aassistant:", "special tokens have no text"
         assert (await asks.refusal("/tokenize"))["param"] == "prompt"
-        assert (await asks.refusal("/detokenize", tokens=[10**12]))["param"] == "tokens"
+        for token_id in (10**12, 100_000):
+            assert (await asks.refusal("/detokenize", tokens=[token_id]))["param"] == "tokens"
+
+
+async def test_the_longest_request_id_serves_several_prompts() -> None:
+    async with client(FakeWorker("w")) as asks:
+        answer = await asks.post(PATH, {"model": "tiny", "prompt": ["a", "b"]}, x_request_id="r" * 128)
+        assert (answer.status_code, answer.headers["x-request-id"]) == (200, "r" * 128)
+
+
+async def test_fields_that_are_not_served_may_have_their_defaults() -> None:
+    async with client(FakeWorker("w")) as asks:
+        await asks.complete(best_of=1, suffix="", length_penalty=1, use_beam_search=False)
+        for body in ({"best_of": 2}, {"suffix": "x"}, {"length_penalty": 2}, {"best_of": True}):
+            assert (await asks.refusal(PATH, prompt="a", **body))["param"] in body
 
 
 async def test_status_paths_answer() -> None:

@@ -1,0 +1,44 @@
+"""Protects a server that asks for no credentials from web pages of other origins.
+
+A page can have its own name resolved to this machine (DNS rebinding). To the browser, requests of that page then go to
+the page's own origin. They still carry the page's name in Host.
+"""
+
+from ipaddress import ip_address
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused
+from trunkline_router.http.errors import JSON_TYPE, body_for, status_of
+
+
+class LocalHosts:
+    """Answers requests whose Host is an IP address or localhost, and refuses the others with FORBIDDEN."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_local(next((value for name, value in scope["headers"] if name == b"host"), b"")):
+            await self._app(scope, receive, send)
+            return
+        refused = RequestRefused(
+            CODE_PERMISSION_DENIED, FORBIDDEN, "without credentials, Host must be an IP address or localhost"
+        )
+        body = body_for(scope["path"], refused, "")
+        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status_of(refused), "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def is_local(host: bytes) -> bool:
+    """Whether a Host header cannot be the name of a web page: an IP address, localhost, or absent (HTTP/1.0)."""
+    name = host.decode("latin-1").lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.rpartition(":")[0] or name
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,18 @@
+"""A server that asks for no credentials does not answer web pages whose names lead to it."""
+
+import pytest
+
+from trunkline_router.http.local_hosts import is_local
+
+
+@pytest.mark.parametrize(
+    ("host", "wanted"),
+    [
+        *[(host, True) for host in (b"", b"localhost", b"LOCALHOST:8000", b"app.localhost:1", b"127.0.0.1:8000")],
+        *[(host, True) for host in (b"[::1]:8000", b"[::1]", b"10.1.2.3")],
+        *[(host, False) for host in (b"evil.example", b"evil.example:8000", b"localhost.evil.example", b"127.0.0.1.x")],
+        *[(host, False) for host in (b"[evil]:1", b"evil.example:127.0.0.1", b"xlocalhost", b"\xff")],
+    ],
+)
+def test_hosts_that_can_be_a_page_are_told_from_those_that_cannot(host: bytes, wanted: bool) -> None:
+    assert is_local(host) == wanted

@@ -1,0 +1,44 @@
+"""Bodies that are made to cost much."""
+
+import time
+
+from tests.router.fake_worker import FakeWorker
+from tests.router.openai.openai_rig import client
+
+MILLION = b",".join([b"0.5"] * 1_000_000)
+
+
+async def test_a_million_wrong_elements_cost_no_more_than_one() -> None:
+    bodies = {
+        "/v1/completions": [b'{"model":"tiny","prompt":"a","stop_token_ids":[%b]}', b'{"model":"tiny","prompt":[%b]}'],
+        "/v1/chat/completions": [
+            b'{"model":"tiny","messages":[%b]}',
+            b'{"model":"tiny","messages":[{"role":"user","content":[%b]}]}',
+        ],
+        "/v1/responses": [b'{"model":"tiny","input":[%b]}', b'{"model":"tiny","input":"a","include":[%b]}'],
+        "/v1/messages": [b'{"max_tokens":1,"messages":[%b]}', b'{"max_tokens":1,"messages":[],"stop_sequences":[%b]}'],
+        "/detokenize": [b'{"tokens":[%b]}'],
+    }
+    async with client(FakeWorker("w")) as asks:
+        for path, templates in bodies.items():
+            for template in templates:
+                begun_s = time.process_time()
+                answer = await asks.post(path, template % MILLION)
+                assert answer.status_code == 400, answer.text
+                # Reading a body of 4 MB takes some tenths of a second; an error for each element would take 13 s.
+                assert time.process_time() - begun_s < 4.0, (path, template)
+        await asks.complete()
+
+
+async def test_thousands_of_unknown_fields_are_refused_at_once() -> None:
+    many = b",".join(b'"x%d":1' % number for number in range(5000))
+    async with client(FakeWorker("w")) as asks:
+        for body in (b'{"model":"tiny","prompt":"a",%b}', b'{"model":"tiny","prompt":"a","stream_options":{%b}}'):
+            assert (await asks.post("/v1/completions", body % many)).status_code == 400
+
+
+async def test_log_probabilities_of_a_long_prompt_are_bounded() -> None:
+    async with client(FakeWorker("w", context_length=10_000)) as asks:
+        error = await asks.refusal("/v1/completions", prompt="x" * 7000, echo=True, logprobs=20)
+        assert error["param"] == "logprobs"
+        await asks.complete("x" * 100, echo=True, logprobs=20, max_tokens=1)
