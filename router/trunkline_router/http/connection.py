@@ -27,6 +27,7 @@ from trunkline_router.http.limits import HttpLimits
 HIGH_WATER_BYTES = 16 << 10  # of output that waits in the process; beyond it the application waits
 UNPARSED_BYTES = 64 << 10  # kept of later requests while one is being answered; beyond it nothing is read
 MAX_CHUNKS = 1 << 16  # of one body: each costs some microseconds, even if it is of one byte
+CHUNK_FRAMING_BYTES = 12  # a size of up to 8 digits and two line ends
 NOT_HTTP = "not a valid HTTP/1.1 request"
 
 
@@ -84,6 +85,8 @@ class Connection(HttpToolsProtocol):
         self._is_ending = self._is_upgrade = False
         self._phase, self._due_s = Phase.IDLE, 0.0
         self._head_bytes = self._num_headers = self._body_bytes = self._num_chunks = 0
+        self._has_begun = False  # in the bytes that are being parsed: the request that arrives
+        self._fed_bytes = 0  # of that request
 
     def is_busy(self) -> bool:
         """Whether the client waits for a response, and not the other way round."""
@@ -157,15 +160,28 @@ class Connection(HttpToolsProtocol):
             answering.client_gone()
 
     def _parse(self, data: bytes) -> None:
+        self._has_begun = False
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse(self._refused or Refused(400, NOT_HTTP))
             return
-        if self._phase is Phase.HEAD:
-            self._head_bytes += len(data)  # httptools collects an unfinished header's bytes
-            if self._head_bytes > 2 * (self._limits.max_url_bytes + self._limits.max_header_bytes):
-                self._refuse(Refused(431, self._headers_problem()))
+        if self._phase is not Phase.IDLE:
+            self._check_framing(len(data))
+
+    def _check_framing(self, num_bytes: int) -> None:
+        """Refuses the request if too much of it is neither body nor accounted for by its chunks.  num_bytes: parsed
+        just now, if it had begun before
+
+        httptools collects an unfinished header or trailer and says nothing of it or of chunk extensions.
+        """
+        if self._has_begun:
+            self._fed_bytes = self._body_bytes  # how many came before it is not known, nor how many are its head's
+            return
+        self._fed_bytes += num_bytes
+        most = 2 * (self._limits.max_url_bytes + self._limits.max_header_bytes) + CHUNK_FRAMING_BYTES * self._num_chunks
+        if self._fed_bytes - self._body_bytes > most:
+            self._refuse(Refused(431, self._headers_problem()))
 
     def _feed(self, data: bytes) -> None:
         while True:
@@ -180,7 +196,8 @@ class Connection(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
 
     def _head_without_upgrade(self) -> bytes:
-        first = b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        version = self.parser.get_http_version().encode()
+        first = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)
         headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         return b"".join([first, *headers, b"\r\n"])
 
@@ -188,6 +205,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._num_headers = self._body_bytes = self._num_chunks = 0
+        self._has_begun = True
         self._enter(Phase.HEAD, self._limits.head_s)
         super().on_message_begin()
 
@@ -208,9 +226,9 @@ class Connection(HttpToolsProtocol):
         self._is_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._is_upgrade:
             return
-        self._enter(Phase.BODY, self._limits.body_s)
         self._check_head()
         exchange = self.cycle = self._exchange()
+        self._enter(Phase.BODY, self._limits.body_s)
         if self._answering is None:
             self._answer(exchange)
         elif len(self._waiting) < self._limits.max_pipelined:
@@ -318,6 +336,9 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, refused: Refused) -> None:
         """Sends the refusal and ends the connection, after the responses to complete requests."""
         self._refused = refused
+        if self._phase is Phase.BODY and self.cycle.response_complete:
+            self._end()  # a second response could be taken for the next request's
+            return
         if self._waiting and self._waiting[-1].more_body:
             self._waiting.pop()
         answering = self._answering
@@ -352,7 +373,8 @@ class Connection(HttpToolsProtocol):
 
     def _headers_problem(self) -> str:
         return (
-            f"a request has at most {self._limits.max_headers} headers of {self._limits.max_header_bytes} bytes in all"
+            f"a request has at most {self._limits.max_headers} headers and trailers of {self._limits.max_header_bytes} "
+            "bytes in all, and short chunk extensions"
         )
 
     def _body_problem(self) -> str:
