@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.router.http.http_rig import CHUNKED_END, Client, connected, echo, get, post, respond, serving
+from trunkline_router.http.connection import Connection
 from trunkline_router.http.limits import HttpLimits
+from trunkline_router.http.server import HttpServer
 
 LONG = HttpLimits(head_s=60.0, body_s=60.0, keep_alive_s=60.0, linger_s=60.0, check_s=0.02)
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -26,6 +28,15 @@ async def send_in(client: Client, data: bytes, piece_bytes: int) -> None:
         client.send(data[start : start + piece_bytes])
         await client.writer.drain()
         await asyncio.sleep(0)
+
+
+async def accepted(server: HttpServer, client: Client) -> Connection:
+    """The server's end, which can be given segments of exact lengths. One request has been answered."""
+    client.send(get())
+    assert (await client.response())[0] == 200
+    [connection] = list(server.connections)
+    assert isinstance(connection, Connection)
+    return connection
 
 
 @pytest.mark.parametrize("piece_bytes", [1000, ENDLESS_BYTES])
@@ -69,16 +80,19 @@ async def test_chunks_of_one_byte_are_taken(size: bytes, piece_bytes: int) -> No
 @pytest.mark.parametrize(("value_bytes", "status"), [((32 << 10) - 10, 200), (32 << 10, 431)])
 async def test_limit_of_headers_does_not_depend_on_segments(value_bytes: int, status: int, piece_bytes: int) -> None:
     async with serving(limits=LONG) as server, connected(server) as client:
-        await send_in(client, get("/", "A: " + "b" * value_bytes), piece_bytes)
+        connection, request = await accepted(server, client), get("/", "A: " + "b" * value_bytes)
+        for start in range(0, len(request), piece_bytes):
+            connection.data_received(request[start : start + piece_bytes])
         assert (await client.response())[0] == status
 
 
 async def test_header_that_begins_behind_another_request_is_not_charged_for_it() -> None:
     large, second = post(json.dumps({"a": "b" * 150_000}).encode()), get("/second")
     async with serving(limits=LONG) as server, connected(server) as client:
-        client.send(large + second[:-10])
+        connection = await accepted(server, client)
+        connection.data_received(large + second[:-10])
         assert (await client.response())[0] == 200
-        client.send(second[-10:])
+        connection.data_received(second[-10:])
         assert json.loads((await client.response())[2])[0] == "/second"
 
 
