@@ -60,7 +60,6 @@ HTTP_SITUATIONS = {
     414: "the URL is too long",
     417: "an `Expect` that is not served",
     431: "too many or too large headers",
-    503: "the router is stopping",
 }
 
 

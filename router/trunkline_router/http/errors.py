@@ -98,7 +98,6 @@ PROTOCOL = {
     414: HttpError(414, "uri_too_long", _INVALID, _INVALID),
     417: HttpError(417, "expectation_failed", _INVALID, _INVALID),
     431: HttpError(431, "headers_too_large", _INVALID, _INVALID),
-    503: HttpError(503, "stopping", _SERVER, "overloaded_error"),
 }
 
 

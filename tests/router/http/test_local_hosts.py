@@ -2,7 +2,8 @@
 
 import pytest
 
-from trunkline_router.http.local_hosts import is_local
+from tests.router.http.http_rig import connected, echo, get, serving
+from trunkline_router.http.local_hosts import LocalHosts, is_local
 
 
 @pytest.mark.parametrize(
@@ -16,3 +17,10 @@ from trunkline_router.http.local_hosts import is_local
 )
 def test_hosts_that_can_be_a_page_are_told_from_those_that_cannot(host: bytes, wanted: bool) -> None:
     assert is_local(host) == wanted
+
+
+async def test_a_page_whose_name_leads_here_is_refused() -> None:
+    async with serving(LocalHosts(echo)) as server, connected(server) as client:
+        for host, status in ((b"evil.example:8000", 403), (b"127.0.0.1:8000", 200)):
+            client.send(get().replace(b"Host: x", b"Host: " + host))
+            assert (await client.response())[0] == status
