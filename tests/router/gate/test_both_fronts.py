@@ -20,7 +20,7 @@ from trunkline_router.gate.sender import Sender
 
 OF_TENANT = 4
 SLOW = 500  # connections of one tenant, whose bodies never end
-BODY = {"prompt": "hi", "stream": True}
+BODY = {"model": "tiny", "prompt": "hi", "stream": True}
 
 
 def over_http(number: int, tenant: str = "greedy", host: str = "ipv4:10.0.0.1") -> Sender:
