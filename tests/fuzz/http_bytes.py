@@ -4,16 +4,19 @@ from random import Random
 
 from tests.fuzz.mutations import damaged
 
-HOST, JSON, CHUNKED = b"Host: x\r\n", b"Content-Type: application/json\r\n", b"Transfer-Encoding: chunked\r\n"
+HOST, JSON, CHUNKED = b"Host: localhost\r\n", b"Content-Type: application/json\r\n", b"Transfer-Encoding: chunked\r\n"
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-CHAT = b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":2'
+CHAT = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}],"max_tokens":2'
 BODIES = (
-    (b"/v1/completions", b'{"prompt":"hi","max_tokens":2}'),
-    (b"/v1/completions", b'{"prompt":["hi","ho"],"max_tokens":2,"stream":true,"logprobs":2,"echo":true}'),
+    (b"/v1/completions", b'{"model":"tiny","prompt":"hi","max_tokens":2}'),
+    (
+        b"/v1/completions",
+        b'{"model":"tiny","prompt":["hi","ho"],"max_tokens":2,"stream":true,"logprobs":2,"echo":true}',
+    ),
     (b"/v1/chat/completions", CHAT + b',"stream":true}'),
     (b"/v1/messages", CHAT + b',"stream":true}'),
     (b"/v1/messages/count_tokens", CHAT.replace(b',"max_tokens":2', b"") + b"}"),
-    (b"/v1/responses", b'{"input":"hi","stream":true}'),
+    (b"/v1/responses", b'{"model":"tiny","input":"hi","stream":true}'),
     (b"/tokenize", b'{"prompt":"hi"}'),
     (b"/detokenize", b'{"tokens":[100]}'),
 )

@@ -24,14 +24,14 @@ from trunkline_router.responses.response_request import ResponseRequest
 Json = Any
 Values = st.SearchStrategy[Any]
 
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 # By path: the model of the body, and the smallest body that is answered.
 ENDPOINTS: Mapping[str, tuple[type[Fields], Mapping[str, Json]]] = {
-    "/v1/completions": (CompletionRequest, {"prompt": "hi", "max_tokens": 2}),
+    "/v1/completions": (CompletionRequest, {"model": "tiny", "prompt": "hi", "max_tokens": 2}),
     "/v1/chat/completions": (ChatRequest, {**CHAT, "max_tokens": 2}),
     "/v1/messages": (MessageRequest, {**CHAT, "max_tokens": 2}),
     "/v1/messages/count_tokens": (CountRequest, CHAT),
-    "/v1/responses": (ResponseRequest, {"input": "hi", "max_output_tokens": 2}),
+    "/v1/responses": (ResponseRequest, {"model": "tiny", "input": "hi", "max_output_tokens": 2}),
     "/tokenize": (TokenizeBody, {"prompt": "hi"}),
     "/detokenize": (DetokenizeBody, {"tokens": [100, 101]}),
 }

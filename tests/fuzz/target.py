@@ -21,8 +21,10 @@ REPOSITORY = Path(__file__).parents[2]
 GOOD_S = 10.0  # for a request that takes milliseconds, on a busy machine
 QUIET_S = 20.0  # until nothing is left of requests whose clients have gone
 MORE_FILES = 2  # that a router may have open than before: pools of the event loop's threads come late
-BODY = b'{"prompt":"hi","max_tokens":2}'
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+BODY = b'{"model":"tiny","prompt":"hi","max_tokens":2}'
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
 GOOD = HEAD % len(BODY) + BODY
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trunkline_bench.faults.streams import Record
+from trunkline_bench.servers.demo_model import DEMO_MODEL
 
 TIMEOUT_S = 120.0
 MAX_LINE_BYTES = 1 << 20
@@ -34,7 +35,13 @@ def http_orders(count: int, *, tokens: tuple[int, int], seed: int = 7) -> list[H
 
 def _order(draw: random.Random, number: int, tokens: int) -> HttpOrder:
     text = "Once upon a time " + " ".join(draw.choices(WORDS, k=draw.randint(3, 20)))
-    common = {"temperature": 0.9 if number % 2 else 0.0, "seed": number, "ignore_eos": True, "stream": True}
+    common = {
+        "model": DEMO_MODEL.name,
+        "temperature": 0.9 if number % 2 else 0.0,
+        "seed": number,
+        "ignore_eos": True,
+        "stream": True,
+    }
     chat = {"messages": [{"role": "user", "content": text}]}
     told = {"stream_options": {"include_usage": True}}
     kind = number // 2 % 4  # each endpoint has greedy and sampled ones
@@ -123,7 +130,7 @@ async def _answer(port: int, order: HttpOrder) -> AsyncIterator[tuple[int, dict[
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=MAX_LINE_BYTES)
     try:
         body = json.dumps(order.body).encode()
-        head = f"POST {order.path} HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\n"
+        head = f"POST {order.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from trunkline_bench.attacks.vectors.calls import MIB, TENANT, side_by_side
+from trunkline_bench.servers.demo_model import DEMO_MODEL
 
 CONNECT_TIMEOUT_S = 5.0
 COOL_S = 0.01  # pause after a refused request
@@ -23,12 +24,17 @@ Strike = Callable[[int, float, Counter[str]], None]  # (port, seconds, outcomes 
 
 
 def post(body: bytes, path: str = "/v1/completions") -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "Host: router", "Content-Type: application/json", f"x-trunkline-tenant: {TENANT}")
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"x-trunkline-tenant: {TENANT}",
+    )
     return "\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode() + body
 
 
 def completion(**fields: object) -> bytes:
-    return post(json.dumps({"prompt": "Once", "max_tokens": 1, **fields}).encode())
+    return post(json.dumps({"model": DEMO_MODEL.name, "prompt": "Once", "max_tokens": 1, **fields}).encode())
 
 
 SMALL = completion()
@@ -74,7 +80,7 @@ def new_connections(port: int, duration_s: float, outcomes: Counter[str]) -> Non
     end_s = time.monotonic() + duration_s
     while time.monotonic() < end_s:
         with contextlib.suppress(OSError), connected(port) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: router\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             outcomes["connections"] += 1
 
 
@@ -97,7 +103,7 @@ def unread_streams(model: str, port: int, duration_s: float, outcomes: Counter[s
 
 def slow_headers(port: int, duration_s: float, outcomes: Counter[str]) -> None:
     """Opens connections whose requests never end, and sends a byte on each of them from time to time."""
-    begun = b"POST /v1/completions HTTP/1.1\r\nHost: router\r\nA: "
+    begun = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nA: "
     _held([begun] * (SLOW // 2) + [SMALL[:-5]] * (SLOW // 2), port, duration_s, outcomes, dribble=b"b")
 
 
