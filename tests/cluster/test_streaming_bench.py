@@ -11,5 +11,5 @@ async def test_every_token_comes_through_each_hop() -> None:
         for name, hop in found.items():
             seen = (await run(hop, Load(hop.address, hop.wire, STREAMS, TOKENS, steps_per_s=1.0))).seen
             assert (seen.tokens, seen.requests) == (STREAMS * TOKENS, STREAMS), name
-            assert seen.messages <= seen.tokens, name
+            assert seen.messages <= seen.tokens + seen.requests, name  # a stream may end with an event without tokens
             assert 0 < seen.age_p50_ms <= seen.age_p99_ms, name
