@@ -135,7 +135,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "router": "reports servers",
         "streaming": "reports servers",
         "faults": "reports servers",
-        "attacks.vectors": "faults",
+        "attacks.vectors": "faults servers",
         "attacks": "attacks.vectors faults reports servers",
         "gpu": "",
         "gpu.kernels": "gpu",
