@@ -94,7 +94,7 @@ class ChatStream:
         if response.HasField("prompt"):
             parts.append(self._opening(response))
         for chunk in response.chunks:
-            if chunk.text or chunk.finish_reason or not self._is_plain:
+            if chunk.text or chunk.token_ids or chunk.finish_reason or not self._is_plain:
                 parts.append(self._chunk(chunk))
         return b"".join(parts)
 

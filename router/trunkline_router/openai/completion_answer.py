@@ -123,7 +123,7 @@ class CompletionStream:
         if response.HasField("prompt"):
             parts.append(self._opening(response, prompt))
         for chunk in response.chunks:
-            if chunk.text or chunk.finish_reason or not self._is_plain:
+            if chunk.text or chunk.token_ids or chunk.finish_reason or not self._is_plain:
                 parts.append(self._chunk(chunk, prompt * self._num_choices + chunk.index))
         return b"".join(parts)
 

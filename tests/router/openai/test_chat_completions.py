@@ -4,6 +4,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
+import pytest
+
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, client
@@ -238,6 +240,26 @@ async def test_an_error_after_the_first_event_is_an_event_and_nothing_follows() 
     assert rest[-1]["error"].keys() == {"message", "type", "param", "code"}
     assert rest[-1]["error"]["code"] == "no_worker"
     assert "[DONE]" not in rest
+
+
+@pytest.mark.parametrize(("path", "prompt"), [(PATH, {"messages": CHAT}), ("/v1/completions", {"prompt": "hi"})])
+async def test_a_token_whose_text_is_held_back_is_an_event(path: str, prompt: dict[str, Any]) -> None:
+    # As in vLLM. A byte of a character has no text yet, and a client that measures its first token must not wait.
+    worker = FakeWorker("w", answer=None)
+    async with client(worker) as asks:
+        events = asks.events(path, **prompt)
+        asked = asyncio.create_task(anext(events))
+        choice = await worker.arrived.get()
+        choice.tokens(1, text="")
+        opening = [await asked] if path == PATH else []
+        held = await anext(events) if opening else await asked
+        choice.tokens(1, text="é", finish=True)
+        rest = [event async for event in events]
+    texts = [
+        event["choices"][0]["text"] if path != PATH else event["choices"][0]["delta"].get("content")
+        for event in [held, *rest[:-1]]
+    ]
+    assert texts == ["", "é"]
 
 
 async def test_an_answer_that_its_worker_cancels_is_an_error() -> None:
