@@ -98,7 +98,7 @@ class HttpStreams:
             index = choice["index"]
             self._add(record, index, choice.get("text") or choice.get("delta", {}).get("content") or "")
             if choice.get("logprobs"):
-                record.tops.setdefault(index, []).append([(0, json.dumps(choice["logprobs"]))])  # type: ignore[list-item]
+                record.json_logprobs.setdefault(index, []).extend(_by_token(choice["logprobs"]))
             if choice.get("finish_reason"):
                 record.finish[index] = choice["finish_reason"]
         if event.get("usage") and "choices" in event:
@@ -122,6 +122,14 @@ class HttpStreams:
         record.text[index] = record.text.get(index, "") + text
         self._total += len(text)
         self._on_text(self._total)
+
+
+def _by_token(logprobs: Json) -> list[str]:
+    """The log-probabilities of an event, by token: how many tokens an event has depends on when the client reads."""
+    if "content" in logprobs:
+        return [json.dumps(entry) for entry in logprobs["content"]]
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return [json.dumps(row) for row in zip(*(logprobs[name] for name in names), strict=True)]
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ class Record:
     usage: tuple[int, int] = (0, 0)  # prompt and output tokens
     logprobs: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     tops: dict[int, list[list[tuple[int, float]]]] = field(default_factory=dict)  # the top log-probabilities
+    json_logprobs: dict[int, list[str]] = field(default_factory=dict)  # over HTTP, by token
     finish: dict[int, str] = field(default_factory=dict)
     seams: list[str] = field(default_factory=list)  # chunks whose offset does not continue the previous one
     error: str = ""
@@ -51,6 +52,7 @@ class Record:
             self.text,
             self.logprobs,
             self.tops,
+            self.json_logprobs,
             self.finish,
             self.prompt_logprobs,
             self.usage,
