@@ -59,6 +59,7 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_sweeps_write_a_table_that_the_kernels_take(tmp_path: Path) -> None:
     done = bench(
         "--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "tiling sweep,product sweep,fp8 product sweep"
@@ -111,6 +112,7 @@ def test_the_first_stage_runs(tmp_path: Path) -> None:
     assert {"copy", "captured graph", "decode attention", "rms_norm", "tokens equal the CPU's"} <= set(whats)
 
 
+@pytest.mark.slow
 def test_a_failing_stage_does_not_affect_the_rows_of_other_stages(tmp_path: Path) -> None:
     stages = misbehaving("works", "raises", "is_killed", "loses_the_device")
     hanging = misbehaving("hangs", limit_s=8.0)
@@ -137,6 +139,7 @@ def test_a_failing_stage_does_not_affect_the_rows_of_other_stages(tmp_path: Path
     assert "misbehaving_stages.py" in (tmp_path / "hangs.log").read_text(), "its log has the stacks"
 
 
+@pytest.mark.slow
 def test_a_stage_that_loses_the_device_is_run_again(tmp_path: Path) -> None:
     assert not run(misbehaving("loses_the_device"), tmp_path, tiny=DEMO_MODEL, seconds=600)
     (stage,) = stages_in(tmp_path).values()

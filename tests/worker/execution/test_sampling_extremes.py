@@ -144,7 +144,7 @@ def nucleus(logits: torch.Tensor, on_device: bool, seeds: int = 12, **sampling: 
     return set(gpu.sample(logits.repeat(seeds, 1), where, device_rows).tolist())
 
 
-@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_nucleus_is_minimal_and_equal_tokens_enter_it_by_id(on_device: bool) -> None:
     level = torch.zeros(1, 8)
     assert nucleus(level, on_device, top_p=0.5) == {0, 1, 2, 3}

@@ -116,6 +116,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> set[str]:
     return called
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_the_twins_through_persistent_products(
     expected: dict[int, list[int]], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_contexts_that_are_cut_at_fixed_places(
     assert seen, "no decode came in pieces"
 
 
+@pytest.mark.slow
 def test_every_kind_of_sampling_is_the_twins(shallow_model: Path) -> None:
     ways: list[dict[str, Any]] = [
         {"temperature": 1.0, "seed": 5, "top_k": 40, "top_p": 0.9},
@@ -176,7 +178,8 @@ def test_every_kind_of_sampling_is_the_twins(shallow_model: Path) -> None:
                 assert [entry.token_id for entry in a.top] == [entry.token_id for entry in b.top]
 
 
-@pytest.mark.parametrize("kind", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+@pytest.mark.slow
 def test_quantised_weights_are_what_they_stand_for(kind: str, shallow_model: Path) -> None:
     settings = EngineSettings(str(shallow_model), dtype="float32", device="cpu", kv_blocks=64, quantization=kind)
     device = torch.device("cpu")
@@ -199,7 +202,10 @@ def test_quantised_weights_are_what_they_stand_for(kind: str, shallow_model: Pat
     assert found == expected
 
 
-@pytest.mark.parametrize("options", [{"quantization": "fp8"}, {"kv_dtype": "fp8"}], ids=str)
+EIGHT_BITS = [pytest.param({"quantization": "fp8"}, marks=pytest.mark.slow), {"kv_dtype": "fp8"}]
+
+
+@pytest.mark.parametrize("options", EIGHT_BITS, ids=str)
 def test_eight_bit_products_and_keys_serve(options: dict[str, Any], shallow_model: Path) -> None:
     """What they compute is checked kernel by kernel; rounding to 8 bits may change a token."""
     found = tokens(PROMPTS[1:2], model=shallow_model, kernels="triton", kv_blocks=64, **options)
@@ -209,11 +215,12 @@ def test_eight_bit_products_and_keys_serve(options: dict[str, Any], shallow_mode
 @pytest.mark.parametrize(
     "tiling",
     [
-        pytest.param({}, marks=pytest.mark.slow),
+        {},
         {"rows": 16, "columns": 128, "inner": 32, "warps": 4, "stages": 1, "programs": 1},
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_fp8_products_go_the_way_that_was_timed(
     tiling: dict[str, int], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ def outputs(model: Path, prompts: list[list[int]], **options: Any) -> dict[int, 
     return drive(engine, submits).tokens
 
 
+@pytest.mark.slow
 def test_decodes_that_share_a_prefix_get_what_they_would_alone(
     shallow_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,14 @@ def sampled(logits: torch.Tensor, rows: list[Row]) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize(("spread", "tile", "count"), [(0.3, 256, 30), (3.0, 8, 30), (12.0, 4, 30)])
+@pytest.mark.parametrize(
+    ("spread", "tile", "count"),
+    [
+        (0.3, 256, 30),
+        (12.0, 4, 10),
+        *(pytest.param(spread, tile, 30, marks=pytest.mark.slow) for spread, tile in ((3.0, 8), (12.0, 4))),
+    ],
+)
 def test_the_same_tokens_as_on_the_host(spread: float, tile: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling_tiles, "SMALLEST_TILE", tile)
     monkeypatch.setattr(gpu, "CUT_TILES", 16)
@@ -44,7 +51,7 @@ def test_the_same_tokens_as_on_the_host(spread: float, tile: int, count: int, mo
     logits = logits_of(len(rows), spread=spread)
     expected = draw(logits, rows).token_ids
     assert sampled(logits, rows) == expected
-    assert len(set(expected)) > 15
+    assert len(set(expected)) > count // 2
 
 
 def test_equal_logits_at_the_cut_all_stay() -> None:
