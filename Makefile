@@ -10,6 +10,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Clients that the tests run, and that cannot share an environment with the rest.
 CLIENTS_VENV := .venv-clients
+# A load generator, for bench-aiperf. It needs other versions than the rest.
+AIPERF_VENV := .venv-aiperf
 MODEL ?= deploy/demo/tiny-tales
 NAME ?=
 WORKERS ?= 2
@@ -34,12 +36,13 @@ BIN := $(VENV)/bin
 SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+AIPERF_STAMP := $(AIPERF_VENV)/.installed
 NODE_CLIENTS := tests/clients/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table house demo-model clean \
-  bench-engine bench-peer bench-http-peer bench-host bench-overload bench-calibration bench-scheduler bench-fleet bench-gpu \
-  bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
+  bench-engine bench-peer bench-http-peer bench-aiperf bench-host bench-overload bench-calibration bench-scheduler bench-fleet \
+  bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
 help:
@@ -67,6 +70,7 @@ help-bench:
 	@echo 'make bench-engine        the engine against static batching'
 	@echo 'make bench-peer          the engine against vLLM on the CPU; PEERS=folder with vllm/bin/python'
 	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
+	@echo 'make bench-aiperf        aiperf against router and worker over HTTP; installs aiperf, 1.2 GB'
 	@echo 'make bench-host          host time of a step'
 	@echo 'make bench-overload      ten times more requests than a worker can serve'
 	@echo 'make bench-gpu           kernels and engine on one GPU; PYTHON=interpreter with a torch for that GPU'
@@ -138,6 +142,9 @@ bench-peer: $(DEV_STAMP)
 bench-http-peer: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.against_smg --peers $(PEERS) $(ARGS)
 
+bench-aiperf: $(DEV_STAMP) $(AIPERF_STAMP)
+	@$(BIN)/python -m trunkline_bench.http_load.main --aiperf $(AIPERF_VENV)/bin/aiperf $(ARGS)
+
 bench-host: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.host_time $(ARGS)
 
@@ -176,7 +183,7 @@ bench-gpu:
 	@PYTHONPATH=protos:kernels:worker:bench $(PYTHON) -m trunkline_bench.gpu.main $(ARGS)
 
 clean:
-	@rm -rf $(VENV) $(CLIENTS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) $(CLIENTS_VENV) $(AIPERF_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
@@ -225,6 +232,12 @@ $(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(NODE_CLIENTS)/package
 	  mkdir -p $(CLIENTS_VENV)/node && cp $(NODE_CLIENTS)/package*.json $(CLIENTS_VENV)/node/ && \
 	  npm ci --prefix $(CLIENTS_VENV)/node --ignore-scripts --no-audit --no-fund --silent; \
 	else echo 'make: no Node here: its clients are left out'; fi
+	@touch $@
+
+$(AIPERF_STAMP): constraints-aiperf.txt
+	@echo 'make: installing aiperf (the first time this takes minutes)'
+	@$(PYTHON) -m venv $(AIPERF_VENV)
+	@$(AIPERF_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-aiperf.txt aiperf
 	@touch $@
 
 COMMA := ,

@@ -132,6 +132,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "reports": "",
         "servers": "",
         "engine": "reports servers",
+        "http_load": "reports servers",
         "router": "reports servers",
         "streaming": "reports servers",
         "faults": "reports servers",

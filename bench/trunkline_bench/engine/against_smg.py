@@ -13,16 +13,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from trunkline_bench.reports.markdown import listed
 from trunkline_bench.reports.provenance import facts
+from trunkline_bench.servers.http_stack import http_stack, log_ends, process, wait_for_completion
 from trunkline_bench.servers.ports import free_port
 
 REPOSITORY = Path(__file__).parents[3]
@@ -32,55 +30,11 @@ VLLM_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_
 # Requests at once, and requests in all. Each has a prompt of six lines, about 80 tokens, and OUTPUT_TOKENS of output.
 WORKLOAD = ((16, 64), (64, 192), (256, 512))
 OUTPUT_TOKENS = 64
-START_S = 300.0
 LINE = re.compile(r": (\d+) tok/s, [\d.]+ req/s, TTFT p50 (\d+) ms p99 (\d+) ms")
 OURS, THEIRS = "ours", "SMG and vLLM"
 
 # tok/s, TTFT p50 in ms, TTFT p99 in ms: by stack and requests at once
 Figures = dict[str, dict[int, list[tuple[float, float, float]]]]
-
-
-@contextmanager
-def process(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[None]:
-    """Runs a server whose output goes to a file."""
-    with log.open("wb") as output:
-        running = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
-        try:
-            yield
-        finally:
-            running.terminate()
-            try:
-                running.wait(30.0)
-            except subprocess.TimeoutExpired:
-                running.kill()
-                running.wait()
-
-
-def until_it_completes(url: str, model: str, logs: Path) -> None:
-    """Waits until a completion succeeds. Raises SystemExit after START_S."""
-    body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
-    deadline_s = time.monotonic() + START_S
-    while time.monotonic() < deadline_s:
-        request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=60.0):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1.0)
-    raise SystemExit(f"bench-http-peer: {url} does not answer; logs: {logs}")
-
-
-@contextmanager
-def our_stack(model: Path, dtype: str, logs: Path) -> Iterator[str]:
-    """One worker and one router with the default settings. Yields the URL."""
-    worker, port, http_port = free_port(), free_port(), free_port()
-    with ExitStack() as stack:
-        module = (sys.executable, "-m")
-        flags = (f"--model={model}", f"--served-model-name={model}", f"--port={worker}", f"--dtype={dtype}")
-        stack.enter_context(process([*module, "trunkline_worker.main", *flags], {}, logs / "worker.log"))
-        ports = (f"--workers=127.0.0.1:{worker}", f"--port={port}", f"--http-port={http_port}")
-        stack.enter_context(process([*module, "trunkline_router.main", *ports], {}, logs / "router.log"))
-        yield f"http://127.0.0.1:{http_port}"
 
 
 @contextmanager
@@ -116,10 +70,14 @@ def load(peers: Path, url: str, model: str, at_once: int, requests: int) -> tupl
 def measure(peers: Path, model: Path, dtype: str, repeats: int, logs: Path) -> Figures:
     """Loads both stacks in turns, whose order changes with each repetition."""
     figures: Figures = {OURS: defaultdict(list), THEIRS: defaultdict(list)}
-    with our_stack(model, dtype, logs) as ours, their_stack(peers, model, dtype, logs) as theirs:
+    our_stack = http_stack(model, str(model), logs, (f"--dtype={dtype}",))
+    with our_stack as ours, their_stack(peers, model, dtype, logs) as theirs:
         stacks = [(OURS, ours), (THEIRS, theirs)]
         for _, url in stacks:
-            until_it_completes(url, str(model), logs)
+            try:
+                wait_for_completion(url, str(model))
+            except TimeoutError as error:
+                raise SystemExit(f"bench-http-peer: {error}\n{log_ends(logs)}") from error
         for _ in range(repeats):
             for at_once, requests in WORKLOAD:
                 for name, url in stacks:

@@ -1,0 +1,72 @@
+"""One worker and one router that serves HTTP, as processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from trunkline_bench.servers.ports import free_port
+
+START_S = 300.0
+STOP_S = 30.0
+SHOWN_LINES = 5
+
+
+@contextmanager
+def process(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[None]:
+    """Runs a server whose output goes to a file."""
+    with log.open("wb") as output:
+        running = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
+        try:
+            yield
+        finally:
+            running.terminate()
+            try:
+                running.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.wait()
+
+
+@contextmanager
+def http_stack(model: Path, name: str, logs: Path, worker_flags: Sequence[str] = ()) -> Iterator[str]:
+    """A router with the default settings before one worker. Yields the URL.
+
+    name: under which the model is served; logs: folder for worker.log and router.log
+    """
+    worker, port, http_port = free_port(), free_port(), free_port()
+    with ExitStack() as stack:
+        module = (sys.executable, "-m")
+        flags = (f"--model={model}", f"--served-model-name={name}", f"--port={worker}", *worker_flags)
+        stack.enter_context(process([*module, "trunkline_worker.main", *flags], {}, logs / "worker.log"))
+        ports = (f"--workers=127.0.0.1:{worker}", f"--port={port}", f"--http-port={http_port}")
+        stack.enter_context(process([*module, "trunkline_router.main", *ports], {}, logs / "router.log"))
+        yield f"http://127.0.0.1:{http_port}"
+
+
+def wait_for_completion(url: str, model: str) -> None:
+    """Waits until a completion succeeds. Raises TimeoutError after START_S."""
+    body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s:
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60.0):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1.0)
+    raise TimeoutError(f"{url} does not answer")
+
+
+def log_ends(logs: Path) -> str:
+    """The last lines of each log in a folder."""
+    return "\n".join(
+        f"{log.name}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
+        for log in sorted(logs.glob("*.log"))
+    )
