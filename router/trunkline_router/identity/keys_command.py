@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trunkline.validation import LANES
-from trunkline_router.identity.fleet_secret import derived_key, read_fleet_secret
+from trunkline_router.identity.fleet_secret import FleetSecret, read_fleet_secret
 from trunkline_router.identity.identity import IdentityError, Role
 from trunkline_router.identity.identity_fields import FieldError
 from trunkline_router.identity.key_file import changing, present
@@ -61,7 +61,7 @@ class FileStore:
 class RedisRecords:
     """Records in Redis."""
 
-    def __init__(self, url: str, prefix: str, secret: bytes) -> None:
+    def __init__(self, url: str, prefix: str, secret: FleetSecret) -> None:
         try:
             from trunkline_router.identity import redis_keys
             from trunkline_router.stores.redis_connection import redis_url_problem
@@ -71,9 +71,8 @@ class RedisRecords:
         if problem := redis_url_problem(url):
             raise IdentityError(problem)
         configure_logging("keys")  # about records that are not this fleet's: to standard error
-        key = derived_key(secret, redis_keys.SEAL_PURPOSE)
         self._connect: Callable[[], Any] = partial(
-            redis_keys.RedisKeys, url, prefix, key, connect_timeout_s=CONNECT_TIMEOUT_S
+            redis_keys.RedisKeys, url, prefix, secret.seal(redis_keys.SEAL_PURPOSE), connect_timeout_s=CONNECT_TIMEOUT_S
         )
 
     def create(self, fields: Fields) -> None:
