@@ -108,7 +108,7 @@ async def test_a_key_in_redis_is_created_listed_and_revoked(tmp_path: Path) -> N
         assert len(other.stdout.splitlines()) == 1, "the table has no row of another fleet's key"
         assert other.stderr.count("is not sealed with this fleet's secret") == 2
     down = keys("create", "--tenant=t", "--redis-url", **environment)
-    assert (down.returncode, down.stdout) == (1, "")
+    assert (down.returncode, down.stdout) == (2, "")
     assert down.stderr.startswith("trunkline keys: Redis: ")
     assert "canary" not in down.stderr + other.stderr
 
@@ -124,42 +124,60 @@ def test_processes_that_create_keys_at_the_same_time_lose_none(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "said"),
     [
-        ("create", 2, "the following arguments are required"),
-        ("create --tenant=acme", 2, "one of the arguments --file --redis-url is required"),
-        ("create --tenant=acme --file=F --redis-url", 2, "not allowed with argument"),
-        ("create --tenant=acme --file=F --role=root", 2, "argument --role: invalid choice"),
-        ("create --tenant=acme --file=F --expires-in=3y", 2, "argument --expires-in: must be"),
-        ("create --tenant=acme --file=F --expires-in=0d", 2, "argument --expires-in: must be"),
-        ("create --tenant=acme --file=F --requests-per-minute=-1", 2, "argument --requests-per-minute"),
-        ("create --tenant=acme --file=F --requests-per-minute=0", 1, "quotas must have whole numbers"),
-        ("create --tenant=* --file=F", 1, "tenant must be"),
-        ("create --tenant= --file=F", 1, "tenant must be"),
-        ("create --tenant=acme --file=/proc/none/keys.json", 1, "No such file"),
-        ("list --file=F", 1, "No such file"),
-        ("revoke abcdefghijkl --file=F", 1, "No such file"),
-        ("revoke tl-abcdefghijkl-canary --file=F", 1, "the argument is not the id of a key"),
-        ("list --redis-url", 1, "TRUNKLINE_REDIS_URL is not set"),
-        ("list --redis-url=http://canary", 1, "the fleet's secret"),
+        ("create", "the following arguments are required"),
+        ("create --tenant=acme", "one of the arguments --file --redis-url is required"),
+        ("create --tenant=acme --file=F --redis-url", "not allowed with argument"),
+        ("create --tenant=acme --file=", "argument --file: must be the path of a file"),
+        ("create --tenant=acme --file=F --role=root", "argument --role: invalid choice"),
+        ("create --tenant=acme --file=F --lane=express", "argument --lane: invalid choice"),
+        ("create --tenant=acme --file=F --expires-in=3y", "argument --expires-in: must be"),
+        ("create --tenant=acme --file=F --expires-in=0d", "argument --expires-in: must be"),
+        ("create --tenant=acme --file=F --requests-per-minute=-1", "argument --requests-per-minute: must be"),
+        ("create --tenant=acme --file=F --requests-per-minute=0", "argument --requests-per-minute: must be"),
+        ("create --tenant=acme --file=F --tokens-in-flight=1000000000001", "argument --tokens-in-flight: must be"),
+        ("create --tenant=* --file=F", "--tenant must be"),
+        ("create --tenant= --file=F", "--tenant must be"),
+        ("create --tenant=acme --acts-for=é --file=F", "--acts-for must be"),
+        ("create --tenant=acme --model= --file=F", "--model must be"),
+        ("create --tenant=acme --note=\x1b[31m --file=F", "--note must be one line"),
+        ("create --tenant=acme --file=/proc/none/keys.json", "/proc/none/keys.json.lock: No such file"),
+        ("create --tenant=acme --file=/dev/null/keys.json", "/dev/null/keys.json: Not a directory"),
+        ("create --tenant=acme --file=/tmp", "/tmp is not a regular file"),
+        ("list --file=/dev/zero", "/dev/zero is not a regular file"),
+        ("list --file=F", "No such file"),
+        ("list --file=F --key-prefix=x", "--key-prefix is for keys in Redis, and --file is given"),
+        ("list --file=F --allow-plaintext", "--allow-plaintext is for keys in Redis, and --file is given"),
+        ("revoke abcdefghijkl --file=F", "No such file"),
+        ("revoke tl-abcdefghijkl-canary --file=F", "the argument is not the id of a key"),
+        ("reseal --file=F", "unrecognized arguments"),
+        ("list --redis-url", "TRUNKLINE_REDIS_URL"),
+        ("list --redis-url=http://u:canary@x", "--redis-url is not the URL of a Redis"),
+        ("list --redis-url=redis://127.0.0.1:1", "keys in Redis need the fleet's secret"),
+        ("list --redis-url=redis://:canary@10.0.0.1:1", "--redis-url is not on the loopback interface"),
+        ("list --redis-url=redis://127.0.0.1:1 --key-prefix={x}", "--key-prefix='{x}' is not a prefix"),
+        ("list --redis-url=redis://127.0.0.1:1 --fleet-secret-file=/none", "--fleet-secret-file=/none: No such file"),
+        ("list --redis-url=rediss://127.0.0.1:1 --redis-tls-ca=/none", "/none"),
+        ("list --redis-url=rediss://127.0.0.1:1 --redis-tls-cert=/none", "--redis-tls-key"),
+        ("list --redis-url --config=/none", "--config=/none: No such file"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
-    arguments: str, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    for name in ("TRUNKLINE_REDIS_URL", "TRUNKLINE_FLEET_SECRET", "TRUNKLINE_FLEET_SECRET_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("TRUNKLINE_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["keys", *arguments.replace("=F", f"={tmp_path}/keys.json").split(" ")])
     with pytest.raises(SystemExit) as exit:
         keys_command.main()
     printed, told = capsys.readouterr()
-    assert (exit.value.code, printed) == (status, "")
+    assert (exit.value.code, printed) == (2, "")
     assert told.startswith("trunkline keys")
     assert said in told
     assert told.count("\n") == 1
     assert "canary" not in told
-    assert list(tmp_path.glob("keys.json")) == []
+    assert list(tmp_path.iterdir()) == [], "nor does it leave anything behind"
 
 
 def run(*arguments: str, first: str, **environment: str) -> tuple[int, str]:
@@ -176,13 +194,13 @@ def test_keys_in_redis_need_the_routers_packages_and_keys_in_a_file_do_not(tmp_p
     absent = "sys.modules.update(dict.fromkeys(['redis', 'jwt', 'structlog', 'opentelemetry', 'uvloop']))"
     environment = {"TRUNKLINE_FLEET_SECRET": SECRET}
     code, told = run("list", "--redis-url=redis://127.0.0.1:1", first=absent, **environment)
-    assert code == 1
+    assert code == 2
     assert told.startswith("trunkline keys: keys in Redis need the router's packages")
     assert "pip install 'trunkline[router]'" in told
     assert told.count("\n") == 1
     path = tmp_path / "keys.json"
     path.write_text('{"keys": {}}')
     assert run("revoke", "abcdefghijkl", f"--file={path}", first=absent) == (
-        1,
+        2,
         f"trunkline keys: {path} has no key abcdefghijkl\n",
     )
