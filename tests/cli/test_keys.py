@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import script
+from tests.router.identity import key_rig
 from tests.router.identity.key_rig import answer
 from trunkline.v1.generation_pb2 import Lane
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_cli.main import KEYS
-from trunkline_router.identity import keys_command
+from trunkline_router.identity import key_file, keys_command, watched_file
 from trunkline_router.identity.authenticator import Authenticator, authenticator_of
-from trunkline_router.identity.identity import Identity, Role
+from trunkline_router.identity.identity import Identity, IdentityError, Role
+from trunkline_router.identity.key_file import FileRecords, changing
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.settings import RouterSettings
@@ -178,6 +181,52 @@ def test_what_cannot_be_done_is_one_line(
     assert told.count("\n") == 1
     assert "canary" not in told
     assert list(tmp_path.iterdir()) == [], "nor does it leave anything behind"
+
+
+def test_a_key_that_could_not_be_printed_is_named_to_be_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", KEYS, "create", "--tenant=acme", f"--file={path}"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    (key_id,) = json.loads(path.read_text())["keys"]
+    assert done.returncode == 2
+    assert f"so revoke {key_id} and create another one" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_routers_would_not_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert key_file.MOST_BYTES == watched_file.MOST_FILE_BYTES
+    path, record = tmp_path / "keys.json", key_rig.record(ApiKey.new())
+    key_rig.write(path, record)
+    monkeypatch.setattr(key_file, "MOST_BYTES", path.stat().st_size + 100)
+    before = path.read_bytes()
+    with pytest.raises(IdentityError, match="would have more than"):
+        FileRecords(path).create(key_rig.record(ApiKey.new()))
+    assert path.read_bytes() == before
+    monkeypatch.setattr(key_file, "MOST_BYTES", 10)
+    with pytest.raises(IdentityError, match="has more than"):
+        FileRecords(path).records()
+
+
+def test_ctrl_c_while_another_process_writes_ends_quietly(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    with changing(path):
+        command = [sys.executable, "-P", "-m", KEYS, "create", "--tenant=acme", f"--file={path}"]
+        waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while not _waits_for_a_lock(waiting.pid):
+            assert waiting.poll() is None
+            time.sleep(0.02)
+        waiting.send_signal(signal.SIGINT)
+        printed, told = waiting.communicate(timeout=60)
+    assert (waiting.returncode, printed) == (130, "")
+    assert "Traceback" not in told
+
+
+def _waits_for_a_lock(pid: int) -> bool:
+    locks = Path("/proc/locks").read_text().splitlines()
+    return any(line.split()[1] == "->" and str(pid) in line.split() for line in locks)
 
 
 def run(*arguments: str, first: str, **environment: str) -> tuple[int, str]:

@@ -28,7 +28,7 @@ EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
 UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LONGEST_S = 36500 * 86400
 CONNECT_TIMEOUT_S = 5.0
-RESEAL_PAUSE_S = 4.0  # in which every router polls several times
+RESEAL_PAUSE_S = 3.0  # in which every router polls
 INSTALL = "pip install 'trunkline[router]'"
 REDIS_URL, SECRET = "TRUNKLINE_REDIS_URL", "TRUNKLINE_FLEET_SECRET"
 # Flags that are the router's, with values as there. They are for keys in Redis.
@@ -89,8 +89,9 @@ class RedisRecords:
     def records(self) -> list[KeyRecord]:
         async def read(keys: Any) -> list[KeyRecord]:
             await keys.update()
-            if keys.sealed_before:
-                _say(f"{len(keys.sealed_before)} of them have an earlier secret's seal: run trunkline keys reseal")
+            if number := len(keys.sealed_before):
+                verb = "has" if number == 1 else "have"
+                _say(f"{number} of them {verb} an earlier secret's seal: run trunkline keys reseal")
             return list(keys.records.values())
 
         return self._with_keys(read)
@@ -149,7 +150,8 @@ def _run(arguments: argparse.Namespace) -> None:
         _print("\n".join(_table(_store(arguments).records(), now_unix_s)), "the list")
     elif arguments.command == "reseal":
         number = RedisRecords(_router_flags(arguments)).reseal()
-        _say(f"sealed {number} keys with the current secret; earlier secrets are not needed any more")
+        noun = "key" if number == 1 else "keys"
+        _say(f"sealed {number} {noun} with the current secret; earlier secrets are not needed any more")
     elif not is_key_id(arguments.id):  # the message does not repeat it: it may be a whole key
         raise IdentityError("the argument is not the id of a key: the 12 characters after tl-")
     else:
