@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trunkline.validation import LANES
 from trunkline_router.identity.fleet_secret import read_fleet_secret
@@ -37,6 +37,7 @@ ROUTER_FLAGS = ("config", "key_prefix", "fleet_secret_file", "redis_tls_ca", "re
 FLAGS = {"tenant": "--tenant", "acts_for": "--acts-for", "models": "--model", "note": "--note"}
 
 Fields = dict[str, Any]
+T = TypeVar("T")
 
 
 class RedisRecords:
@@ -114,10 +115,10 @@ class RedisRecords:
 
         return self._with_keys(resealed)
 
-    def _with_keys(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    def _with_keys(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """What `work` returns with a view of the keys. Raises IdentityError."""
 
-        async def run() -> Any:
+        async def run() -> T:
             keys = self._connect()
             try:
                 return await work(keys)
