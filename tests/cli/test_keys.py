@@ -6,12 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import script
+from tests.cli.keys_rig import SECRET, created, keys, with_own
 from tests.router.identity import key_rig
 from tests.router.identity.key_rig import answer
 from trunkline.v1.generation_pb2 import Lane
@@ -24,27 +23,6 @@ from trunkline_router.identity.key_file import FileRecords, changing
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.settings import RouterSettings
-
-SECRET = "a fleet secret of thirty-two bytes"
-
-
-def keys(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [script("trunkline"), "keys", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=with_own(environment))
-
-
-def with_own(environment: Mapping[str, str]) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
-    return own | dict(environment)
-
-
-def created(*arguments: str, **environment: str) -> ApiKey:
-    done = keys("create", *arguments, **environment)
-    assert done.returncode == 0, done.stderr
-    key = ApiKey.parse(done.stdout.removesuffix("\n"))
-    assert key is not None, "standard output has nothing but the key"
-    assert key.secret not in done.stderr
-    return key
 
 
 def of_file(path: Path) -> Authenticator:

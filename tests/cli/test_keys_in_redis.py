@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority, TlsDirectory
-from tests.cli.test_keys import SECRET, created, keys
+from tests.cli.keys_rig import SECRET, created, keys
 from tests.router.identity.key_rig import answer
 from tests.router.relay import Relay
 from trunkline_bench.servers.redis_server import RedisServer

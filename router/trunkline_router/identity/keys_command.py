@@ -260,8 +260,10 @@ def _parser() -> argparse.ArgumentParser:
 def _add_terms(create: argparse.ArgumentParser) -> None:
     create.add_argument("--tenant", required=True, help="the tenant of requests with this key")
     create.add_argument(
-        "--role", action="append", choices=tuple(Role), help="may be given several times (default: user)"
-    )
+        "--role", action="append", choices=tuple(Role),
+        help="user: inference; operator: FleetService; scraper: reserved for metrics, which are not served yet; may be "
+        "given several times (default: user)",
+    )  # fmt: skip
     create.add_argument(
         "--acts-for", action="append", metavar="TENANT",
         help="another tenant that a request may name; * stands for any; may be given several times",
@@ -285,7 +287,9 @@ def _add_redis(command: argparse.ArgumentParser) -> None:
     """Flags of the router, whose values it has too."""
     options = command.add_argument_group("for keys in Redis: settings of the router, also as TRUNKLINE_NAME")
     options.add_argument("--config", metavar="FILE", help="the router's file of settings, which has all the following")
-    options.add_argument("--key-prefix", help="must be the router's, or no router finds the key (default: trunkline:)")
+    options.add_argument(
+        "--key-prefix", metavar="PREFIX", help="must be the router's, or no router finds the key (default: trunkline:)"
+    )
     options.add_argument(
         "--fleet-secret-file", metavar="FILE", help=f"the fleet's secret, current one first (default: {SECRET})"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.router.identity.issuer import AUDIENCE, ISSUER, NOW_UNIX_S, claims, jwk, jwks, private_key, token
-from tests.router.identity.test_tokens import TOKENS, part, refusal, tokens_of
+from tests.router.identity.token_rig import TOKENS, part, refusal, tokens_of
 from trunkline_router.identity.bearer_token import LONGEST_HEADER, LONGEST_TOKEN
 from trunkline_router.identity.token_claims import ClaimRules
 
