@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,7 @@ def test_ctrl_c_while_another_process_writes_ends_quietly(tmp_path: Path) -> Non
     with changing(path):
         command = [sys.executable, "-P", "-m", KEYS, "create", "--tenant=acme", f"--file={path}"]
         waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        while not _waits_for_a_lock(waiting.pid):
+        while not _has_open(waiting.pid, Path(f"{path.resolve()}.lock")):
             assert waiting.poll() is None
             time.sleep(0.02)
         waiting.send_signal(signal.SIGINT)
@@ -202,9 +203,10 @@ def test_ctrl_c_while_another_process_writes_ends_quietly(tmp_path: Path) -> Non
     assert "Traceback" not in told
 
 
-def _waits_for_a_lock(pid: int) -> bool:
-    locks = Path("/proc/locks").read_text().splitlines()
-    return any(line.split()[1] == "->" and str(pid) in line.split() for line in locks)
+def _has_open(pid: int, path: Path) -> bool:
+    with suppress(OSError):  # a file was closed meanwhile
+        return any(os.readlink(file) == str(path) for file in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def run(*arguments: str, first: str, **environment: str) -> tuple[int, str]:

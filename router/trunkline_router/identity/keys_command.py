@@ -1,4 +1,4 @@
-"""`trunkline keys`: creates, lists and revokes API keys, in a file or in Redis.
+"""`trunkline keys`: creates, lists and revokes API keys, in a file or in Redis, and seals those in Redis anew.
 
 A new key is printed once, alone on standard output. All other messages go to standard error. A failure is one line, and
 the exit status is 2.
